@@ -1,0 +1,202 @@
+"""Owns the frozen values that the stages hand to one another.
+
+Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Scalar = bool | int | float | str
+Value = Scalar | tuple["Value", ...]
+"""What an attribute or a parameter may hold; lists of TOML become tuples, so that every value is hashable."""
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a kernel: its name, its extents, its dtype as TVM spells it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a kernel in calling order: all inputs, then all outputs."""
+
+    inputs: tuple[Arg, ...]
+    outputs: tuple[Arg, ...]
+
+    @property
+    def args(self) -> tuple[Arg, ...]:
+        return self.inputs + self.outputs
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One fully expanded entry of workloads.toml, for one target."""
+
+    name: str
+    """Name with the expanded attributes, without the target: `qkv_projection[m=16]`."""
+    target: str
+    rule: str
+    attrs: tuple[tuple[str, Value], ...]
+    """Every attribute of the rule, defaults filled in, sorted by name."""
+    policy: str
+    top_k: int
+    tolerance: float | None
+    """Relative error allowed, or None for the rule's own."""
+    tags: tuple[str, ...]
+    line: int
+    """Line of the entry's table in workloads.toml, counted from 1."""
+
+    @property
+    def entry(self) -> str:
+        return f"{self.name}@{self.target}"
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What a policy may know of a CPU. Rates are of one core."""
+
+    cores: int
+    vector_bytes: int
+    """Width of the widest vector register that the target's code uses."""
+    vector_registers: int
+    fma_per_cycle: float
+    """Fused multiply-adds of a full vector that one core starts in a cycle."""
+    l1d_bytes: int
+    """Per core."""
+    l2_bytes: int
+    """Per core."""
+    l3_bytes: int
+    """In all; 0 where there is none."""
+    line_bytes: int
+    clock_hz: float
+    l1_bytes_per_cycle: float
+    l2_bytes_per_cycle: float
+    l3_bytes_per_cycle: float
+    dram_bytes_per_s: float
+    """Of the whole socket, not of one core."""
+    parallel_secs: float
+    """Cost of starting and joining one parallel region."""
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Return the peak of all cores, counting a fused multiply-add as two operations."""
+        lanes = self.vector_bytes // max(4, dtype_bytes(dtype))
+        return self.cores * self.clock_hz * self.fma_per_cycle * 2 * lanes
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One GPU or CPU as data: what archs/*.toml holds, or what was detected for `host`."""
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    model: str
+    """The device's own name for itself; timings hold for this model alone. Empty: any device that runs the target."""
+    tvm_target: tuple[tuple[str, Value], ...]
+    """TVM's target dictionary, sorted by key."""
+    cpu: Cpu
+    is_detected: bool = False
+    """True for `host`: records hold for one kind of machine and stay out of the lock."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop of a computation."""
+
+    name: str
+    extent: int
+    kind: Literal["spatial", "reduce"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One operand as a block reads or writes it.
+
+    `index[d]` gives dimension d as the sum of coefficient x axis plus a constant: a tuple of (axis position,
+    coefficient) pairs. None stands for an index that is not affine.
+    """
+
+    operand: str
+    shape: tuple[int, ...]
+    dtype: str
+    index: tuple[tuple[tuple[int, int], ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One loop nest of a function: its axes, outermost first, and what it reads and writes."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    flops_per_point: int
+    """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
+
+    @property
+    def is_reduction(self) -> bool:
+        return any(axis.kind == "reduce" for axis in self.axes)
+
+
+@dataclass(frozen=True)
+class IterSpace:
+    """All that a policy may see of a computation: its blocks in order of execution, and which operands are arguments."""
+
+    blocks: tuple[Block, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A template's name with the parameters it is to be applied with."""
+
+    template: str
+    params: tuple[tuple[str, Value], ...]
+    """Sorted by name."""
+
+    @classmethod
+    def of(cls, template: str, params: Mapping[str, Value]) -> Candidate:
+        return cls(template, tuple(sorted(params.items())))
+
+    def to_json(self) -> dict[str, object]:
+        return {"template": self.template, "params": dict(self.params)}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, object]) -> Candidate:
+        """Read what `to_json` wrote, also after a trip through a file; raise TypeError or KeyError otherwise."""
+        params = json["params"]
+        if not isinstance(params, Mapping) or not isinstance(json["template"], str):
+            msg = "a candidate is {'template': str, 'params': {…}}"
+            raise TypeError(msg)
+        return cls.of(json["template"], {str(name): frozen(value) for name, value in params.items()})
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A candidate with the time that the policy's model expects of it."""
+
+    candidate: Candidate
+    predicted_secs: float
+
+
+def frozen(value: object) -> Value:
+    """Return a TOML or JSON value with every list turned into a tuple; raise TypeError for what is no Value."""
+    if isinstance(value, list | tuple):
+        return tuple(frozen(item) for item in value)
+    if isinstance(value, bool | int | float | str):
+        return value
+    msg = f"{type(value).__name__} is not a value of an attribute"
+    raise TypeError(msg)
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Return the bytes of one element: `dtype_bytes("float16") == 2`. Sub-byte dtypes count as one byte."""
+    digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())
+    return 1 if dtype == "bool" else max(1, int(digits) // 8)

@@ -1,0 +1,74 @@
+"""Owns what a rule is: a frozen dataclass whose fields are the operator's attributes and whose methods say what it computes.
+
+Knows nothing of policies, schedules, keys or files. Importing it imports neither TVM nor NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
+
+from annotated_types import Ge, Gt
+
+from kerneldecl.model import Arg, Signature, dtype_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Arg", "Dtype", "Extent", "FloatDtype", "Rule", "Signature", "Size", "WorkspaceFile"]
+
+Extent = Annotated[int, Gt(0)]
+"""A positive number of elements."""
+Size = Annotated[int, Ge(0)]
+"""A number of elements that may be zero: padding, say."""
+FloatDtype = Literal["float16", "bfloat16", "float32", "float64"]
+Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int16", "int32", "int64"]
+
+
+WorkspaceFile = NewType("WorkspaceFile", str)
+"""A path, relative to the workspace, of a file whose content is part of the entry's key."""
+
+
+class Rule:
+    """Says of one operator what it computes, for one set of attributes.
+
+    A rule file holds one subclass, a frozen dataclass; the file's stem is the rule's name. Attributes are its fields.
+    `signature`, `lower`, `reference` and `flops` must be given; the rest has defaults that suit most operators.
+    Rule files import TVM inside `lower` alone: planning reads attributes and must work where TVM is not installed.
+    """
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each combination of attributes that makes no sense, each valid by itself."""
+        return iter(())
+
+    def signature(self) -> Signature:
+        """Return names, shapes and dtypes of the arguments: inputs first, then outputs."""
+        raise NotImplementedError
+
+    def lower(self) -> Any:
+        """Return the computation: TE tensors in the signature's order (placeholders, then outputs), or a PrimFunc."""
+        raise NotImplementedError
+
+    def reference(self, *inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]:
+        """Compute the output (or the outputs) in NumPy, at a higher precision than the kernel's."""
+        raise NotImplementedError
+
+    def flops(self) -> int:
+        """Return the arithmetic operations of one call; a fused multiply-add is two."""
+        raise NotImplementedError
+
+    def least_bytes(self) -> int:
+        """Return the bytes that must move if every input is read once and every output written once."""
+        return sum(math.prod(arg.shape) * dtype_bytes(arg.dtype) for arg in self.signature().args)
+
+    def inputs(self, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+        """Return fresh random inputs in the signature's order: normal for floating point, small whole numbers else."""
+        from kerneldecl.arrays import random_array  # noqa: PLC0415  NumPy is not needed to plan
+
+        return [random_array(rng, arg) for arg in self.signature().inputs]
+
+    def tolerance(self) -> float:
+        """Return the relative error allowed, of the least precise floating dtype among the arguments; 0 if all are integers."""
+        by_dtype = {"float8_e4m3fn": 0.1, "float8_e5m2": 0.2, "bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4, "float64": 1e-9}
+        return max((by_dtype.get(arg.dtype, 0.0) for arg in self.signature().args), default=0.0)
