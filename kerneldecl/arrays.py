@@ -14,10 +14,24 @@ from kerneldecl.model import Arg
 
 Array = np.ndarray[Any, Any]
 
+ALIGNMENT_BYTES = 64
+"""Kernels load whole vectors and crash the process where memory is aligned to less (TVM's kAllocAlignment); NumPy gives 16."""
+
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return NumPy's dtype for TVM's spelling, those of ml_dtypes included."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def aligned(array: Array) -> Array:
+    """Return the array in C order at an address that kernels can take; itself where it is so already, else a copy."""
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0:
+        return array
+    memory = np.empty(array.nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def is_float(dtype: str) -> bool:

@@ -5,6 +5,7 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +53,8 @@ class Workload:
     tags: tuple[str, ...]
     line: int
     """Line of the entry's table in workloads.toml, counted from 1."""
+    generation: int = 0
+    """Raised by hand to tune again what a record exists of."""
 
     @property
     def entry(self) -> str:
@@ -184,6 +187,30 @@ class Proposal:
 
     candidate: Candidate
     predicted_secs: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What became of one candidate: how far it got, and its samples if it got to the end."""
+
+    candidate: Candidate
+    predicted_secs: float
+    scheduled: str = ""
+    """Digest of the scheduled module; empty if no schedule came about."""
+    code: str = ""
+    """Digest of the generated code; empty if it was not built."""
+    code_bytes: int = 0
+    error: float | None = None
+    """Largest relative error against the reference; None if it never ran."""
+    samples: tuple[float, ...] = ()
+    """Seconds of one call each; empty unless the error is within the tolerance."""
+    failure: str = ""
+    """Why there are no samples."""
+
+    @property
+    def run_secs(self) -> float:
+        """Median of the samples."""
+        return statistics.median(self.samples)
 
 
 def frozen(value: object) -> Value:

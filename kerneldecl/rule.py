@@ -16,7 +16,7 @@ from kerneldecl.model import Arg, Signature, dtype_bytes
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Arg", "Dtype", "Extent", "FloatDtype", "Rule", "Signature", "Size", "WorkspaceFile"]
+__all__ = ["Arg", "Dtype", "Extent", "FloatDtype", "Rule", "Signature", "Size", "WorkspaceFile", "dtype_tolerance"]
 
 Extent = Annotated[int, Gt(0)]
 """A positive number of elements."""
@@ -70,5 +70,10 @@ class Rule:
 
     def tolerance(self) -> float:
         """Return the relative error allowed, of the least precise floating dtype among the arguments; 0 if all are integers."""
-        by_dtype = {"float8_e4m3fn": 0.1, "float8_e5m2": 0.2, "bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4, "float64": 1e-9}
-        return max((by_dtype.get(arg.dtype, 0.0) for arg in self.signature().args), default=0.0)
+        return max((dtype_tolerance(arg.dtype) for arg in self.signature().args), default=0.0)
+
+
+def dtype_tolerance(dtype: str) -> float:
+    """Return the relative error that a few roundings to the dtype may cause; 0 for integers."""
+    by_dtype = {"float8_e4m3fn": 0.1, "float8_e5m2": 0.2, "bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4, "float64": 1e-9}
+    return by_dtype.get(dtype, 0.0)

@@ -1,0 +1,213 @@
+"""Owns the attributes of one rule as they are read from TOML: their types, defaults, checks, and what was expected instead.
+
+Knows nothing of tables, expansion or line numbers. Pydantic validates; its errors and its wording end here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Len, Lt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from kerneldecl import plugins
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.model import Value, frozen
+from kerneldecl.rule import Rule, WorkspaceFile
+from kerneldecl.wording import show, unknown
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute:
+    """One attribute of a rule."""
+
+    name: str
+    hint: Any
+    """The type as the rule annotates it, aliases resolved."""
+    is_required: bool
+    default: Value | None
+    """None where the attribute is required."""
+
+    @cached_property
+    def depth(self) -> int:
+        """Levels of lists in one value: 0 for a scalar. What is nested deeper is a list of values."""
+        return _depth(self.hint)
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.hint, config=STRICT)
+
+    @cached_property
+    def is_file(self) -> bool:
+        """Whether its strings are paths in the workspace."""
+        return _mentions(self.hint, WorkspaceFile)
+
+    def read(self, value: object) -> tuple[Value, tuple[tuple[str, str], ...]]:
+        """Return the validated value and no mistakes, or any value and (sentence, hint) of each mistake."""
+        try:
+            plain = frozen(value)
+        except TypeError:
+            return "", ((f"{self.name} is {show(value)}; expected {expected(self.hint)}", ""),)
+        try:
+            return self.adapter.validate_python(plain), ()
+        except ValidationError as error:
+            places = [] if _has_union(self.hint) else [tuple(item["loc"]) for item in error.errors(include_url=False)]
+            return "", tuple(_mistake(self.name, self.hint, plain, place) for place in places or [()])
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleAttributes:
+    """A rule with its attributes by name, in the order of the class."""
+
+    name: str
+    rule: type[Rule]
+    file: Path
+    attributes: Mapping[str, Attribute]
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        return frozenset(name for name, attribute in self.attributes.items() if attribute.is_required)
+
+    @cached_property
+    def depths(self) -> Mapping[str, int]:
+        return {name: attribute.depth for name, attribute in self.attributes.items()}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.attributes))
+
+    def values(self, instance: Rule) -> tuple[Value, ...]:
+        """Return an instance's attributes in order of their names."""
+        return tuple(map(instance.__getattribute__, self.names))
+
+
+def rule_attributes(root: Path, name: str) -> RuleAttributes:
+    """Load a rule and read its attributes; raise DeclarationError where the file or the class is wrong."""
+    rule, file = plugins.load_rule(root, name), plugins.rule_file(root, name)
+    with plugins.blamed(file, root, f"attributes of rule {name} cannot be read"):
+        hints = get_type_hints(rule, include_extras=True)
+        attributes = {field.name: _attribute(field, hints[field.name]) for field in plugins.fields(rule)}
+        for attribute in attributes.values():
+            assert attribute.adapter  # made here, where a type that pydantic does not know is the rule's mistake
+    bad = [attribute.name for attribute in attributes.values() if not attribute.is_required and attribute.default is None]
+    if bad:
+        sentence = f"attribute {bad[0]} of rule {name} has a default that TOML cannot hold; use a string, a number, a boolean or a tuple"
+        raise DeclarationError([Problem(plugins.displayed(file, root), 0, "", sentence)])
+    return RuleAttributes(name, rule, file, attributes)
+
+
+def expected(hint: Any) -> str:
+    """Return what a type expects, as part of a sentence."""
+    if choices := literals(hint):
+        return f"one of {', '.join(map(_bare, choices))}" if len(choices) > 1 else _bare(choices[0])
+    base, limits = _unwrapped(hint)
+    if base is WorkspaceFile:
+        return "a path, relative to the workspace"
+    if _is_union(base):
+        return " or ".join(expected(member) for member in get_args(base))
+    if get_origin(base) is tuple or base is tuple:
+        return _expected_tuple(get_args(base), limits)
+    nouns = {int: "an integer", float: "a finite number", bool: "true or false", str: "a string"}
+    return " ".join([nouns.get(base, getattr(base, "__name__", str(base))), *limits])
+
+
+def literals(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a type made of literals alone, without the empty string, which stands for a default; () for any other."""
+    base, _ = _unwrapped(hint)
+    if get_origin(base) is Literal:
+        return tuple(value for value in get_args(base) if value != "")
+    if not _is_union(base):
+        return ()
+    members = get_args(base)
+    if not all(get_origin(_unwrapped(member)[0]) is Literal for member in members):
+        return ()
+    return tuple(dict.fromkeys(value for member in members for value in literals(member)))
+
+
+def _attribute(field: dataclasses.Field[Any], hint: Any) -> Attribute:
+    if field.default is not dataclasses.MISSING:
+        default = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    else:
+        return Attribute(field.name, hint, is_required=True, default=None)
+    try:
+        return Attribute(field.name, hint, is_required=False, default=frozen(default))
+    except TypeError:
+        return Attribute(field.name, hint, is_required=False, default=None)
+
+
+def _mistake(name: str, hint: Any, value: Value, place: tuple[Any, ...]) -> tuple[str, str]:
+    """Word what is wrong at a place (positions of nested tuples) within a value."""
+    where = name
+    for position in place:
+        if not isinstance(position, int) or not isinstance(value, tuple) or position >= len(value):
+            break
+        where, value, hint = f"{where}[{position}]", value[position], _item(hint, position)
+    choices = literals(hint)
+    if choices and isinstance(value, str):
+        return unknown(name, value, map(str, choices))
+    return f"{where} is {show(value)}; expected {expected(hint)}", ""
+
+
+def _item(hint: Any, position: int) -> Any:
+    args = get_args(_unwrapped(hint)[0])
+    return args[0] if len(args) == 2 and args[1] is Ellipsis else args[position]
+
+
+def _expected_tuple(args: tuple[Any, ...], limits: list[str]) -> str:
+    if not args:
+        return "a list"
+    if len(args) == 2 and args[1] is Ellipsis:
+        return " ".join(["a list", *limits, "with, for each item,", expected(args[0])])
+    return f"a list of {len(args)}: {', '.join(map(expected, args))}"
+
+
+def _bare(choice: object) -> str:
+    return choice if isinstance(choice, str) else show(choice)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, list[str]]:
+    """Return a type without its annotations, and the annotations worded."""
+    if get_origin(hint) is not Annotated:
+        return hint, []
+    base, *constraints = get_args(hint)
+    return base, list(_limits(constraints))
+
+
+def _limits(constraints: list[Any]) -> Iterator[str]:
+    words = {Gt: ("gt", "above"), Ge: ("ge", "of at least"), Lt: ("lt", "below"), Le: ("le", "of at most")}
+    for constraint in constraints:
+        if type(constraint) in words:
+            name, word = words[type(constraint)]
+            yield f"{word} {getattr(constraint, name)}"
+        elif isinstance(constraint, Len):
+            most = f" and at most {constraint.max_length}" if constraint.max_length is not None else ""
+            yield f"of at least {constraint.min_length}{most} items"
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in {Union, types.UnionType}
+
+
+def _has_union(hint: Any) -> bool:
+    base, _ = _unwrapped(hint)
+    return _is_union(base) or (get_origin(base) is tuple and any(_has_union(arg) for arg in get_args(base)))
+
+
+def _depth(hint: Any) -> int:
+    base, _ = _unwrapped(hint)
+    if get_origin(base) is tuple or base is tuple:
+        return 1 + max((_depth(arg) for arg in get_args(base) if arg is not Ellipsis), default=0)
+    return max(map(_depth, get_args(base)), default=0) if _is_union(base) else 0
+
+
+def _mentions(hint: Any, wanted: Any) -> bool:
+    return hint is wanted or any(_mentions(arg, wanted) for arg in get_args(hint))

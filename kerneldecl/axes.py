@@ -1,0 +1,105 @@
+"""Owns expansion: which lists of a `[[workload]]` table stand for several entries, and how those entries are named.
+
+Knows nothing of whether the values are right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerneldecl.tables import Finding
+from kerneldecl.wording import show
+
+MOST_ENTRIES = 100_000
+_IN_NAMES = re.compile(r"[A-Za-z0-9_.+/-]*")
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of expansion: a list of an attribute's values, or `cases`. Each step sets some attributes together."""
+
+    key: str
+    """Where it stands in the table."""
+    steps: tuple[Attrs, ...]
+
+    def labels(self) -> list[str]:
+        """Return what each step adds to an entry's name: `m=16`."""
+        return [",".join(f"{name}={label(value)}" for name, value in step.items()) for step in self.steps]
+
+
+def split(table: Attrs, depths: Mapping[str, int]) -> tuple[dict[str, Any], list[Axis]]:
+    """Return the attributes that hold one value, and the axes, both in order of the table.
+
+    `depths` says how many levels of lists one value of each attribute has: 0 for a scalar.
+    """
+    fixed: dict[str, Any] = {}
+    axes: list[Axis] = []
+    for key, value in table.items():
+        if key == "cases":
+            axes.append(Axis(key, tuple(value)))
+        elif key not in depths:
+            continue
+        elif type(value) is list and _nesting(value) > depths[key]:
+            axes.append(Axis(key, tuple({key: item} for item in value)))
+        else:
+            fixed[key] = value
+    return fixed, axes
+
+
+def combinations(name: str, axes: Sequence[Axis], read: Sequence[Sequence[Attrs]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and attributes of every combination, the last axis fastest. `read` holds each axis' steps as validated."""
+    if not axes:
+        yield name, {}
+        return
+    for steps in itertools.product(*(zip(axis.labels(), values, strict=True) for axis, values in zip(axes, read, strict=True))):
+        attrs: dict[str, Any] = {}
+        for _, values in steps:
+            attrs |= values
+        yield f"{name}[{','.join(text for text, _ in steps)}]", attrs
+
+
+def size_findings(axes: Sequence[Axis]) -> Iterator[Finding]:
+    """Yield whether an axis is empty or the combinations are too many; counted, not made."""
+    for axis in axes:
+        if not axis.steps:
+            yield Finding.of((axis.key,), f"{axis.key} is []; expected a value, or a list of values to expand")
+    count = math.prod(len(axis.steps) for axis in axes)
+    if count > MOST_ENTRIES:
+        factors = " x ".join(f"{len(axis.steps)} {axis.key}" for axis in axes)
+        yield Finding.of((), f"{factors} expand to {count} entries; expected at most {MOST_ENTRIES}")
+
+
+def label_findings(name: str, axes: Sequence[Axis]) -> Iterator[Finding]:
+    """Yield each step that gives no name of its own."""
+    for axis in axes:
+        seen: set[str] = set()
+        for text, step in zip(axis.labels(), axis.steps, strict=True):
+            if text in seen:
+                yield Finding.of((axis.key,), f'duplicate name "{name}[{text}]"; {axis.key} lists these values twice')
+            seen.add(text)
+            for key, value in step.items():
+                if not _IN_NAMES.fullmatch(label(value)):
+                    sentence = f"{key} is {show(value)}, which cannot be part of a name"
+                    yield Finding.of((axis.key,), sentence, "declare it in a table of its own, not in a list")
+
+
+def label(value: object) -> str:
+    """Return a value as part of a name: `16`, `true`, `128x8192`, `bias+relu`; `none` for what is empty."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        is_extents = all(type(item) is int for item in value)
+        return ("x" if is_extents else "+").join(map(label, value)) or "none"
+    return str(value) or "none"
+
+
+def _nesting(value: object) -> int:
+    """Return how many levels of lists surround every item: 1 for `[]`, 2 for `[[1], []]`, 1 for `[1, [2]]`."""
+    return 1 + min(map(_nesting, value), default=0) if isinstance(value, list) else 0

@@ -1,0 +1,99 @@
+"""Owns how a candidate becomes machine code on a CPU: template applied, object file compiled, lines for TVM's database.
+
+Knows nothing of rules, stores, measurements or processes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.s_tir import meta_schedule
+
+from kerneldecl.model import Arch, Candidate, Value
+from kerneldecl.plugins import load_template
+
+
+@dataclass(frozen=True)
+class DatabaseLines:
+    """What MetaSchedule's JSON database holds of one kernel: the forms of its workload, and its record without times."""
+
+    workloads: tuple[str, ...]
+    """Each a line of database_workload.json."""
+    trace: Any
+    target: Any
+    args: Any
+
+
+def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> tvm.s_tir.Schedule | None:
+    """Return the schedule that the candidate's template makes of the module, None where the template does not apply."""
+    return load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+
+
+def target_of(arch: Arch) -> tvm.target.Target:
+    return tvm.target.Target({name: _listed(value) for name, value in arch.tvm_target})
+
+
+def _listed(value: Value) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
+    """Return the object file that holds the scheduled `main` as an exported function named `symbol`."""
+    func = mod["main"].with_attr("global_symbol", symbol)
+    library = tvm.tirx.build(tvm.IRModule({symbol: func}), target=target_of(arch))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.o"
+        library.write_to_file(str(path))
+        return path.read_bytes()
+
+
+def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) -> DatabaseLines:
+    """Return the database's lines for a schedule of `mod`.
+
+    Relax pipelines look a function up as they hold it: without attributes after LegalizeOps, with `op_pattern` after
+    AnnotateTIROpPattern. The same trace is stored for both forms.
+    """
+    func = mod["main"].without_attr("global_symbol")
+    annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
+    forms = (_normalized(func), _normalized(annotated))
+    workloads = tuple(_workload_line(form) for form in forms)
+    # The trace is kept with the first form; the record's run times are filled in when the artifact is linked.
+    record = meta_schedule.database.TuningRecord(
+        schedule.trace,
+        meta_schedule.database.Workload(forms[0]),
+        [1.0],
+        target_of(arch),
+        meta_schedule.arg_info.ArgInfo.from_entry_func(forms[0], remove_preproc=False),
+    )
+    trace, _, target, args = _plain(record.as_json())
+    return DatabaseLines(workloads, trace, target, args)
+
+
+def _normalized(func: Any) -> tvm.IRModule:
+    return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True})})
+
+
+def _workload_line(mod: tvm.IRModule) -> str:
+    return json.dumps(_plain(meta_schedule.database.Workload(mod).as_json()), separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """Return TVM's containers and boxed numbers as plain JSON values."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value)
+    if isinstance(value, tvm.tirx.FloatImm):
+        return float(value)
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value]

@@ -1,0 +1,124 @@
+"""Owns the canonical TensorIR of a computation: how a rule's result becomes a module, and the text that identifies it.
+
+Knows nothing of schedules, targets or keys other than that a digest identifies a computation.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from typing import Any
+
+import tvm
+from tvm import te
+
+from kerneldecl.key import digest
+from kerneldecl.model import Signature
+from kerneldecl.rule import Rule
+
+_NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
+_DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
+_RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
+
+
+def lower(rule: Rule) -> tvm.IRModule:
+    """Return the rule's computation as a module with one PrimFunc `main`: int64 indices, no attributes but noalias.
+
+    Raise ValueError where the function's parameters are not those of the rule's signature.
+    """
+    lowered = rule.lower()
+    func = lowered if isinstance(lowered, tvm.tirx.PrimFunc) else te.create_prim_func(list(lowered), index_dtype_override="int64")
+    mod = canonical_module(func)
+    _check_signature(mod["main"], rule.signature())
+    return mod
+
+
+def canonical_module(func: Any) -> tvm.IRModule:
+    """Return a module that holds the function as `main`, with no attribute that deployment pipelines add."""
+    for name in dict(func.attrs or {}):
+        func = func.without_attr(name)
+    return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+
+
+def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
+    """Return (shape, dtype) of each buffer parameter; raise ValueError for scalars and for dynamic extents."""
+    args = []
+    for param in func.params:
+        if not isinstance(param.ty, tvm.tirx.buffer.BufferType):
+            raise ValueError(f"parameter {param.name} is not a buffer")
+        if not all(isinstance(extent, tvm.tirx.IntImm) for extent in param.shape):
+            raise ValueError(f"parameter {param.name} has a dynamic extent: {list(param.shape)}")
+        args.append((tuple(int(extent) for extent in param.shape), str(param.dtype)))
+    return args
+
+
+def _check_signature(func: Any, signature: Signature) -> None:
+    got, want = signature_of(func), [(arg.shape, arg.dtype) for arg in signature.args]
+    if got != want:
+        raise ValueError(f"lower() gives arguments {got}, but signature() says {want}")
+
+
+def canonical_text(mod: tvm.IRModule) -> str:
+    """Return the module's script with every variable, buffer and block renamed in order of definition.
+
+    Two modules with one text compute the same in the same way, whatever names, attributes or comments their authors
+    chose. The text is ours to keep stable: TVM's own hash differs between its releases.
+    """
+    script = mod["main"].script(show_meta=True)
+    names = _Names()
+    lines = [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return "".join(f"{names.renamed(line)}\n" for line in lines)
+
+
+class _Names:
+    """The new names of a function's definitions; a later definition of a name hides the earlier one."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, str] = {}
+        self._count = 0
+
+    def renamed(self, line: str) -> str:
+        """Return the line with every name replaced; the names that it defines are new from here on."""
+        definition = _DEFINITION.match(line)
+        if definition is None:
+            return self._replaced(line)
+        value = self._replaced(line[definition.end("names") :])
+        for name in _NAME.finditer(definition["names"]):
+            if name["name"]:
+                self._define(name["name"])
+        return definition["indent"] + (definition["loop"] or "") + self._replaced(definition["names"]) + value
+
+    def _replaced(self, text: str) -> str:
+        return _NAME.sub(self._replacement, text)
+
+    def _replacement(self, match: re.Match[str]) -> str:
+        text = match[0]
+        if match["string"]:
+            return f'"{self._define(text)}"' if match.string[: match.start()].endswith("T.sblock(") else text
+        if match["name"] is None or match["keyword"] or text in _RESERVED:
+            return text
+        return self._current.get(text) or self._define(text)
+
+    def _define(self, name: str) -> str:
+        self._current[name] = f"v{self._count}"
+        self._count += 1
+        return self._current[name]
+
+
+def module_digest(mod: tvm.IRModule) -> str:
+    """Return the digest that stands for the module in keys."""
+    return digest(canonical_text(mod).encode())
+
+
+def symbol(computation: str) -> str:
+    """Return the symbol of a computation's kernel; one computation has one symbol, whatever schedule implements it."""
+    return f"kd_{computation[:20]}"
+
+
+def save(mod: tvm.IRModule) -> str:
+    """Return the module as JSON text that `load` reads in another process of the same TVM."""
+    return str(tvm.ir.save_json(mod))
+
+
+def load(text: str) -> tvm.IRModule:
+    return tvm.ir.load_json(text)

@@ -1,0 +1,227 @@
+"""Owns the declaration edge: workloads.toml -> Declaration, with every mistake reported at once.
+
+Knows nothing of keys, plans, schedules or compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from kerneldecl import locate, plugins
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.expand import Scope, expand_table
+from kerneldecl.model import Workload
+from kerneldecl.tables import (
+    FILE,
+    NAME_KEY,
+    SETTINGS,
+    VERSION_KEY,
+    Finding,
+    Key,
+    Settings,
+    is_name,
+    missing_keys,
+    settings,
+    unknown_keys,
+    unknown_settings,
+    wrong_values,
+)
+from kerneldecl.toolchain import PINS
+from kerneldecl.wording import show, unknown
+
+EDITIONS = (1,)
+
+_ARTIFACT = {"name": NAME_KEY, "version": VERSION_KEY}
+_TOOLCHAIN = dict.fromkeys(PINS, VERSION_KEY)
+_TARGET = {"arch": NAME_KEY}
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What workloads.toml says, every default filled in."""
+
+    artifact: str
+    version: str
+    toolchain: Mapping[str, str]
+    targets: tuple[tuple[str, str], ...]
+    """Name and arch of each target, in order of the file."""
+    workloads: tuple[Workload, ...]
+    """In order of the file."""
+    path: Path
+
+
+def declare(root: Path, content: bytes | None = None) -> Declaration:
+    """Return what the workspace's file declares, or `content` in its place; raise DeclarationError that holds all mistakes."""
+    content = _read(root) if content is None else content
+    document, text = parse(content), decode(content)
+    tables = _workload_tables(document)
+    lines = locate.array_lines(text, "workload", len(tables))
+    scope = scope_of(root, document)
+    findings = list(_document_findings(document, root))
+    expansions = [expand_table(table, scope, line) for table, line in zip(tables, lines, strict=True)]
+    for position, expansion in enumerate(expansions):
+        findings += (finding.below(("workload", position)) for finding in expansion.findings)
+    findings += _duplicates(tables, lines, scope)
+    if findings:
+        raise DeclarationError(_located(findings, text))
+    return Declaration(
+        artifact=document["artifact"]["name"],
+        version=document["artifact"]["version"],
+        toolchain={**PINS, **document.get("toolchain", {})},
+        targets=tuple((name, target["arch"]) for name, target in document["target"].items()),
+        workloads=tuple(workload for expansion in expansions for workload in expansion.workloads),
+        path=root / FILE,
+    )
+
+
+def parse(content: bytes) -> Document:
+    """Return the TOML document; raise DeclarationError where it is none, is empty, or is of an edition that is not known."""
+    text = decode(content)
+    try:
+        document = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno) from None
+    if not document:
+        raise _failure("the file is empty", hint="`kerneldecl init` writes an example")
+    edition = document.get("edition")
+    if type(edition) is not int or edition not in EDITIONS:
+        supported = f"supported {'edition' if len(EDITIONS) == 1 else 'editions'}: {', '.join(map(str, EDITIONS))}"
+        if edition is None:
+            raise _failure(f"edition is missing; {supported}", hint=f"write edition = {EDITIONS[-1]} as the first line")
+        raise _failure(f"edition {show(edition)} is not supported; {supported}", locate.line_of(locate.key_lines(text), ("edition",)))
+    return document
+
+
+def decode(content: bytes) -> str:
+    """Return the text of a workspace file; raise DeclarationError that names the line of the first byte that is not UTF-8."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before, byte = error.object[: error.start], error.object[error.start]
+        raise _failure(f"byte 0x{byte:02x} is not UTF-8", before.count(b"\n") + 1, "save the file as UTF-8") from None
+
+
+def scope_of(root: Path, document: Document) -> Scope:
+    """Return what the document's tables may refer to; what is wrong in it counts as absent."""
+    targets = tuple(_table(document, "target"))
+    defaults = {key: value for key, value in _table(document, "defaults").items() if key in SETTINGS and SETTINGS[key].is_right(value)}
+    return Scope(
+        root=root,
+        targets=targets,
+        policies=plugins.plugin_names("policies", root),
+        rules=plugins.rule_names(root),
+        defaults=settings(defaults, Settings(targets)),
+    )
+
+
+def _read(root: Path) -> bytes:
+    try:
+        return (root / FILE).read_bytes()
+    except FileNotFoundError:
+        raise _failure(f"no such file in {root.resolve()}", hint="`kerneldecl init` writes one") from None
+    except OSError as error:
+        raise _failure(f"cannot be read: {error.strerror}") from None
+
+
+def _failure(sentence: str, line: int = 0, hint: str = "") -> DeclarationError:
+    return DeclarationError([Problem(FILE, line, "", sentence, hint)])
+
+
+def _table(document: Document, name: str) -> Document:
+    table = document.get(name, {})
+    return table if isinstance(table, dict) else {}
+
+
+def _workload_tables(document: Document) -> list[Document]:
+    tables = document.get("workload", [])
+    return [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
+
+
+def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
+    """Yield every mistake outside the `[[workload]]` tables."""
+    unknown_top = list(unknown_keys(document, _TOP))
+    yield from unknown_top
+    yield from _table_findings(document, ("artifact",), _ARTIFACT, required=True)
+    yield from _table_findings(document, ("toolchain",), _TOOLCHAIN)
+    yield from _table_findings(document, ("defaults",), SETTINGS)
+    yield from _target_findings(document, root)
+    found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugins.plugin_names("policies", root))
+    yield from (finding.below(("defaults",), "[defaults]") for finding in found)
+    tables = document.get("workload", [])
+    if not isinstance(tables, list) or len(_workload_tables(document)) < len(tables):
+        yield Finding.of(("workload",), f"workload is {show(tables)}; expected tables", "write [[workload]] above each")
+    elif not tables and not unknown_top:
+        yield Finding.of((), "no workloads; expected at least one [[workload]] table")
+
+
+def _table_findings(document: Document, path: locate.Path, keys: Mapping[str, Key], *, required: bool = False) -> Iterator[Finding]:
+    """Yield the mistakes of the table at the end of a path, one that must stand there if its keys are required."""
+    name = ".".join(map(str, path))
+    table = document.get(str(path[-1]), {})
+    if not isinstance(table, dict):
+        yield Finding.of(path, f"{name} is {show(table)}; expected a table [{name}]")
+        return
+    found = (*unknown_keys(table, keys), *wrong_values(table, keys), *missing_keys(table, keys if required else {}))
+    yield from (finding.below(path, f"[{name}]") for finding in found)
+
+
+def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
+    targets = document.get("target", {})
+    if not isinstance(targets, dict):
+        yield Finding.of(("target",), f"target is {show(targets)}; expected a table [target.NAME]")
+        return
+    if not targets:
+        yield Finding.of((), "no targets; expected at least one [target.NAME] table", 'write [target.host] with arch = "host"')
+    archs = plugins.plugin_names("archs", root)
+    for name, target in targets.items():
+        path = ("target", name)
+        if not is_name(name):
+            yield Finding.of(path, f"target is named {show(name)}; expected {NAME_KEY.expected}")
+        yield from _table_findings(targets, path, _TARGET, required=True)
+        arch = target.get("arch") if isinstance(target, dict) else None
+        if isinstance(arch, str) and is_name(arch):
+            yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root))
+
+
+def _arch_findings(arch: str, archs: tuple[str, ...], root: Path) -> Iterator[Finding]:
+    if arch not in archs:
+        yield Finding.of(("arch",), *unknown("arch", arch, archs))
+    elif arch != plugins.HOST:
+        try:
+            plugins.load_arch(root, arch)
+        except DeclarationError as error:
+            yield from (Finding(("arch",), problem) for problem in error.problems)
+
+
+def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) -> Iterator[Finding]:
+    """Yield each table that has name and target of an earlier one, wherever their expansions would differ."""
+    first: dict[tuple[str, str], int] = {}
+    for position, table in enumerate(tables):
+        name, targets = table.get("name"), table.get("targets", list(scope.defaults.targets))
+        if not isinstance(name, str) or not SETTINGS["targets"].is_right(targets):
+            continue
+        earlier = min(first.setdefault((name, target), position) for target in targets)
+        if earlier != position:
+            sentence = f"duplicate name {show(name)}; first declared in line {lines[earlier]}"
+            yield Finding.of(("workload", position, "name"), sentence, entry=name)
+
+
+def _located(findings: Iterable[Finding], text: str) -> list[Problem]:
+    """Return the problems in order of their lines, each once: a broken rule is one mistake, however many entries use it."""
+    lines = locate.key_lines(text)
+    problems: dict[tuple[str, ...], Problem] = {}
+    for finding in findings:
+        problem = finding.problem
+        if problem.file == FILE:
+            problem = replace(problem, line=problem.line or locate.line_of(lines, finding.path))
+        where = (problem.entry,) if problem.file == FILE else ()
+        problems.setdefault((problem.file, str(problem.line), problem.sentence, *where), problem)
+    return sorted(problems.values(), key=lambda problem: (problem.file != FILE, problem.file, problem.line))

@@ -1,0 +1,114 @@
+"""Owns the errors that end a command, their exit codes, and how a user's mistake is rendered.
+
+Knows nothing of where mistakes are found, nor of the command line that prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Every exit code of the command line."""
+
+    DONE = 0
+    FAILED = 1
+    """One or more entries failed."""
+    USAGE = 2
+    """The command line or a declaration is wrong."""
+    STALE = 3
+    NO_MATCH = 4
+    """No entry matches the pattern."""
+    INTERNAL = 5
+    INTEGRITY = 6
+    """An artifact or a store entry is not what its digests say."""
+    VERIFICATION = 7
+    """A kernel computes something else than its reference."""
+    LOCK_HELD = 9
+    """Another process holds a lock and --no-wait was given."""
+    ENVIRONMENT = 10
+    """The toolchain is missing, broken or not the declared one."""
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake of the user: where it stands, what is the case, what to do."""
+
+    file: str
+    """As the user would type it: relative to the workspace where it lies inside."""
+    line: int
+    """Counted from 1; 0 where no line is to blame."""
+    entry: str
+    """Name of the entry, or empty."""
+    sentence: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        facts = f"{self.sentence}; {self.hint}" if self.hint else self.sentence
+        return f"{place}: {self.entry}: {facts}" if self.entry else f"{place}: {facts}"
+
+
+class KerneldeclError(Exception):
+    """An error whose message is one sentence for the user; no traceback belongs to it."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+
+
+class DeclarationError(KerneldeclError):
+    """What the user wrote in workloads.toml, a rule, an arch or another plug-in is wrong: all mistakes, in order of their place."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[type[DeclarationError], tuple[tuple[Problem, ...]]]:
+        return (type(self), (self.problems,))
+
+
+class PatternError(KerneldeclError):
+    """A pattern matches no entry."""
+
+    exit_code = ExitCode.NO_MATCH
+
+
+class TuningError(KerneldeclError):
+    """An entry has no verified candidate, or failed otherwise."""
+
+    exit_code = ExitCode.FAILED
+
+
+class StaleError(KerneldeclError):
+    """The lock or the artifact is out of date where it had to be fresh."""
+
+    exit_code = ExitCode.STALE
+
+
+class ArtifactError(KerneldeclError):
+    """A file of an artifact is missing, truncated or changed."""
+
+    exit_code = ExitCode.INTEGRITY
+
+
+class VerificationError(KerneldeclError):
+    """A built kernel disagrees with its reference."""
+
+    exit_code = ExitCode.VERIFICATION
+
+
+class LockHeldError(KerneldeclError):
+    """Another process works here, and the user does not want to wait."""
+
+    exit_code = ExitCode.LOCK_HELD
+
+
+class ToolchainError(KerneldeclError):
+    """The installed tools are not the declared ones, or do not work."""
+
+    exit_code = ExitCode.ENVIRONMENT

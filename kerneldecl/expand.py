@@ -1,0 +1,160 @@
+"""Owns how one `[[workload]]` table becomes workloads: every key and value checked, every combination an instance of the rule.
+
+Knows nothing of the rest of the document, nor at which line the table stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kerneldecl.attributes import RuleAttributes, expected, rule_attributes
+from kerneldecl.axes import Attrs, Axis, combinations, label_findings, size_findings, split
+from kerneldecl.errors import DeclarationError
+from kerneldecl.model import Value, Workload
+from kerneldecl.plugins import blamed
+from kerneldecl.tables import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
+from kerneldecl.wording import nearest, show, unknown
+
+_REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a table may refer to, and what holds where it is silent. Rules are loaded when the first table names them."""
+
+    root: Path
+    targets: tuple[str, ...]
+    policies: tuple[str, ...]
+    rules: tuple[str, ...]
+    defaults: Settings
+    loaded: dict[str, RuleAttributes | DeclarationError] = field(default_factory=dict, compare=False)
+
+    def rule(self, name: str) -> RuleAttributes | DeclarationError:
+        """Return a rule's attributes, or why there are none; a broken rule is imported once."""
+        if name not in self.loaded:
+            try:
+                self.loaded[name] = rule_attributes(self.root, name)
+            except DeclarationError as error:
+                self.loaded[name] = error
+        return self.loaded[name]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What a table declares: its workloads, or what is wrong with it."""
+
+    workloads: tuple[Workload, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
+    """Return the workloads of one table: the last list's values change fastest, all targets of an entry stand together."""
+    findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
+    cases_are_right = not any(finding.path == ("cases",) for finding in findings)
+    findings += unknown_settings(table, scope.targets, scope.policies)
+    rule = _rule(table, scope, findings)
+    if rule is None or not cases_are_right:
+        return _wrong(findings, table)
+    fixed, axes = split(table, rule.depths)
+    findings += _key_findings(table, fixed, axes, rule)
+    unsized = list(size_findings(axes))
+    if unsized:
+        return _wrong(findings + unsized, table)
+    findings += label_findings(table.get("name", ""), axes)
+    values = _read(rule, fixed, "", scope.root, findings)
+    steps = [[_read(rule, step, axis.key, scope.root, findings) for step in axis.steps] for axis in axes]
+    if findings:
+        return _wrong(findings, table)
+    chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    workloads: list[Workload] = []
+    for name, attrs in combinations(table["name"], axes, steps):
+        instance = _values(rule, values | attrs, name, scope.root, findings)
+        workloads += [
+            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line)
+            for target in chosen.targets
+        ]
+    return _wrong(findings, table) if findings else Expansion(tuple(workloads))
+
+
+def _wrong(findings: list[Finding], table: Attrs) -> Expansion:
+    entry = table["name"] if is_name(table.get("name")) else ""
+    return Expansion((), tuple(dict.fromkeys(finding.below((), entry) for finding in findings)))
+
+
+def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes | None:
+    name = table.get("rule")
+    if not is_name(name):
+        return None
+    if name not in scope.rules:
+        findings.append(Finding.of(("rule",), *unknown("rule", name, scope.rules)))
+        return None
+    rule = scope.rule(name)
+    if isinstance(rule, DeclarationError):
+        findings += [Finding(("rule",), problem) for problem in rule.problems]
+        return None
+    return rule
+
+
+def _key_findings(table: Attrs, fixed: Attrs, axes: Iterable[Axis], rule: RuleAttributes) -> Iterator[Finding]:
+    """Yield unknown attributes, those that stand twice, and those that are missing."""
+    names = rule.attributes
+    for key in table:
+        if key not in names and key not in WORKLOAD:
+            yield Finding.of((key,), *unknown("attribute", key, names, where=f"of rule {rule.name}", also=WORKLOAD))
+    single = {*fixed, *(axis.key for axis in axes if axis.key != "cases")}
+    cases = next((axis.steps for axis in axes if axis.key == "cases"), ())
+    for position, case in enumerate(cases):
+        where = f"of rule {rule.name} in cases[{position}]"
+        yield from (Finding.of(("cases",), *unknown("attribute", key, names, where=where)) for key in case if key not in names)
+        doubled = (f"attribute {key} {where} stands in the table as well; expected one of them" for key in case if key in single)
+        yield from (Finding.of(("cases",), sentence) for sentence in doubled)
+        yield from _missing(rule, single | case.keys(), where)
+    if not cases:
+        yield from _missing(rule, single, f"of rule {rule.name}")
+
+
+def _missing(rule: RuleAttributes, given: Collection[str], where: str) -> Iterator[Finding]:
+    for name in rule.attributes:
+        if name in rule.required and name not in given:
+            yield Finding.of((), f"attribute {name} {where} is missing; expected {expected(rule.attributes[name].hint)}")
+
+
+def _read(rule: RuleAttributes, attrs: Attrs, key: str, root: Path, findings: list[Finding]) -> dict[str, Value]:
+    """Return the validated values of known attributes. Mistakes are located at `key`, else at the attribute's own key."""
+    values: dict[str, Value] = {}
+    for name, value in attrs.items():
+        attribute = rule.attributes.get(name)
+        if attribute is None:
+            continue
+        values[name], mistakes = attribute.read(value)
+        if not mistakes and attribute.is_file:
+            mistakes = tuple(_file_mistakes(name, values[name], root))
+        findings += [Finding.of((key or name,), *mistake) for mistake in mistakes]
+    return values
+
+
+def _file_mistakes(name: str, value: Value, root: Path) -> Iterator[tuple[str, str]]:
+    for path in value if isinstance(value, tuple) else (value,):
+        if not isinstance(path, str):
+            yield from _file_mistakes(name, path, root)
+            continue
+        file = (root / path).resolve()
+        if not file.is_relative_to(root.resolve()):
+            yield f"{name} is {show(path)}, which is outside the workspace; expected a path relative to the folder of {FILE}", ""
+        elif not file.is_file():
+            near = nearest(path, (str(other.relative_to(root)) for other in (root / path).parent.glob("*") if other.is_file()))
+            yield f"{name} is {show(path)}; no such file in the workspace", f'did you mean "{near}"?' if near else ""
+
+
+def _values(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, findings: list[Finding]) -> tuple[tuple[str, Value], ...]:
+    """Return every attribute of an instance, defaults filled in, sorted by name. The rule's own objections become findings."""
+    try:
+        with blamed(rule.file, root, f"rule {rule.name} fails"):
+            instance = rule.rule(**attrs)
+            findings += [Finding.of((), sentence, entry=name) for sentence in instance.problems()]
+    except DeclarationError as error:
+        findings += [Finding((), replace(problem, entry=name)) for problem in error.problems]
+        return ()
+    return tuple(zip(rule.names, rule.values(instance), strict=True))

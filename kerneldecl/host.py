@@ -1,0 +1,142 @@
+"""Owns what is known of the machine this runs on: the arch `host`, read from Linux's own tables.
+
+Knows nothing of TVM or of workloads. Cheap enough (about a millisecond) for the path of a null build.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from kerneldecl.model import Arch, Cpu
+
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+MAX_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+# LLVM's processor names by (vendor, family, models): AMD's and Intel's model numbers as LLVM's Host.cpp assigns them.
+_PROCESSORS = (
+    ("AuthenticAMD", 23, range(0x30), "znver1"),
+    ("AuthenticAMD", 23, range(0x30, 0x100), "znver2"),
+    ("AuthenticAMD", 25, range(0x10, 0x20), "znver4"),
+    ("AuthenticAMD", 25, range(0x60, 0x80), "znver4"),
+    ("AuthenticAMD", 25, range(0xA0, 0xB0), "znver4"),
+    ("AuthenticAMD", 25, range(0x100), "znver3"),
+    ("AuthenticAMD", 26, range(0x100), "znver5"),
+    ("GenuineIntel", 6, (0x3C, 0x3F, 0x45, 0x46), "haswell"),
+    ("GenuineIntel", 6, (0x3D, 0x47, 0x4F, 0x56), "broadwell"),
+    ("GenuineIntel", 6, (0x4E, 0x5E, 0x8E, 0x9E, 0xA5, 0xA6), "skylake"),
+    ("GenuineIntel", 6, (0x55,), "skylake-avx512"),
+    ("GenuineIntel", 6, (0x6A, 0x6C), "icelake-server"),
+    ("GenuineIntel", 6, (0x8F,), "sapphirerapids"),
+    ("GenuineIntel", 6, (0xCF,), "emeraldrapids"),
+    ("GenuineIntel", 6, (0x97, 0x9A, 0xB7, 0xBA, 0xBF), "alderlake"),
+)
+# x86-64 psABI levels, widest first: (a flag that only this level has, LLVM's name).
+_LEVELS = (("avx512bw", "x86-64-v4"), ("avx2", "x86-64-v3"), ("sse4_2", "x86-64-v2"))
+
+
+def detect() -> Arch:
+    """Return the arch `host`. Sizes are read from the system; rates are what its kind of core is documented to do."""
+    blocks = _cpuinfo()
+    first = blocks[0] if blocks else {}
+    flags = set(first.get("flags", "").split())
+    target: dict[str, str | int] = {"kind": "llvm", "num-cores": _cores(blocks)}
+    if processor := _processor(first, flags):
+        target["mcpu"] = processor
+    return Arch(
+        name="host",
+        kind="cpu",
+        model=f"{first.get('model name', os.uname().machine)} ({first.get('cpu family', '')}-{first.get('model', '')})",
+        tvm_target=tuple(sorted(target.items())),
+        cpu=_cpu(first, flags, _cores(blocks)),
+        is_detected=True,
+    )
+
+
+def _cpuinfo() -> list[dict[str, str]]:
+    try:
+        text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    blocks = (block.splitlines() for block in text.strip().split("\n\n"))
+    return [{name.strip(): value.strip() for name, _, value in (line.partition(":") for line in block)} for block in blocks]
+
+
+def _processor(first: dict[str, str], flags: set[str]) -> str:
+    family, model = int(first.get("cpu family", 0)), int(first.get("model", 0))
+    for vendor, known_family, models, name in _PROCESSORS:
+        # A hypervisor may hide instructions of the core it runs on: the flags have the last word.
+        if (vendor, known_family) == (first.get("vendor_id"), family) and model in models and _has_level(name, flags):
+            return name
+    return next((name for flag, name in _LEVELS if flag in flags), "")
+
+
+def _has_level(processor: str, flags: set[str]) -> bool:
+    needs_avx512 = processor in {"znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids", "emeraldrapids"}
+    return ("avx512bw" if needs_avx512 else "avx2") in flags
+
+
+def _cores(blocks: list[dict[str, str]]) -> int:
+    """Count the physical cores this process may use, a container's CPU quota included."""
+    allowed = os.sched_getaffinity(0)
+    cores = {(b.get("physical id", ""), b.get("core id", b.get("processor", ""))) for b in blocks if int(b.get("processor", -1)) in allowed}
+    count = len(cores) or len(allowed)
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+
+
+def _cpu(first: dict[str, str], flags: set[str], cores: int) -> Cpu:
+    vector_bytes = 64 if "avx512bw" in flags else 32 if "avx2" in flags else 16
+    caches = _caches()
+    clock_hz = _clock_hz(first)
+    return Cpu(
+        cores=cores,
+        vector_bytes=vector_bytes,
+        vector_registers=32 if vector_bytes == 64 or os.uname().machine == "aarch64" else 16,
+        fma_per_cycle=_fma_per_cycle(first, vector_bytes),
+        l1d_bytes=caches.get(1, 32 << 10),
+        l2_bytes=caches.get(2, 512 << 10),
+        l3_bytes=caches.get(3, 0),
+        line_bytes=64,
+        clock_hz=clock_hz,
+        # Two loads of a vector a cycle up to 32 bytes wide, one at 64 on the cores that split them; L2 and L3 as
+        # vendors' optimisation guides give them for sustained reads.
+        l1_bytes_per_cycle=64.0 if vector_bytes >= 32 else 32.0,
+        l2_bytes_per_cycle=32.0,
+        l3_bytes_per_cycle=12.0,
+        dram_bytes_per_s=12e9 * min(cores, 16),
+        parallel_secs=5e-6,
+    )
+
+
+def _fma_per_cycle(first: dict[str, str], vector_bytes: int) -> float:
+    """Return full-width vector FMAs a cycle: two, but one for Zen 4, whose 512-bit operations take two passes."""
+    splits = first.get("vendor_id") == "AuthenticAMD" and first.get("cpu family") == "25" and vector_bytes == 64
+    return 1.0 if splits else 2.0
+
+
+def _clock_hz(first: dict[str, str]) -> float:
+    """Return the highest clock the system names; the time stamp counter's rate where it names none (virtual machines)."""
+    try:
+        return int(MAX_CLOCK.read_text(encoding="ascii")) * 1e3
+    except (OSError, ValueError):
+        return round(float(first.get("bogomips", 4000)) / 2, -2) * 1e6
+
+
+def _caches() -> dict[int, int]:
+    """Return the bytes of the data and unified caches by level."""
+    sizes: dict[int, int] = {}
+    for index in sorted(CACHES.glob("index*")):
+        try:
+            kind, level, size = ((index / name).read_text(encoding="ascii").strip() for name in ("type", "level", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            sizes[int(level)] = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+    return sizes

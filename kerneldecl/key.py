@@ -1,0 +1,104 @@
+"""Owns manifests and keys: the one place that says which inputs a result depends on.
+
+Knows nothing of files, of where results are kept, or of what the actions do.
+
+A manifest is sorted text, a line for each input (`attrs.m = 4096`). A key is its SHA-256. The hasher, `kerneldecl why`
+and the tests read the same text, so a key and its explanation cannot disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+
+from kerneldecl.model import Arch, Candidate, Workload
+
+KEY_VERSION = 1
+"""Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
+
+Fields = Mapping[str, object]
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of content in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def manifest(action: str, fields: Fields) -> str:
+    """Return the manifest: nested mappings become dotted names, values are JSON, lines are sorted."""
+    lines = [f"{name} = {json.dumps(value, separators=(',', ':'))}\n" for name, value in _flat("", fields)]
+    return "".join(sorted([f'action = "{action}"\n', f"version = {KEY_VERSION}\n", *lines]))
+
+
+def _flat(prefix: str, fields: Fields) -> Iterable[tuple[str, object]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield prefix + name, value
+
+
+def key(text: str) -> str:
+    """Return the key of a manifest."""
+    return digest(text.encode())
+
+
+def changed_lines(old: str, new: str) -> list[tuple[str, str | None, str | None]]:
+    """Return (name, old value, new value) of every line that differs; None where a manifest lacks the name."""
+    before, after = _parsed(old), _parsed(new)
+    names = sorted(before.keys() | after.keys())
+    return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
+
+
+def _parsed(text: str) -> dict[str, str]:
+    return dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
+
+
+def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
+    """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
+    return manifest(
+        "lower",
+        {"rule": rule_digest, "attrs": dict(workload.attrs), "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}},
+    )
+
+
+def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
+    """Return what the choice of a candidate depends on.
+
+    `computation` is the digest of the canonical TensorIR, `search` the settings of the search, `plugins` the digests of
+    the policies and templates that may take part.
+    """
+    fields = {"computation": computation, "arch": arch_fields(arch), "search": dict(search), "plugins": dict(plugins)}
+    return manifest("tune", {**fields, "toolchain": _compilers(arch, toolchain)})
+
+
+def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str]) -> str:
+    """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
+    fields = {"scheduled": scheduled, "symbol": symbol, "arch": {"target": dict(arch.tvm_target)}}
+    return manifest("build", {**fields, "toolchain": _compilers(arch, toolchain)})
+
+
+def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
+    """Return what a measurement depends on. `code` is the digest of the generated code; two candidates may share it."""
+    return manifest("measure", {"code": code, "arch": arch_fields(arch), "protocol": dict(protocol)})
+
+
+def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str]) -> str:
+    """Return what an artifact depends on. `entries` gives the tune record's digest for each entry's name."""
+    return manifest("link", {"artifact": {"name": name, "version": version, "target": target}, "entries": dict(entries)})
+
+
+def arch_fields(arch: Arch) -> dict[str, object]:
+    """Return the values of an arch that results depend on: all but its name and how it was found."""
+    return {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target), "cpu": dataclasses.asdict(arch.cpu)}
+
+
+def _compilers(arch: Arch, toolchain: Mapping[str, str]) -> dict[str, str]:
+    names = ("tvm", "tvm_ffi") if arch.kind == "cpu" else ("tvm", "tvm_ffi", "cuda")
+    return {name: toolchain[name] for name in names}
+
+
+def candidate_digest(candidate: Candidate) -> str:
+    return digest(json.dumps(candidate.to_json(), sort_keys=True).encode())

@@ -1,0 +1,189 @@
+"""Owns assembling an artifact: one shared library, TVM's database, sources and the manifest, published whole.
+
+Knows nothing of TVM itself, of tuning or of plans.
+
+    <name>-<version>/<target>/
+      manifest.json                         what is in it; SHA-256 of every other file
+      lib/<name>-<digest>.so                the kernels of all entries
+      database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
+      database/database_tuning_record.json
+      source/<symbol>.py                    the scheduled TensorIR of each kernel
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kerneldecl.errors import ArtifactError
+from kerneldecl.key import arch_fields, digest
+from kerneldecl.model import Arch, Workload
+from kerneldecl.stores.local import LocalStore, Miss, Record
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+Linker = Callable[[Path, Sequence[Path]], None]
+
+
+@dataclass(frozen=True)
+class Linked:
+    """What an artifact is made of: the entries of one target with their tune records."""
+
+    name: str
+    version: str
+    target: str
+    arch: Arch
+    toolchain: Mapping[str, str]
+    key: str
+    entries: tuple[tuple[Workload, Record], ...]
+
+
+def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
+    return root / "dist" / f"{name}-{version}" / target
+
+
+def link(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+    """Write the artifact beside its place and move it there; raise ArtifactError if a blob is missing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        _write(linked, store, fresh, linker)
+        fresh.chmod(0o755)
+        _swap(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _swap(fresh: Path, folder: Path) -> None:
+    """Put the fresh folder in place. Between the two renames of an update there is no artifact, never half of one."""
+    if folder.exists():
+        old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+        folder.replace(old)
+        fresh.replace(folder)
+        shutil.rmtree(old)
+    else:
+        fresh.replace(folder)
+
+
+def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+    by_symbol = {record.result["symbol"]: record for _, record in sorted(linked.entries, key=lambda pair: pair[0].name, reverse=True)}
+    records = [by_symbol[symbol] for symbol in sorted(by_symbol)]
+    library = _write_library(linked, records, store, folder, linker)
+    _write_database(records, store, folder / "database")
+    for record in records:
+        _write_file(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"))
+    files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
+    manifest = {
+        "schema": SCHEMA,
+        "name": linked.name,
+        "version": linked.version,
+        "target": linked.target,
+        "key": linked.key,
+        "arch": {"name": linked.arch.name, **arch_fields(linked.arch)},
+        "toolchain": dict(linked.toolchain),
+        "library": library,
+        "entries": [_entry(workload, record) for workload, record in sorted(linked.entries, key=lambda pair: pair[0].name)],
+        "files": files,
+    }
+    _write_file(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore, folder: Path, linker: Linker) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        objects = [Path(scratch) / f"{record.result['symbol']}.o" for record in records]
+        for path, record in zip(objects, records, strict=True):
+            path.write_bytes(_blob(store, record, "code"))
+        built = Path(scratch) / "library.so"
+        linker(built, objects)
+        content = built.read_bytes()
+    # The loader takes a path that it has seen for the library that it has loaded: a digest in the name keeps them apart.
+    name = f"lib/{linked.name}-{digest(content)[:16]}.so"
+    _write_file(folder / name, content)
+    (folder / name).chmod(0o755)
+    return name
+
+
+def _write_database(records: Sequence[Record], store: LocalStore, folder: Path) -> None:
+    workloads: list[str] = []
+    lines: list[str] = []
+    for record in records:
+        database = json.loads(_blob(store, record, "database"))
+        for workload in database["workloads"]:
+            fields = [database["trace"], [record.result["run_secs"]], database["target"], database["args"]]
+            lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
+            workloads.append(workload)
+    _write_file(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads).encode())
+    _write_file(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines).encode())
+
+
+def _blob(store: LocalStore, record: Record, name: str) -> bytes:
+    content = store.read_blob(record.result[name])
+    if isinstance(content, Miss):
+        raise ArtifactError(f"cannot link {record.result['symbol']}: {content.reason}; build again to make it")
+    return content
+
+
+def _entry(workload: Workload, record: Record) -> dict[str, Any]:
+    result = record.result
+    return {
+        "name": workload.name,
+        "rule": workload.rule,
+        "attrs": dict(workload.attrs),
+        "tags": list(workload.tags),
+        "symbol": result["symbol"],
+        **result["signature"],
+        "key": record.key,
+        "computation": result["computation"],
+        "winner": result["winner"],
+        "run_secs": result["run_secs"],
+        "flops": result["flops"],
+        "least_bytes": result["least_bytes"],
+        "verdict": {"verified": True, "error": result["error"], "tolerance": result["tolerance"]},
+        "provenance": result["provenance"],
+    }
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def artifact_defect(folder: Path, key: str = "") -> str:
+    """Return what is wrong with an artifact, as a phrase; empty if it is whole and, where a key is given, has that key."""
+    manifest = read_manifest(folder)
+    if isinstance(manifest, str):
+        return manifest
+    if key and manifest["key"] != key:
+        return "the artifact holds other kernels"
+    for name, expected in manifest["files"].items():
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            return f"{name} is missing from the artifact"
+        if digest(content) != expected:
+            return f"{name} of the artifact has other content than its manifest says"
+    return ""
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | str:
+    """Return an artifact's manifest, or what is wrong with it as a phrase."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return "there is no artifact yet"
+    except (OSError, ValueError):
+        return f"{MANIFEST} of the artifact cannot be read"
+    if not isinstance(manifest, dict) or not {"schema", "key", "entries", "files", "library"} <= manifest.keys():
+        return f"{MANIFEST} of the artifact lacks fields"
+    if manifest["schema"] != SCHEMA:
+        return f"the artifact has schema {manifest['schema']}; this kerneldecl reads {SCHEMA}"
+    return manifest

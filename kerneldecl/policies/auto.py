@@ -1,0 +1,11 @@
+"""Owns which policies `auto` stands for: by kind of arch, in the order in which they are asked.
+
+Knows nothing of how they choose. A policy that proposes nothing, or nothing that passes verification, leaves the
+workload to the next.
+"""
+
+from __future__ import annotations
+
+BY_KIND = {
+    "cpu": ("cpu_matmul", "cpu_conv2d", "cpu_gemv", "cpu_rowwise", "cpu_reduce", "cpu_elementwise", "cpu_fallback"),
+}

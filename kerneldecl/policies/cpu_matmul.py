@@ -1,0 +1,240 @@
+"""Owns which register tiles, cache blocks and packings of a matrix product a CPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies._cpu_model import Work, busiest_share, divisors, lanes_of, predicted_secs
+
+TEMPLATES = ("cpu_matmul",)
+
+L1_WAYS = 8
+"""Lines of one set of the first cache: rows whose distance is a multiple of a page all fall into the same set."""
+PAGE_BYTES = 4096
+FMA_LATENCY_CYCLES = 4
+TILE_SHAPES = 10
+"""Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
+SAME_TILE = 3
+"""Candidates of one register tile that come first: the model is surer of blockings than of what the compiler makes of a tile."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product as the model sees it."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    left_bytes: int
+    """Of one element of the operand that m indexes."""
+    right_bytes: int
+    out_dtype: str
+    is_left_row_major: bool
+    """True where k is the last index of the operand that m indexes."""
+    is_right_row_major: bool
+    """True where n is the last index of the operand that n indexes."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The parameters of the template `cpu_matmul`."""
+
+    tile_m: int
+    tile_n: int
+    block_m: int
+    block_n: int
+    block_k: int
+    pack_m: bool
+    pack_n: bool
+    order: str
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_matmul", vars(self))
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return the tilings with the least predicted time, best first; nothing for what is no matrix product."""
+    product = product_of(space)
+    if product is None or measured:
+        return ()
+    timed = sorted(((tiling_secs(product, tiling, arch.cpu), tiling) for tiling in tilings(product, arch.cpu)), key=lambda pair: pair[0])
+    return tuple(Proposal(tiling.candidate(), secs) for secs, tiling in _varied(timed)[:top_k])
+
+
+def product_of(space: IterSpace) -> Product | None:
+    """Return the matrix product that a function is, or None."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) != 2 or len(reductions[0].writes) != 1:
+        return None
+    block = reductions[0]
+    out, *operands = (_axes(access) for access in (*block.writes, *block.reads))
+    reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
+    if out is None or None in operands or len(reduced) != 1 or not out:
+        return None
+    return _product(block, out, [operand for operand in operands if operand is not None], reduced[0])
+
+
+def _axes(access: Access) -> list[int] | None:
+    """Return the axis that indexes each dimension, or None where one is not a plain axis."""
+    plain = [dim[0][0] for dim in access.index if dim is not None and len(dim) == 1 and dim[0][1] == 1]
+    return plain if len(plain) == len(access.index) else None
+
+
+def _product(block: Block, out: list[int], operands: list[list[int]], k: int) -> Product | None:
+    n = out[-1]
+    right = next((operand for operand in operands if n in operand and k in operand), None)
+    left = next((operand for operand in operands if n not in operand and k in operand), None)
+    if right is None or left is None:
+        return None
+    rows = [axis for axis in out[:-1] if axis not in right]
+    if len(rows) != 1 or rows[0] not in left:
+        return None
+    extent = [axis.extent for axis in block.axes]
+    left_dtype, right_dtype = (block.reads[operands.index(operand)].dtype for operand in (left, right))
+    return Product(
+        batch=math.prod(extent[axis] for axis in out[:-1] if axis != rows[0]),
+        m=extent[rows[0]],
+        n=extent[n],
+        k=extent[k],
+        left_bytes=dtype_bytes(left_dtype),
+        right_bytes=dtype_bytes(right_dtype),
+        out_dtype=block.writes[0].dtype,
+        is_left_row_major=left[-1] == k,
+        is_right_row_major=right[-1] == n,
+    )
+
+
+def tilings(product: Product, cpu: Cpu) -> Iterator[Tiling]:
+    """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings and packings."""
+    for tile_m, tile_n in register_tiles(product, cpu)[:TILE_SHAPES]:
+        blocks_m = _blocks(product.m, tile_m, cpu.l2_bytes // 2 // (product.k * product.left_bytes))
+        blocks_n = _blocks(product.n, tile_n, cpu.l2_bytes // 2 // (product.k * product.right_bytes))
+        packs_m = (False, True) if product.m % tile_m == 0 else (True,)
+        packs_n = (False, True) if product.n % tile_n == 0 and product.is_right_row_major else (True,)
+        for shape in itertools.product(blocks_m, blocks_n, _reduction_blocks(product, cpu), packs_m, packs_n, ("nm", "mn")):
+            yield Tiling(tile_m, tile_n, *shape)
+
+
+def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return (tile_m, tile_n) whose accumulators fit the vector registers, those with the fewest cycles first."""
+    lanes = lanes_of(cpu, product.out_dtype)
+    widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < product.n]
+    if product.n < lanes:
+        widths = [1 << (product.n - 1).bit_length()]
+    tiles = []
+    for tile_n in widths:
+        vectors = -(-tile_n // lanes)
+        # One register holds the broadcast element and `vectors` hold the row of the other operand.
+        rows = min(product.m, (cpu.vector_registers - 1) // vectors - 1)
+        tiles += [(tile_m, tile_n) for tile_m in range(1, rows + 1)]
+    return sorted(tiles, key=lambda tile: (_micro_cycles(product, *tile, cpu), tile))
+
+
+def _blocks(extent: int, tile: int, most: int) -> list[int]:
+    """Return a few block extents, in elements: all of it, its half, and those next below what half a cache holds and a quarter of that."""
+    tiles = -(-extent // tile)
+    parts = divisors(tiles)
+    fitting = [max((part for part in parts if part * tile <= limit), default=1) for limit in (most, most // 4)]
+    halves = [tiles // 2] if tiles % 2 == 0 else []
+    return sorted({tile * part for part in (tiles, *halves, *fitting)})
+
+
+def _reduction_blocks(product: Product, cpu: Cpu) -> list[int]:
+    """Return 0 (no blocking) and, for reductions that outgrow the first cache, the largest divisor with which a panel stays in it."""
+    most = cpu.l1d_bytes // 2 // (2 * cpu.vector_bytes)
+    fitting = max((d for d in divisors(product.k) if d <= 2 * most), default=1)
+    return [0, fitting] if most <= fitting < product.k else [0]
+
+
+def _micro_cycles(product: Product, tile_m: int, tile_n: int, cpu: Cpu) -> float:
+    """Return the cycles of all register tiles on one core, were every operand in the first cache."""
+    vectors = -(-tile_n // lanes_of(cpu, product.out_dtype))
+    fma_cycles = tile_m * vectors / cpu.fma_per_cycle
+    # A broadcast reads one element and costs half of a full vector's load.
+    load_cycles = (vectors + tile_m / 2) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
+    step_cycles = max(fma_cycles, load_cycles, FMA_LATENCY_CYCLES)
+    # Accumulators are cleared, written and read once each.
+    tile_cycles = product.k * step_cycles + 3 * tile_m * vectors + 20
+    return product.batch * math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * tile_cycles
+
+
+def tiling_secs(product: Product, tiling: Tiling, cpu: Cpu) -> float:
+    """Return the predicted time: packing first, then the product, each a roofline of `predicted_secs`.
+
+    Traffic follows Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, TOMS 2008, section 4):
+    per register tile, the panel that changes comes from the cache that its block fits, the other from the cache that the panel fits.
+    """
+    return _pack_secs(product, tiling, cpu) + predicted_secs(cpu, _work(product, tiling, cpu))
+
+
+def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
+    m_tiles, n_tiles = math.ceil(product.m / tiling.tile_m), math.ceil(product.n / tiling.tile_n)
+    tasks = product.batch * (m_tiles * tiling.tile_m // tiling.block_m) * (n_tiles * tiling.tile_n // tiling.block_n)
+    share = busiest_share(tasks, cpu.cores)
+    steps = tiling.block_k or product.k
+    panel_m, panel_n = tiling.tile_m * steps * product.left_bytes, tiling.tile_n * steps * product.right_bytes
+    block_m, block_n = tiling.block_m * steps * product.left_bytes, tiling.block_n * steps * product.right_bytes
+    visits = product.batch * m_tiles * n_tiles * (product.k / steps)
+    changing, kept, block = (panel_m, panel_n, block_m) if tiling.order == "nm" else (panel_n, panel_m, block_n)
+    near_bytes = visits * ((changing if block > cpu.l1d_bytes // 2 else 0) + (kept if kept + changing > cpu.l1d_bytes else 0))
+    far_bytes = visits * changing if block > cpu.l2_bytes // 2 else 0
+    if not tiling.pack_m and product.is_left_row_major and tiling.tile_m > L1_WAYS and product.k * product.left_bytes % PAGE_BYTES == 0:
+        near_bytes += visits * steps * tiling.tile_m * cpu.line_bytes
+    if not tiling.pack_n and product.n * product.right_bytes % PAGE_BYTES == 0 and steps > L1_WAYS:
+        near_bytes += visits * panel_n
+    out_bytes = dtype_bytes(product.out_dtype) * product.batch * product.m * product.n
+    if tiling.block_k:
+        near_bytes += 2 * out_bytes * (product.k / steps)
+    operand_bytes = product.batch * product.k * (product.m * product.left_bytes + product.n * product.right_bytes)
+    first_bytes = tasks * (block_m + block_n) * (product.k / steps)
+    cycles = _micro_cycles(product, tiling.tile_m, tiling.tile_n, cpu) + _tail_cycles(product, tiling)
+    return Work(
+        compute_cycles=share * cycles,
+        l2_bytes=share * near_bytes,
+        l3_bytes=share * (far_bytes + first_bytes),
+        dram_bytes=operand_bytes + out_bytes if operand_bytes + out_bytes > cpu.l3_bytes else 0,
+        parallel_regions=int(tasks > 1),
+    )
+
+
+def _tail_cycles(product: Product, tiling: Tiling) -> float:
+    """Return the cycles of storing elements one by one, which a tile that reaches over the edge of a row costs."""
+    return 3.0 * product.batch * product.m * product.n if product.n % tiling.tile_n else 0.0
+
+
+def _pack_secs(product: Product, tiling: Tiling, cpu: Cpu) -> float:
+    """Return the time of copying operands into panels: line by line at the third cache's rate, or element by element where it transposes."""
+    is_parallel = product.batch > 1 or tiling.block_m < product.m or tiling.block_n < product.n
+    cores = cpu.cores if is_parallel else 1
+    secs = 0.0
+    for is_packed, extent, tile, item_bytes, is_straight in (
+        (tiling.pack_m, product.m, tiling.tile_m, product.left_bytes, not product.is_left_row_major),
+        (tiling.pack_n, product.n, tiling.tile_n, product.right_bytes, product.is_right_row_major),
+    ):
+        if not is_packed:
+            continue
+        items = product.batch * product.k * extent / cores
+        cycles = items * (2.0 if extent % tile else 1.0 if not is_straight else 0.0)
+        total_bytes = 2 * items * item_bytes
+        dram_bytes = total_bytes * cores if total_bytes * cores > cpu.l3_bytes else 0
+        secs += predicted_secs(cpu, Work(cycles, l3_bytes=total_bytes, dram_bytes=dram_bytes, parallel_regions=int(is_parallel)))
+    return secs
+
+
+def _varied(timed: list[tuple[float, Tiling]]) -> list[tuple[float, Tiling]]:
+    """Move what repeats a register tile for the `SAME_TILE`-th time behind the rest, keeping the order otherwise."""
+    seen: dict[tuple[int, int], int] = {}
+    first, later = [], []
+    for secs, tiling in timed:
+        tile = (tiling.tile_m, tiling.tile_n)
+        seen[tile] = seen.get(tile, 0) + 1
+        (first if seen[tile] <= SAME_TILE else later).append((secs, tiling))
+    return first + later

@@ -1,0 +1,135 @@
+"""Owns worker processes: one request at a time over pipes, a limit on each, and what is left of one that died.
+
+Knows nothing of what the requests mean.
+
+A candidate may crash, hang or corrupt its process. It therefore runs in a process of its own kind, and its death is an
+answer like any other: `{"failure": …}`. A worker that died is started again at the next request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, Any
+
+Answer = dict[str, Any]
+
+
+class Worker:
+    """A handle on one worker process. Not to be shared between threads, but for `stop`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self._is_stopped = False
+        self._starting = threading.Lock()
+
+    def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        """Return the worker's answer, or `{"failure": reason}` if it dies or takes longer than the limit."""
+        process = self._started()
+        if process is None:
+            return {"failure": "interrupted"}
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return self._death(process)
+        line = self._line(process, limit_secs)
+        if line is None:
+            self._kill()
+            return {"failure": f"took more than {limit_secs:g} s"}
+        return json.loads(line) if line.endswith(b"\n") else self._death(process)
+
+    def stop(self) -> None:
+        """End the process at once; requests under way and later ones fail."""
+        with self._starting:
+            self._is_stopped = True
+            self._kill()
+
+    def restart(self) -> None:
+        """End the process; the next request starts a fresh one."""
+        self._kill()
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        with self._starting:
+            if self._is_stopped:
+                return None
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._start()
+            return self._process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._close_lifeline()
+        self._words.seek(0)
+        self._words.truncate()
+        # The kernel signals the worker when the last writer of this pipe is gone, even if a kernel hangs in it.
+        reading, self._lifeline = os.pipe()
+        command = [sys.executable, "-m", "kerneldecl.runners.worker", str(reading)]
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                pass_fds=(reading,),
+                env=self._environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(reading)
+
+    def _line(self, process: subprocess.Popen[bytes], limit_secs: float) -> bytes | None:
+        assert process.stdout is not None
+        descriptor, deadline, content = process.stdout.fileno(), time.monotonic() + limit_secs, b""
+        while not content.endswith(b"\n"):
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                break
+            content += chunk
+        return content
+
+    def _death(self, process: subprocess.Popen[bytes]) -> Answer:
+        status = process.wait()
+        words = self._last_words()
+        self._kill()
+        if self._is_stopped:
+            return {"failure": "interrupted"}
+        cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        return {"failure": f"its process was {cause}" if status < 0 else f"its process {cause}", "words": words}
+
+    def _last_words(self) -> str:
+        self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, self._words.tell() - 2000))
+        return self._words.read().decode(errors="replace").strip()
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    assert pipe is not None
+                    pipe.close()
+        self._close_lifeline()
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1

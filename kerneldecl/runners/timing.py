@@ -1,0 +1,91 @@
+"""Owns how a kernel is checked and timed on a CPU, inside a worker: inputs, reference, poisoned outputs, samples.
+
+Knows nothing of which candidates there are, of how many samples are wanted or of what wins. Imports no compiler: TVM's
+runtime library is loaded by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kerneldecl.arrays import Array, poisoned, relative_error
+from kerneldecl.kernels import kernel_of, load_library, tensor
+from kerneldecl.model import Arg, frozen
+from kerneldecl.plugins import load_rule
+
+
+@dataclasses.dataclass
+class _Case:
+    """The workload at hand: its inputs, what is expected, and the kernels loaded so far."""
+
+    inputs: list[Array]
+    expected: list[Array]
+    output_args: tuple[Arg, ...]
+    outputs: list[Array]
+    kernels: dict[str, Callable[..., object]]
+
+
+_AT_HAND: dict[str, _Case] = {}
+"""Holds one case at most, under the text that describes it."""
+
+
+def prepare(root: str, rule: str, attrs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Make the random inputs and the reference's outputs of a workload."""
+    _case({"root": root, "rule": rule, "attrs": attrs, "seed": seed})
+    return {}
+
+
+def _case(described: Mapping[str, Any]) -> _Case:
+    """Return the case; it is made again where a crash took the process that had it."""
+    text = json.dumps(described, sort_keys=True)
+    if text not in _AT_HAND:
+        _AT_HAND.clear()
+        attrs = {name: frozen(value) for name, value in described["attrs"].items()}
+        rule = load_rule(Path(described["root"]), described["rule"])(**attrs)
+        inputs = [np.ascontiguousarray(array) for array in rule.inputs(np.random.default_rng(described["seed"]))]
+        expected = rule.reference(*inputs)
+        output_args = rule.signature().outputs
+        several = list(expected) if isinstance(expected, list | tuple) else [expected]
+        _AT_HAND[text] = _Case(inputs, several, output_args, [poisoned(arg) for arg in output_args], {})
+    return _AT_HAND[text]
+
+
+def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]:
+    """Run a kernel once on poisoned outputs; return its relative error and the seconds of a second run."""
+    at_hand = _case(case)
+    kernel = kernel_of(load_library(Path(library)), symbol)
+    for index, arg in enumerate(at_hand.output_args):
+        np.copyto(at_hand.outputs[index], poisoned(arg))
+    before = [array.tobytes() for array in at_hand.inputs]
+    kernel(*at_hand.inputs, *at_hand.outputs)
+    if before != [array.tobytes() for array in at_hand.inputs]:
+        _AT_HAND.clear()
+        return {"failure": "it wrote into its inputs"}
+    pairs = zip(at_hand.outputs, at_hand.expected, strict=True)
+    error = max(relative_error(got, np.asarray(want).reshape(got.shape)) for got, want in pairs)
+    at_hand.kernels[library] = kernel
+    return {"error": error, "secs": _timed(at_hand, kernel, 1)}
+
+
+def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
+    """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
+    at_hand = _case(case)
+    kernel = at_hand.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
+    at_hand.kernels[library] = kernel
+    _timed(at_hand, kernel, 1)  # another candidate ran before: code and data come back into the caches
+    return {"samples": [_timed(at_hand, kernel, calls) for _ in range(samples)]}
+
+
+def _timed(at_hand: _Case, kernel: Callable[..., object], calls: int) -> float:
+    args = [tensor(array) for array in (*at_hand.inputs, *at_hand.outputs)]
+    start = time.perf_counter()
+    for _ in range(calls):
+        kernel(*args)
+    return (time.perf_counter() - start) / calls

@@ -1,0 +1,59 @@
+"""Owns the child's side of a worker: reads a request a line, answers each with a line, imports what a request needs.
+
+Knows nothing of limits, of other workers or of what is done with the answers. Run as
+`python -m kerneldecl.runners.worker DESCRIPTOR`; the descriptor is the pipe whose closing ends this process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+# Each request names an action; the module that knows it is imported when it is first asked for.
+_MODULES = {
+    "lower": "kerneldecl.compiler.actions",
+    "build": "kerneldecl.compiler.actions",
+    "describe": "kerneldecl.compiler.actions",
+    "prepare": "kerneldecl.runners.timing",
+    "verify": "kerneldecl.runners.timing",
+    "sample": "kerneldecl.runners.timing",
+}
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    _die_with_parent(int(sys.argv[1]))
+    # What rules, compilers or kernels print must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(_answered(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Have the kernel send SIGIO, which ends a process, when the other end of the pipe closes."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if os.getppid() == 1:
+        sys.exit("the build ended before its worker began")
+
+
+def _answered(request: dict[str, Any]) -> dict[str, Any]:
+    action: Callable[..., dict[str, Any]] = getattr(importlib.import_module(_MODULES[request["do"]]), request["do"])
+    try:
+        return action(**{name: value for name, value in request.items() if name != "do"})
+    except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure
+        # TVM's messages are long C++ traces; what helps stands last.
+        words = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+        return {"failure": f"{type(error).__name__}: {words[-1].strip()[:300]}", "words": traceback.format_exc()[-2000:]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Owns what a build remembers for the next one, to explain what changed: the keys of the last build and its reasons.
+
+Knows nothing of plans or of what the keys stand for. Losing it loses explanations, never results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """Keys of the last build by entry (or target) and kind, and why it ran what it ran."""
+
+    keys: dict[str, dict[str, str]] = field(default_factory=dict)
+    why: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def read_state(path: Path) -> State:
+    """Return the last build's state; an empty one where there is none or it is unreadable."""
+    try:
+        fields = json.loads(path.read_bytes())
+        return State(fields["keys"], fields["why"]) if fields["schema"] == SCHEMA else State()
+    except (OSError, ValueError, KeyError, TypeError):
+        return State()
+
+
+def write_state(path: Path, state: State) -> None:
+    write_whole(path, json.dumps({"schema": SCHEMA, "keys": state.keys, "why": state.why}))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a text file; readers see the old one or the new one. Not flushed: it can be made again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(name).chmod(0o644)
+    Path(name).replace(path)

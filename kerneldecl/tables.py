@@ -1,0 +1,133 @@
+"""Owns the keys that tables of workloads.toml have in common: which may stand there and what each must be.
+
+Knows nothing of rules, of expansion or of line numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kerneldecl.errors import Problem
+from kerneldecl.locate import Path
+from kerneldecl.wording import show, unknown
+
+FILE = "workloads.toml"
+NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_VERSION = re.compile(r"[A-Za-z0-9_.+!-]+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake by its path in the document; it becomes a Problem once lines are looked up."""
+
+    path: Path
+    problem: Problem
+    """With line 0, unless it is a mistake in another file."""
+
+    @classmethod
+    def of(cls, path: Path, sentence: str, hint: str = "", entry: str = "") -> Finding:
+        return cls(path, Problem(FILE, 0, entry, sentence, hint))
+
+    def below(self, path: Path, entry: str = "") -> Finding:
+        """Return the finding of a table within the document."""
+        return Finding((*path, *self.path), replace(self.problem, entry=self.problem.entry or entry))
+
+
+@dataclass(frozen=True)
+class Key:
+    """What one key of a table must hold."""
+
+    is_right: Callable[[Any], bool]
+    expected: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an entry is tuned, unless its table says otherwise."""
+
+    targets: tuple[str, ...]
+    policy: str = "auto"
+    top_k: int = 20
+    tolerance: float | None = None
+
+
+def is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, str) and _VERSION.fullmatch(value) is not None
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_name, value)) and len(set(value)) == len(value)
+
+
+def _is_tolerance(value: object) -> bool:
+    return type(value) in {int, float} and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]  # both are numbers
+
+
+_LETTERS = "letters, digits, _, - and ."
+NAME_KEY = Key(is_name, f"a name of {_LETTERS}")
+VERSION_KEY = Key(_is_version, "a version in quotes")
+SETTINGS: Mapping[str, Key] = {
+    "targets": Key(lambda value: _are_names(value) and bool(value), "a list of target names, each once"),
+    "policy": NAME_KEY,
+    "top_k": Key(lambda value: type(value) is int and value > 0, "an integer above 0"),
+    "tolerance": Key(_is_tolerance, "a finite number of at least 0"),
+}
+WORKLOAD: Mapping[str, Key] = {
+    "name": NAME_KEY,
+    "rule": NAME_KEY,
+    **SETTINGS,
+    "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once"),
+    "cases": Key(
+        lambda value: isinstance(value, list) and bool(value) and all(isinstance(case, dict) and case for case in value),
+        "a list of tables such as {m = 1, n = 2}",
+    ),
+}
+
+
+def unknown_keys(table: Iterable[str], known: Iterable[str]) -> Iterator[Finding]:
+    names = tuple(known)
+    for key in table:
+        if key not in names:
+            yield Finding.of((key,), *unknown("key", key, names))
+
+
+def wrong_values(table: Mapping[str, object], keys: Mapping[str, Key]) -> Iterator[Finding]:
+    for key, value in table.items():
+        if key in keys and not keys[key].is_right(value):
+            yield Finding.of((key,), f"{key} is {show(value)}; expected {keys[key].expected}")
+
+
+def missing_keys(table: Mapping[str, object], required: Mapping[str, Key]) -> Iterator[Finding]:
+    for key in required:
+        if key not in table:
+            yield Finding.of((), f"{key} is missing; expected {required[key].expected}")
+
+
+def unknown_settings(table: Mapping[str, Any], targets: tuple[str, ...], policies: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield each target and policy that does not exist; what is not even a name is left to `wrong_values`."""
+    named = table.get("targets", ())
+    for target in named if _are_names(named) else ():
+        if target not in targets:
+            yield Finding.of(("targets",), *unknown("target", target, targets))
+    policy = table.get("policy")
+    if is_name(policy) and policy not in policies:
+        yield Finding.of(("policy",), *unknown("policy", policy, policies))
+
+
+def settings(table: Mapping[str, Any], defaults: Settings) -> Settings:
+    """Return what a checked table says, completed by the defaults."""
+    tolerance = table.get("tolerance", defaults.tolerance)
+    return Settings(
+        tuple(table.get("targets", defaults.targets)),
+        table.get("policy", defaults.policy),
+        table.get("top_k", defaults.top_k),
+        None if tolerance is None else float(tolerance),
+    )

@@ -1,0 +1,165 @@
+"""Owns the schedule of matrix products on a CPU: packed panels, register tiles, cache blocks.
+
+Knows nothing of how its parameters are chosen, and recognises a product by its structure, never by its names.
+
+Parameters:
+  tile_m, tile_n    accumulators that stay in registers while the reduction runs; tile_n is the vectorized side
+  block_m, block_n  what one parallel task computes, in elements; multiples of the tile
+  block_k           reduction steps between two visits of the accumulators in memory; 0 runs through at once
+  pack_m, pack_n    copy the operand indexed by m (by n) into panels, in which a register tile reads consecutive addresses
+  order             "mn": tasks and tiles go row by row; "nm": column by column
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvm import IRModule
+from tvm.s_tir import Schedule
+from tvm.tirx import IterVar
+
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction, parallelize, positions, vectorize_lanes
+
+
+class _Operand(NamedTuple):
+    """Where an operand stands among the block's reads, and which of its dimensions are indexed by m or n, and by k."""
+
+    position: int
+    spatial_dim: int
+    reduce_dim: int
+
+
+class _Product(NamedTuple):
+    """Positions of the block's axes, batch axes first in the order of the output, and its operands."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    left: _Operand
+    right: _Operand
+
+
+class _Tiles(NamedTuple):
+    """The template's parameters, as read."""
+
+    tile_m: int
+    tile_n: int
+    block_m: int
+    block_n: int
+    block_k: int
+    pack_m: bool
+    pack_n: bool
+    order: str
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return the scheduled product with its epilogue fused, or None where the function is not one matrix product."""
+    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    sch = Schedule(mod)
+    block = only_reduction(sch)
+    product = None if block is None else _product(sch.get(block))
+    if product is None or sch.get_producers(block):
+        return None
+    epilogue = epilogue_of(sch, block)
+    extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    m, n, k = extents[product.m], extents[product.n], extents[product.k]
+    if epilogue is None or not _fits(m, tiles.tile_m, tiles.block_m) or not _fits(n, tiles.tile_n, tiles.block_n):
+        return None
+    lanes = max(1, arch.cpu.vector_bytes // dtype_bytes(str(sch.get(block).writes[0].source.ty.dtype)))
+    is_blocked = 0 < tiles.block_k < k
+    is_serial = m <= tiles.block_m and n <= tiles.block_n and not product.batch
+
+    # 1. Pad what the tiles do not divide. The copies that pad are the packed panels; the copy back joins the epilogue.
+    padding = [1] * len(extents)
+    padding[product.m], padding[product.n], padding[product.k] = tiles.tile_m, tiles.tile_n, tiles.block_k if is_blocked else 1
+    ragged = {axis for axis, (extent, unit) in enumerate(zip(extents, padding, strict=True)) if extent % unit}
+    if ragged:
+        sch.pad_einsum(block, padding)
+    if ragged & {product.m, product.n}:
+        epilogue = [*sch.get_consumers(block), *epilogue]
+    tail = merge(sch, epilogue) if epilogue else sch.cache_write(block, 0, "global")
+
+    # 2. Pack the operands.
+    for operand, axis, tile, is_wanted in (
+        (product.left, product.m, tiles.tile_m, tiles.pack_m),
+        (product.right, product.n, tiles.tile_n, tiles.pack_n),
+    ):
+        is_padded = bool(ragged & {axis, product.k})
+        if is_wanted and not is_padded:
+            sch.cache_read(block, operand.position, "global")
+        if is_wanted or is_padded:
+            _pack(sch, block, operand, tile, is_serial=is_serial)
+
+    # 3. Tile: tasks / reduction blocks / register tiles / reduction / unrolled rows / vector columns.
+    loops = sch.get_loops(block)
+    m_task, m_tile, m_row = sch.split(loops[product.m], [None, tiles.block_m // tiles.tile_m, tiles.tile_m])
+    n_task, n_tile, n_col = sch.split(loops[product.n], [None, tiles.block_n // tiles.tile_n, tiles.tile_n])
+    k_loops = sch.split(loops[product.k], [None, tiles.block_k]) if is_blocked else [loops[product.k]]
+    is_by_row = tiles.order == "mn"
+    tasks = [*(loops[axis] for axis in product.batch), *((m_task, n_task) if is_by_row else (n_task, m_task))]
+    tile_loops = (m_tile, n_tile) if is_by_row else (n_tile, m_tile)
+    sch.reorder(*tasks, *k_loops[:-1], *tile_loops, k_loops[-1], m_row, n_col)
+    task = sch.fuse(*tasks)
+
+    # 4. Bring the epilogue to the tile that it completes. Loop kinds come first: the initialisation inherits them.
+    sch.reverse_compute_at(tail, task if is_blocked else tile_loops[-1])
+    parallelize(sch, task)
+    sch.unroll(m_row)
+    vectorize_lanes(sch, n_col, lanes)
+    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
+    sch.decompose_reduction(block, k_loops[0])
+    return sch
+
+
+def _fits(extent: int, tile: int, block: int) -> bool:
+    """Say whether blocks are whole tiles and divide the extent, once it is rounded up to tiles."""
+    return block % tile == 0 and -(-extent // tile) * tile % block == 0
+
+
+def _product(block: Any) -> _Product | None:
+    """Read the axes of a block that multiplies two operands, each indexed by plain axes; None for any other block."""
+    if len(block.reads) != 2 or len(block.writes) != 1:
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    out, *operands = (positions(region, axes) for region in (block.writes[0], *block.reads))
+    reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce]
+    if None in out or any(None in operand for operand in operands) or len(reduced) != 1:
+        return None
+    k, n = reduced[0], out[-1]
+    inner = [n in operand for operand in operands]
+    if inner.count(True) != 1 or any(k not in operand for operand in operands):
+        return None
+    right, left = inner.index(True), inner.index(False)
+    rows = [axis for axis in out[:-1] if axis not in operands[right]]
+    if len(rows) != 1 or rows[0] not in operands[left]:
+        return None
+    batch = tuple(axis for axis in out[:-1] if axis != rows[0])
+    return _Product(
+        batch, rows[0], n, k, _Operand(left, operands[left].index(rows[0]), operands[left].index(k)), _Operand(right, operands[right].index(n), operands[right].index(k))
+    )
+
+
+def _pack(sch: Schedule, block: Any, operand: _Operand, tile: int, *, is_serial: bool) -> None:
+    """Lay the copy that feeds an operand out as [batch, panel, k, element of the panel]."""
+    source = sch.get(block).reads[operand.position].source
+    copy = next(producer for producer in sch.get_producers(block) if sch.get(producer).writes[0].source.same_as(source))
+    spatial, reduce = operand.spatial_dim, operand.reduce_dim
+
+    def panels(*index: Any) -> list[Any]:
+        rest = [index[dim] for dim in range(len(index)) if dim not in {spatial, reduce}]
+        return [*rest, index[spatial] // tile, index[reduce], index[spatial] % tile]
+
+    sch.transform_layout(block, ("read", operand.position), panels)
+    loops = sch.get_loops(copy)
+    panel, element = sch.split(loops[spatial], [None, tile])
+    # A line of 16 steps of k stays in the first cache while each element of the panel takes its part of it.
+    step, line = sch.split(loops[reduce], [None, 16])
+    rest = [loop for dim, loop in enumerate(loops) if dim not in {spatial, reduce}]
+    sch.reorder(*rest, panel, step, line, element)
+    task = sch.fuse(*rest, panel)
+    if not is_serial:
+        parallelize(sch, task)
+    vectorize_lanes(sch, element, tile)

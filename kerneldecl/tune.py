@@ -1,0 +1,217 @@
+"""Owns tuning of one workload: propose, build, verify, race, and the record that is left.
+
+Knows nothing of plans, of the store's layout or of where the runner runs things.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from kerneldecl.key import key, measure_manifest
+from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
+from kerneldecl.plugins import load_policy
+from kerneldecl.race import race, ranking
+from kerneldecl.runners.process import Answer
+from kerneldecl.serial import space_from_json, to_json
+from kerneldecl.stores.local import LocalStore, Record
+
+BUILD_SECS = 60.0
+PREPARE_SECS = 120.0
+VERIFY_SECS = 20.0
+"""Limits for one request; a candidate that takes longer has failed."""
+
+
+class Runner(Protocol):
+    """Runs requests in processes of their own."""
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+        """Yield (position, answer) as requests are answered, several at a time."""
+        ...
+
+    def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        """Return the answer of the one process that measures."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload to be tuned, with what planning found out about it."""
+
+    root: Path
+    workload: Workload
+    arch: Arch
+    policies: tuple[str, ...]
+    lowered: Mapping[str, Any]
+    tolerance: float
+    protocol: Mapping[str, Any]
+    folder: Path
+    """Where objects and libraries of candidates go until the winner is known."""
+
+    @property
+    def case(self) -> dict[str, Any]:
+        return {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+
+
+Step = Callable[[str, int, int, float | None], None]
+"""Hears of progress: what is going on, how many candidates of how many, best seconds so far."""
+
+
+def tune(task: Task, runner: Runner, store: LocalStore, step: Step) -> tuple[list[Measurement], int, str]:
+    """Return the measurements, winner first, how many tied with it, and the policy that proposed it.
+
+    Policies are asked in turn until one has a candidate that passes verification. A policy is asked again with what was
+    measured until it has nothing more to propose. If none passes, the first measurement has no samples.
+    """
+    space = space_from_json(task.lowered["space"])
+    failed: list[Measurement] = []
+    for policy in task.policies:
+        propose = load_policy(task.root, policy).propose
+        measured: list[Measurement] = []
+        while proposals := propose(space, task.arch, task.workload.top_k, tuple(measured)):
+            measured += _measured(task, proposals, runner, store, step)
+        if any(m.samples for m in measured):
+            ranked, tied = ranking([*measured, *failed])
+            return ranked, tied, policy
+        failed += measured
+    return failed, 0, ""
+
+
+def _measured(task: Task, proposals: Sequence[Proposal], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
+    built = _built(task, proposals, runner, step)
+    known = {m.code: _known(task, m.code, store) for m in built if m.code}
+    fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
+    done = {m.code: m for m in _timed(task, list(fresh.values()), runner, step)}
+    for measurement in done.values():
+        _keep(task, measurement, store)
+    return [_with_result(m, done.get(m.code) or known.get(m.code)) for m in built]
+
+
+def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
+    return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
+
+
+def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step) -> list[Measurement]:
+    arch = to_json(task.arch)
+    requests = [
+        {"do": "build", **task.case, "candidate": p.candidate.to_json(), "arch": arch, "folder": str(task.folder)} for p in proposals
+    ]
+    placed: list[Measurement | None] = [None] * len(proposals)
+    for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
+        proposal = proposals[index]
+        fields = {name: answer[name] for name in ("scheduled", "code", "code_bytes", "failure") if name in answer}
+        placed[index] = Measurement(proposal.candidate, proposal.predicted_secs, **fields)
+        step("built", count, len(proposals), None)
+    return [measurement for measurement in placed if measurement is not None]
+
+
+def _timed(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> list[Measurement]:
+    """Verify each, race those that passed; return all."""
+    if not built:
+        return []
+    case = {**task.case, "seed": task.protocol["seed"]}
+    answer = runner.measure({"do": "prepare", **case}, PREPARE_SECS)
+    if "failure" in answer:
+        return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
+    passed: list[tuple[Measurement, float]] = []
+    failed: list[Measurement] = []
+    best: float | None = None
+    for count, measurement in enumerate(built, start=1):
+        verdict, secs = _verified(task, measurement, case, runner)
+        if verdict.failure:
+            failed.append(verdict)
+        else:
+            passed.append((verdict, secs))
+            best = min(secs, best or secs)
+        step("verified", count, len(built), best)
+
+    def sample(measurement: Measurement, calls: int) -> list[float] | str:
+        request = {"do": "sample", "case": case, "calls": calls, "samples": 1, **_kernel(task, measurement)}
+        got = runner.measure(request, PREPARE_SECS)
+        return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
+
+    step("racing", len(passed), len(built), best)
+    return [*race(passed, sample), *failed]
+
+
+def _verified(task: Task, measurement: Measurement, case: Mapping[str, Any], runner: Runner) -> tuple[Measurement, float]:
+    answer = runner.measure({"do": "verify", "case": case, **_kernel(task, measurement)}, VERIFY_SECS)
+    if "failure" in answer:
+        return replace(measurement, failure=answer["failure"]), 0.0
+    # JSON holds no infinity, which is the error of a NaN.
+    error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
+    if not error <= task.tolerance:
+        return replace(measurement, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
+    return replace(measurement, error=error), answer["secs"]
+
+
+def _kernel(task: Task, measurement: Measurement) -> dict[str, str]:
+    return {"library": str(task.folder / f"{measurement.code}.so"), "symbol": f"kd_{task.lowered['computation'][:20]}"}
+
+
+def _manifest(task: Task, code: str) -> str:
+    return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance})
+
+
+def _known(task: Task, code: str, store: LocalStore) -> Measurement | None:
+    """Return what an earlier run measured of the same code under the same protocol."""
+    found = store.read("measure", key(_manifest(task, code)), is_local=task.arch.is_detected)
+    if not isinstance(found, Record):
+        return None
+    result = found.result
+    return Measurement(
+        Candidate("", ()), 0.0, code=code, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
+    )
+
+
+def _keep(task: Task, measurement: Measurement, store: LocalStore) -> None:
+    # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
+    if measurement.error is None:
+        return
+    result = {"error": measurement.error, "samples": list(measurement.samples), "failure": measurement.failure}
+    store.write("measure", _manifest(task, measurement.code), result, is_local=task.arch.is_detected)
+
+
+def record_result(task: Task, measurements: Sequence[Measurement], tied: int, policy: str, blobs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the tuning record's content: every candidate, winner first, and where the winner's blobs are."""
+    winner = measurements[0]
+    return {
+        "computation": task.lowered["computation"],
+        "symbol": f"kd_{task.lowered['computation'][:20]}",
+        "signature": task.lowered["signature"],
+        "flops": task.lowered["flops"],
+        "least_bytes": task.lowered["least_bytes"],
+        "tolerance": task.tolerance,
+        "policy": policy,
+        "winner": winner.candidate.to_json(),
+        "run_secs": float(f"{winner.run_secs:.4g}"),
+        "error": winner.error,
+        "tied": tied,
+        **blobs,
+        "measurements": [_measurement_json(m) for m in measurements],
+        "provenance": {
+            "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+            "host": os.uname().nodename,
+            "kernel": os.uname().release,
+        },
+    }
+
+
+def _measurement_json(measurement: Measurement) -> dict[str, Any]:
+    fields = {
+        **to_json(measurement),
+        "candidate": measurement.candidate.to_json(),
+        "predicted_secs": float(f"{measurement.predicted_secs:.4g}"),
+    }
+    return {name: value for name, value in fields.items() if value not in ("", (), None)}
+
+
+def measurement_from_json(json: Mapping[str, Any]) -> Measurement:
+    """Read what `record_result` wrote of one candidate."""
+    fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
+    return Measurement(**fields)

@@ -1,0 +1,81 @@
+"""Owns what is read of a workspace before planning: declaration, digests of plug-ins and files, archs.
+
+Knows nothing of TVM, of records or of what is done with all this.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kerneldecl.declare import Declaration, declare
+from kerneldecl.key import digest
+from kerneldecl.plan import Inputs
+from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files
+from kerneldecl.rule import WorkspaceFile
+from kerneldecl.stores.local import LocalStore
+
+FILE = "workloads.toml"
+LOCK = "workloads.lock"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with a workloads.toml, and all that its plan depends on besides records."""
+
+    root: Path
+    declaration: Declaration
+    inputs: Inputs
+    extra_files: tuple[Path, ...]
+    """Files outside the plug-in folders that keys depend on."""
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.root / "cache")
+
+
+def open_workspace(root: Path) -> Workspace:
+    """Read a workspace; raise DeclarationError with every mistake in it."""
+    declaration = declare(root)
+    names = sorted({workload.rule for workload in declaration.workloads})
+    file_attrs = {name: _file_attrs(root, name) for name in names}
+    paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
+    archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
+    kinds = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
+    policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
+    rules = {name: rule_files(root, name) for name in names}
+    inputs = Inputs(
+        toolchain=dict(declaration.toolchain),
+        archs=archs,
+        rules={name: _digest(files) for name, files in rules.items()},
+        files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
+        file_attrs=file_attrs,
+        policies=policies,
+        plugins={chosen: _plugin_digests(root, several) for chosen, several in policies.items()},
+    )
+    extra = {root / path for _, path in paths} | {file for files in rules.values() for file in files}
+    return Workspace(root, declaration, inputs, tuple(sorted(extra)))
+
+
+def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
+    hints = typing.get_type_hints(load_rule(root, rule))
+    return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
+
+
+def _policies(root: Path, policy: str, kind: str) -> tuple[str, ...]:
+    """Return the policies behind a declared one: `auto` stands for those of the kind of arch, in its own order."""
+    several = getattr(load_policy(root, policy), "BY_KIND", None)
+    return (policy,) if several is None else tuple(several[kind])
+
+
+def _plugin_digests(root: Path, policies: Iterable[str]) -> dict[str, str]:
+    templates = {name for policy in policies for name in load_policy(root, policy).TEMPLATES}
+    digests = {f"policy.{name}": _digest(plugin_files("policies", root, name)) for name in policies}
+    return digests | {f"template.{name}": _digest(plugin_files("templates", root, name)) for name in sorted(templates)}
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Return one digest of several files' contents; where they lie plays no part."""
+    return digest("".join(f"{file.name} {digest(file.read_bytes())}\n" for file in sorted(files, key=lambda f: f.name)).encode())

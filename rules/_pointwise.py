@@ -1,0 +1,112 @@
+"""Owns the operations that work on one element at a time: in TE, in NumPy, and what they cost.
+
+Knows nothing of shapes, attributes or which rule applies them.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+
+Reader = Callable[..., Any]
+"""A TE tensor, or a function that takes indices to an expression just as a tensor does."""
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One operation: how many operands it has, its cost for an element, and its value in NumPy."""
+
+    operands: int
+    flops: int
+    """A function such as exp counts as one."""
+    reference: Callable[..., Array]
+    is_float_only: bool = False
+    is_rounded: bool = False
+    """Whether several roundings in a narrow dtype would show: such operations are computed in float32."""
+
+
+def _erf(x: Array) -> Array:
+    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+OPERATIONS = {
+    "copy": Pointwise(1, 0, np.positive),
+    "add": Pointwise(2, 1, np.add),
+    "sub": Pointwise(2, 1, np.subtract),
+    "mul": Pointwise(2, 1, np.multiply),
+    "div": Pointwise(2, 1, np.divide, is_float_only=True),
+    "maximum": Pointwise(2, 1, np.maximum),
+    "minimum": Pointwise(2, 1, np.minimum),
+    "neg": Pointwise(1, 1, np.negative),
+    "abs": Pointwise(1, 1, np.abs),
+    "relu": Pointwise(1, 1, _relu),
+    "sqrt": Pointwise(1, 1, np.sqrt, is_float_only=True),
+    "exp": Pointwise(1, 1, np.exp, is_float_only=True, is_rounded=True),
+    "tanh": Pointwise(1, 1, np.tanh, is_float_only=True, is_rounded=True),
+    "sigmoid": Pointwise(1, 1, _sigmoid, is_float_only=True, is_rounded=True),
+    "gelu": Pointwise(1, 5, lambda x: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)), is_float_only=True, is_rounded=True),
+    "silu": Pointwise(1, 2, lambda x: x * _sigmoid(x), is_float_only=True, is_rounded=True),
+}
+
+
+def stage(shape: Any, name: str, expression: Callable[..., Any], *operands: Reader) -> Any:
+    """Return a TE tensor whose elements are `expression` of the operands' elements at the same indices."""
+    from tvm import te
+
+    return te.compute(shape, lambda *i: expression(*(read(*i) for read in operands)), name=name)
+
+
+def cast(operand: Reader, dtype: str) -> Reader:
+    """Return a reader of the operand's elements as `dtype`."""
+    return lambda *i: operand(*i).astype(dtype)
+
+
+def lower(op: str, shape: Any, name: str, dtype: str, *operands: Reader) -> Any:
+    """Return the TE tensor `name` that applies `op` to operands of `dtype`.
+
+    The stages are those that Relax legalises the operator to, so that a kernel tuned here is found there.
+    """
+    from tvm import te, tirx
+
+    def const(value: float) -> Any:
+        return tirx.const(value, dtype)
+
+    if op == "silu":
+        gate = stage(shape, f"{name}_sigmoid", te.sigmoid, *operands)
+        return stage(shape, name, operator.mul, *operands, gate)
+    if op == "gelu":
+        scaled = stage(shape, f"{name}_scaled", lambda x: x * const(0.5**0.5), *operands)
+        erf = stage(shape, f"{name}_erf", te.erf, scaled)
+        half = stage(shape, f"{name}_half", lambda e: e * const(0.5), erf)
+        gate = stage(shape, f"{name}_gate", lambda h: const(0.5) + h, half)
+        return stage(shape, name, operator.mul, *operands, gate)
+    expressions: dict[str, Callable[..., Any]] = {
+        "copy": lambda x: x,
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "div": te.div,
+        "maximum": te.max,
+        "minimum": te.min,
+        "neg": lambda x: x * const(-1),
+        "abs": te.abs,
+        "relu": lambda x: te.max(x, const(0)),
+        "sqrt": te.sqrt,
+        "exp": te.exp,
+        "tanh": te.tanh,
+        "sigmoid": te.sigmoid,
+    }
+    return stage(shape, name, expressions[op], *operands)

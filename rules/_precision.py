@@ -1,0 +1,78 @@
+"""Owns the dtype that sums are kept in, the dtype of results, and how far rounding may take a result from its reference.
+
+Knows nothing of any one operator.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import dtype_tolerance
+
+FactorDtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
+"""What products are made of."""
+AccumDtype = Literal["float16", "float32", "float64", "int32", "int64"]
+"""What sums are kept in."""
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+SIGNIFICANT_BITS = {
+    "float8_e5m2": 3,
+    "float8_e4m3fn": 4,
+    "bfloat16": 8,
+    "float16": 11,
+    "float32": 24,
+    "float64": 53,
+    "int8": 8,
+    "uint8": 8,
+    "int16": 16,
+    "int32": 32,
+    "int64": 64,
+}
+
+
+def is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint"))
+
+
+def accum_dtype(dtype: str, declared: str = "") -> str:
+    """Return the dtype that sums of `dtype` are kept in: the declared one, else 32 bits of the same kind, or float64 for float64."""
+    return declared or (dtype if dtype in {"float64", "int64"} else "int32" if is_integer(dtype) else "float32")
+
+
+def out_dtype(dtype: str, declared: str = "") -> str:
+    """Return the dtype of the result: the declared one, else `dtype` for floating point and int32 for integers."""
+    return declared or ("int32" if is_integer(dtype) else dtype)
+
+
+def sum_problems(dtype: str, accum: str, out: str) -> Iterator[str]:
+    """Yield why sums of `dtype` cannot be kept in `accum`, or cannot be stored as `out`."""
+    if is_integer(dtype) != is_integer(accum):
+        yield f"accum_dtype {accum} does not suit dtype {dtype}: one is an integer, the other is not"
+    elif SIGNIFICANT_BITS[accum] < SIGNIFICANT_BITS[dtype]:
+        yield f"accum_dtype {accum} is narrower than dtype {dtype}"
+    if is_integer(out) and not is_integer(accum):
+        yield f"out_dtype {out} would cut off the fractions that accum_dtype {accum} keeps"
+    elif is_integer(out) and SIGNIFICANT_BITS[out] < SIGNIFICANT_BITS[accum]:
+        yield f"out_dtype {out} is narrower than accum_dtype {accum}: sums would wrap around"
+
+
+def scaled_down(values: Array, terms: int) -> Array:
+    """Return floating-point values divided by sqrt(terms), so that sums of so many products have unit variance.
+
+    Beside sums that grow with their length, a bias or an activation that a wrong kernel loses would not show.
+    """
+    if values.dtype.kind in "iu":
+        return values
+    return (values.astype(np.float64) / math.sqrt(terms)).astype(values.dtype)
+
+
+def sum_tolerance(out: str, accum: str, terms: int) -> float:
+    """Return the relative error allowed of a sum of `terms` products, kept in `accum` and stored as `out`.
+
+    Rounding errors of a running sum add up like a random walk: with the square root of its length (Higham and Mary,
+    A new approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
+    """
+    return dtype_tolerance(out) + 4 * UNIT_ROUNDOFF.get(accum, 0.0) * math.sqrt(terms)

@@ -1,0 +1,129 @@
+"""Owns the two-dimensional convolution of NHWC images with HWIO weights, with an optional epilogue in the same kernel.
+
+Knows nothing of tiles, targets or how the convolution is scheduled.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
+
+from ._epilogue import Epilogue, Step
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2d(Rule):
+    """Y = epilogue(conv2d(X, W)): X is [n, h, w, c], W is [kh, kw, c / groups, f], Y is [n, rows, columns, f]."""
+
+    n: Extent
+    """Images."""
+    h: Extent
+    """Rows of an image."""
+    w: Extent
+    """Columns of an image."""
+    c: Extent
+    """Input channels."""
+    f: Extent
+    """Output channels."""
+    kh: Extent
+    """Rows of the kernel."""
+    kw: Extent
+    """Columns of the kernel."""
+    stride: Extent = 1
+    """Step between outputs, in both directions."""
+    padding: Size = 0
+    """Zeros added on each of the four sides."""
+    dilation: Extent = 1
+    """Step between the kernel's elements, in both directions."""
+    groups: Extent = 1
+    """Groups of channels convolved apart; c for a depthwise convolution."""
+    dtype: FactorDtype = "float32"
+    """Of X and W."""
+    accum_dtype: AccumDtype | Literal[""] = ""
+    """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
+    out_dtype: Dtype | Literal[""] = ""
+    """Of Y, the bias and the residual; by default dtype, int32 for integers."""
+    epilogue: tuple[Step, ...] = ()
+    """Steps applied in order: bias adds a vector [f], add a residual of the shape of Y."""
+
+    @property
+    def _accum(self) -> str:
+        return accum_dtype(self.dtype, self.accum_dtype)
+
+    @property
+    def _epilogue(self) -> Epilogue:
+        rows, columns = self._steps(self.h, self.kh), self._steps(self.w, self.kw)
+        y = Arg("Y", (self.n, rows, columns, self.f), out_dtype(self.dtype, self.out_dtype))
+        return Epilogue(self.epilogue, self._accum, y)
+
+    @property
+    def _terms(self) -> int:
+        return self.kh * self.kw * (self.c // self.groups)
+
+    def _steps(self, image: int, kernel: int) -> int:
+        """Return the positions that a kernel takes along one side of an image; none or fewer where it does not fit."""
+        return (image + 2 * self.padding - self.dilation * (kernel - 1) - 1) // self.stride + 1
+
+    def problems(self) -> Iterator[str]:
+        for side, image, kernel in (("rows", self.h, self.kh), ("columns", self.w, self.kw)):
+            if self._steps(image, kernel) < 1:
+                reach = self.dilation * (kernel - 1) + 1
+                yield f"the kernel spans {reach} {side}, but the padded image has {image + 2 * self.padding}"
+        if self.c % self.groups:
+            yield f"groups {self.groups} does not divide c {self.c}"
+        if self.f % self.groups:
+            yield f"groups {self.groups} does not divide f {self.f}"
+        yield from sum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
+        yield from self._epilogue.problems()
+
+    def signature(self) -> Signature:
+        x = Arg("X", (self.n, self.h, self.w, self.c), self.dtype)
+        w = Arg("W", (self.kh, self.kw, self.c // self.groups, self.f), self.dtype)
+        return Signature((x, w, *self._epilogue.args()), (self._epilogue.out,))
+
+    def lower(self) -> list[Any]:
+        from tvm import te, topi
+
+        x, w, *operands = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+        margin = [0, self.padding, self.padding, 0]
+        padded = topi.nn.pad(x, margin, margin, name="padded")
+
+        def element(image: Any, row: Any, column: Any, f: Any) -> Any:
+            r, s = te.reduce_axis((0, self.kh), "r"), te.reduce_axis((0, self.kw), "s")
+            c = te.reduce_axis((0, self.c // self.groups), "c")
+            channel = c if self.groups == 1 else f // (self.f // self.groups) * (self.c // self.groups) + c
+            pixel = padded(image, row * self.stride + r * self.dilation, column * self.stride + s * self.dilation, channel)
+            return te.sum(pixel.astype(self._accum) * w(r, s, c, f).astype(self._accum), axis=[r, s, c])
+
+        out = self._epilogue.out
+        return [*inputs, self._epilogue.lower(lambda name: te.compute(out.shape, element, name=name), operands)]
+
+    def reference(self, *inputs: Array) -> Array:
+        x, w, *operands = inputs
+        p, (n, rows, columns, f) = self.padding, self._epilogue.out.shape
+        padded = np.pad(x.astype(np.float64), ((0, 0), (p, p), (p, p), (0, 0)))
+        grouped = padded.reshape(*padded.shape[:3], self.groups, -1)
+        weights = w.astype(np.float64).reshape(self.kh, self.kw, -1, self.groups, f // self.groups).transpose(0, 1, 3, 2, 4)
+        sums = np.zeros((self.groups, n * rows * columns, f // self.groups))
+        for r, s in np.ndindex(self.kh, self.kw):
+            top, left = r * self.dilation, s * self.dilation
+            pixels = grouped[:, top :: self.stride, left :: self.stride][:, :rows, :columns]
+            sums += pixels.reshape(-1, *pixels.shape[3:]).swapaxes(0, 1) @ weights[r, s]
+        return self._epilogue.reference(sums.swapaxes(0, 1).reshape(n, rows, columns, f), operands)
+
+    def flops(self) -> int:
+        """Return the operations, those on padding included."""
+        return math.prod(self._epilogue.out.shape) * (2 * self._terms + self._epilogue.flops_per_element())
+
+    def inputs(self, rng: np.random.Generator) -> list[Array]:
+        x, w, *operands = super().inputs(rng)
+        return [x, scaled_down(w, self._terms), *operands]
+
+    def tolerance(self) -> float:
+        return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms)

@@ -1,0 +1,77 @@
+"""Owns operations that work on each element by itself.
+
+Knows nothing of how many elements a schedule takes at a time.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array, numpy_dtype
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
+
+from ._pointwise import OPERATIONS, cast, lower, stage
+from ._precision import is_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Rule):
+    """Y = op(X), or Y = op(X, Z) for an operation of two operands, element by element."""
+
+    op: Literal[
+        "copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs",
+        "relu", "sqrt", "exp", "tanh", "sigmoid", "gelu", "silu",
+    ]  # fmt: skip
+    """The operation; gelu is the exact one, with erf."""
+    shape: tuple[Extent, ...]
+    """Of every operand and of the result."""
+    dtype: Dtype = "float32"
+    """Of every operand and of the result; what rounds more than once is computed in 32 bits at least."""
+
+    @property
+    def _compute_dtype(self) -> str:
+        is_narrow = self.dtype.startswith("float8") or (self.dtype in {"float16", "bfloat16"} and OPERATIONS[self.op].is_rounded)
+        return "float32" if is_narrow else self.dtype
+
+    def problems(self) -> Iterator[str]:
+        if not self.shape:
+            yield "shape has no extent"
+        if OPERATIONS[self.op].is_float_only and is_integer(self.dtype):
+            yield f"op {self.op} needs a floating-point dtype, not {self.dtype}"
+        if self.op in {"neg", "abs"} and self.dtype.startswith("uint"):
+            yield f"op {self.op} needs a signed dtype, not {self.dtype}"
+
+    def signature(self) -> Signature:
+        inputs = tuple(Arg(name, self.shape, self.dtype) for name in ("X", "Z")[: OPERATIONS[self.op].operands])
+        return Signature(inputs, (Arg("Y", self.shape, self.dtype),))
+
+    def lower(self) -> list[Any]:
+        from tvm import te
+
+        inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+        if self._compute_dtype == self.dtype:
+            return [*inputs, lower(self.op, self.shape, "Y", self.dtype, *inputs)]
+        wide = lower(self.op, self.shape, "wide", self._compute_dtype, *(cast(x, self._compute_dtype) for x in inputs))
+        return [*inputs, stage(self.shape, "Y", lambda y: y, cast(wide, self.dtype))]
+
+    def reference(self, *inputs: Array) -> Array:
+        wide = np.int64 if is_integer(self.dtype) else np.float64
+        result = OPERATIONS[self.op].reference(*(x.astype(wide) for x in inputs))
+        # Integers wrap around, in the kernel as in this cast.
+        return result.astype(numpy_dtype(self.dtype)) if is_integer(self.dtype) else result
+
+    def flops(self) -> int:
+        return OPERATIONS[self.op].flops * math.prod(self.shape)
+
+    def inputs(self, rng: np.random.Generator) -> list[Array]:
+        """Return standard normal values, made positive for sqrt; a divisor is at least 0.5 in size."""
+        inputs = super().inputs(rng)
+        if self.op == "sqrt":
+            return [np.abs(inputs[0])]
+        if self.op == "div":
+            divisor = inputs[1].astype(np.float64)
+            return [inputs[0], (divisor + np.copysign(0.5, divisor)).astype(inputs[1].dtype)]
+        return inputs

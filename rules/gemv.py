@@ -1,0 +1,76 @@
+"""Owns the product of a matrix and a vector.
+
+Knows nothing of tiles, targets or how the product is scheduled.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
+
+from ._epilogue import Epilogue
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemv(Rule):
+    """y = W @ x: a matrix times a vector."""
+
+    n: Extent
+    """Elements of y."""
+    k: Extent
+    """Elements of x: terms of each sum."""
+    layout: Literal["n", "t"] = "n"
+    """Of W: n stores it as [n, k], t as [k, n]."""
+    dtype: FactorDtype = "float32"
+    """Of W and x."""
+    accum_dtype: AccumDtype | Literal[""] = ""
+    """Of the sums; by default float32, int32 for integers, float64 for float64."""
+    out_dtype: Dtype | Literal[""] = ""
+    """Of y; by default dtype, int32 for integers."""
+
+    @property
+    def _accum(self) -> str:
+        return accum_dtype(self.dtype, self.accum_dtype)
+
+    @property
+    def _out(self) -> Arg:
+        return Arg("y", (self.n,), out_dtype(self.dtype, self.out_dtype))
+
+    def problems(self) -> Iterator[str]:
+        yield from sum_problems(self.dtype, self._accum, self._out.dtype)
+
+    def signature(self) -> Signature:
+        w = (self.n, self.k) if self.layout == "n" else (self.k, self.n)
+        return Signature((Arg("W", w, self.dtype), Arg("x", (self.k,), self.dtype)), (self._out,))
+
+    def lower(self) -> list[Any]:
+        from tvm import te
+
+        w, x = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+
+        def element(row: Any) -> Any:
+            k = te.reduce_axis((0, self.k), "k")
+            weight = w(row, k) if self.layout == "n" else w(k, row)
+            return te.sum(weight.astype(self._accum) * x(k).astype(self._accum), axis=k)
+
+        cast = Epilogue((), self._accum, self._out)
+        return [*inputs, cast.lower(lambda name: te.compute((self.n,), element, name=name), [])]
+
+    def reference(self, *inputs: Array) -> Array:
+        w, x = (array.astype(np.float64) for array in inputs)
+        return np.asarray((w if self.layout == "n" else w.T) @ x)
+
+    def flops(self) -> int:
+        return 2 * self.n * self.k
+
+    def inputs(self, rng: np.random.Generator) -> list[Array]:
+        w, x = super().inputs(rng)
+        return [scaled_down(w, self.k), x]
+
+    def tolerance(self) -> float:
+        return sum_tolerance(self._out.dtype, self._accum, self.k)

@@ -1,0 +1,96 @@
+"""Owns the matrix product, with an optional epilogue in the same kernel.
+
+Knows nothing of tiles, targets or how the product is scheduled.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
+
+from ._epilogue import Epilogue, Step
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matmul(Rule):
+    """C = epilogue(A @ B): a matrix product, or a batch of them."""
+
+    m: Extent
+    """Rows of C."""
+    n: Extent
+    """Columns of C."""
+    k: Extent
+    """Terms of each sum."""
+    batch: Size = 0
+    """Products in the batch, along a leading axis of A, B and C; 0 for a single product without that axis."""
+    layout: Literal["nn", "nt", "tn", "tt"] = "nn"
+    """Of A, then of B: n stores A as [m, k] and B as [k, n]; t stores A as [k, m] and B as [n, k]."""
+    dtype: FactorDtype = "float32"
+    """Of A and B."""
+    accum_dtype: AccumDtype | Literal[""] = ""
+    """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
+    out_dtype: Dtype | Literal[""] = ""
+    """Of C, the bias and the residual; by default dtype, int32 for integers."""
+    epilogue: tuple[Step, ...] = ()
+    """Steps applied in order: bias adds a vector [n], add a residual of the shape of C."""
+
+    @property
+    def _accum(self) -> str:
+        return accum_dtype(self.dtype, self.accum_dtype)
+
+    @property
+    def _epilogue(self) -> Epilogue:
+        c = Arg("C", (*self._batch, self.m, self.n), out_dtype(self.dtype, self.out_dtype))
+        return Epilogue(self.epilogue, self._accum, c)
+
+    @property
+    def _batch(self) -> tuple[int, ...]:
+        return (self.batch,) if self.batch else ()
+
+    def problems(self) -> Iterator[str]:
+        yield from sum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
+        yield from self._epilogue.problems()
+
+    def signature(self) -> Signature:
+        a = (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
+        b = (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
+        inputs = Arg("A", (*self._batch, *a), self.dtype), Arg("B", (*self._batch, *b), self.dtype)
+        return Signature((*inputs, *self._epilogue.args()), (self._epilogue.out,))
+
+    def lower(self) -> list[Any]:
+        from tvm import te
+
+        a, b, *operands = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+
+        def element(*i: Any) -> Any:
+            *batch, row, column = i
+            k = te.reduce_axis((0, self.k), "k")
+            lhs = a(*batch, row, k) if self.layout[0] == "n" else a(*batch, k, row)
+            rhs = b(*batch, k, column) if self.layout[1] == "n" else b(*batch, column, k)
+            return te.sum(lhs.astype(self._accum) * rhs.astype(self._accum), axis=k)
+
+        out = self._epilogue.out
+        return [*inputs, self._epilogue.lower(lambda name: te.compute(out.shape, element, name=name), operands)]
+
+    def reference(self, *inputs: Array) -> Array:
+        a, b, *operands = inputs
+        lhs = a.astype(np.float64) if self.layout[0] == "n" else a.astype(np.float64).swapaxes(-1, -2)
+        rhs = b.astype(np.float64) if self.layout[1] == "n" else b.astype(np.float64).swapaxes(-1, -2)
+        # Sums of 8-bit products are exact in float64, where NumPy has a fast product, up to 2**37 terms.
+        return self._epilogue.reference(lhs @ rhs, operands)
+
+    def flops(self) -> int:
+        return math.prod(self._epilogue.out.shape) * (2 * self.k + self._epilogue.flops_per_element())
+
+    def inputs(self, rng: np.random.Generator) -> list[Array]:
+        a, b, *operands = super().inputs(rng)
+        return [a, scaled_down(b, self.k), *operands]
+
+    def tolerance(self) -> float:
+        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k)

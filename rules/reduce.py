@@ -1,0 +1,99 @@
+"""Owns sums, means and extrema over chosen axes.
+
+Knows nothing of how a schedule divides a reduction.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
+
+from ._axes import axes_problems, positions
+from ._pointwise import cast, stage
+from ._precision import accum_dtype, is_integer, sum_tolerance
+
+WRAPPING = {"int8", "uint8", "int16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Rule):
+    """Y = op of X over chosen axes."""
+
+    op: Literal["sum", "max", "min", "mean"]
+    """What becomes of the elements along the axes."""
+    shape: tuple[Extent, ...]
+    """Of X."""
+    axes: tuple[int, ...]
+    """Axes to reduce, each once; negative ones count from the last."""
+    keepdims: bool = False
+    """Whether reduced axes stay, with extent 1."""
+    dtype: Dtype = "float32"
+    """Of X and Y; narrow floating-point dtypes are summed in float32."""
+
+    @property
+    def _reduced(self) -> tuple[int, ...]:
+        return tuple(sorted(positions(self.axes, len(self.shape))))
+
+    @property
+    def _terms(self) -> int:
+        return math.prod(self.shape[axis] for axis in self._reduced)
+
+    @property
+    def _is_sum(self) -> bool:
+        return self.op in {"sum", "mean"}
+
+    def problems(self) -> Iterator[str]:
+        yield from axes_problems(self.axes, len(self.shape))
+        if not self.axes:
+            yield "axes names no axis to reduce"
+        if self.op == "mean" and is_integer(self.dtype):
+            yield f"op mean needs a floating-point dtype, not {self.dtype}"
+        if self.op == "sum" and self.dtype in WRAPPING:
+            yield f"op sum in dtype {self.dtype} would wrap around; int32 and int64 hold sums"
+
+    def signature(self) -> Signature:
+        kept = ((axis, extent) for axis, extent in enumerate(self.shape) if self.keepdims or axis not in self._reduced)
+        out = tuple(1 if axis in self._reduced else extent for axis, extent in kept)
+        return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", out, self.dtype),))
+
+    def lower(self) -> list[Any]:
+        from tvm import te, tirx
+
+        x_arg, y = self.signature().args
+        x = te.placeholder(x_arg.shape, x_arg.dtype, x_arg.name)
+        accum = accum_dtype(self.dtype) if self._is_sum else self.dtype
+        combine = {"sum": te.sum, "mean": te.sum, "max": te.max, "min": te.min}[self.op]
+
+        def element(*i: Any) -> Any:
+            over = [te.reduce_axis((0, self.shape[axis]), f"k{axis}") for axis in self._reduced]
+            kept, terms = iter(i), iter(over)
+            index = []
+            for axis in range(len(self.shape)):
+                if self.keepdims and axis in self._reduced:
+                    next(kept)
+                index.append(next(terms) if axis in self._reduced else next(kept))
+            return combine(x(*index).astype(accum), axis=over)
+
+        if not self._is_sum or (self.op == "sum" and accum == self.dtype):
+            return [x, te.compute(y.shape, element, name=y.name)]
+        total = te.compute(y.shape, element, name="total")
+        if self.op == "sum":
+            return [x, stage(y.shape, y.name, lambda t: t, cast(total, self.dtype))]
+        return [x, stage(y.shape, y.name, lambda t: (t / tirx.const(self._terms, accum)).astype(self.dtype), total)]
+
+    def reference(self, *inputs: Array) -> Array:
+        wide = np.int64 if is_integer(self.dtype) else np.float64
+        reduction: Any = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[self.op]
+        return np.asarray(reduction(inputs[0].astype(wide), axis=self._reduced, keepdims=self.keepdims))
+
+    def flops(self) -> int:
+        """Return one operation for each element of X, and for a mean one more for each of Y."""
+        return math.prod(self.shape) + (math.prod(self.signature().outputs[0].shape) if self.op == "mean" else 0)
+
+    def tolerance(self) -> float:
+        return sum_tolerance(self.dtype, accum_dtype(self.dtype), self._terms if self._is_sum else 1)

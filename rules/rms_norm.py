@@ -1,0 +1,66 @@
+"""Owns normalisation by the root mean square over the last axis.
+
+Knows nothing of how many passes over its input a schedule makes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Gt
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
+
+from ._pointwise import cast, stage
+from ._precision import accum_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Rule):
+    """Y = X / sqrt(mean(X * X) + eps) * gamma, over the last axis."""
+
+    shape: tuple[Extent, ...]
+    """Of X and Y; gamma has the last extent."""
+    eps: Annotated[float, Gt(0)] = 1e-5
+    """Added to the mean of squares."""
+    dtype: FloatDtype = "float32"
+    """Of all arguments; 16-bit ones are computed in float32."""
+
+    def problems(self) -> Iterator[str]:
+        if not self.shape:
+            yield "shape has no extent"
+
+    def signature(self) -> Signature:
+        inputs = Arg("X", self.shape, self.dtype), Arg("gamma", self.shape[-1:], self.dtype)
+        return Signature(inputs, (Arg("Y", self.shape, self.dtype),))
+
+    def lower(self) -> list[Any]:
+        """Return the computation in the stages that Relax legalises rms_norm to, casts that change nothing included."""
+        from tvm import te, tirx
+
+        accum = accum_dtype(self.dtype)
+        *rows, columns = self.shape
+        inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
+        count, eps = tirx.const(columns, accum), tirx.const(self.eps, accum)
+        x, gamma = (stage(read.shape, f"{read.op.name}_wide", lambda v: v, cast(read, accum)) for read in inputs)
+        square = stage(self.shape, "square", lambda v: v * v, x)
+
+        def sum_of_squares(*row: Any) -> Any:
+            k = te.reduce_axis((0, columns), "k")
+            return te.sum(square(*row, k), axis=k)
+
+        total = te.compute(rows, sum_of_squares, name="total")
+        factor = te.compute(rows, lambda *row: tirx.rsqrt(total(*row) / count + eps), name="factor")
+        wide = te.compute(self.shape, lambda *i: factor(*i[:-1]) * x(*i) * gamma(i[-1]), name="wide")
+        return [*inputs, stage(self.shape, "Y", lambda v: v, cast(wide, self.dtype))]
+
+    def reference(self, *inputs: Array) -> Array:
+        x, gamma = (array.astype(np.float64) for array in inputs)
+        return np.asarray(x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.eps) * gamma)
+
+    def flops(self) -> int:
+        """Return four operations for each element: square, plus, times factor, times gamma."""
+        return 4 * math.prod(self.shape)

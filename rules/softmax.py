@@ -1,0 +1,68 @@
+"""Owns softmax along one axis.
+
+Knows nothing of how many passes over its input a schedule makes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
+
+from ._axes import axes_problems, positions
+from ._pointwise import cast
+from ._precision import accum_dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Rule):
+    """Y = exp(X - max) / sum(exp(X - max)) along one axis."""
+
+    shape: tuple[Extent, ...]
+    """Of X and Y."""
+    axis: int = -1
+    """The axis along which Y sums to 1; a negative one counts from the last."""
+    dtype: FloatDtype = "float32"
+    """Of X and Y; 16-bit ones are computed in float32."""
+
+    def problems(self) -> Iterator[str]:
+        yield from axes_problems([self.axis], len(self.shape))
+
+    def signature(self) -> Signature:
+        return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", self.shape, self.dtype),))
+
+    def lower(self) -> list[Any]:
+        from tvm import te
+
+        accum = accum_dtype(self.dtype)
+        (axis,) = positions([self.axis], len(self.shape))
+        rows = self.shape[:axis] + self.shape[axis + 1 :]
+        x = te.placeholder(self.shape, self.dtype, "X")
+        wide = cast(x, accum)
+
+        def along(combine: Any, read: Any) -> Any:
+            k = te.reduce_axis((0, self.shape[axis]), "k")
+            return lambda *row: combine(read(*row[:axis], k, *row[axis:]), axis=k)
+
+        def row_of(i: tuple[Any, ...]) -> tuple[Any, ...]:
+            return i[:axis] + i[axis + 1 :]
+
+        highest = te.compute(rows, along(te.max, wide), name="highest")
+        powers = te.compute(self.shape, lambda *i: te.exp(wide(*i) - highest(*row_of(i))), name="powers")
+        total = te.compute(rows, along(te.sum, powers), name="total")
+        # Relax marks the last block so, and a kernel is found there only if its blocks are marked alike.
+        y = te.compute(self.shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(self.dtype), name="Y", attrs={"axis": axis})
+        return [x, y]
+
+    def reference(self, *inputs: Array) -> Array:
+        x = inputs[0].astype(np.float64)
+        powers = np.exp(x - x.max(axis=self.axis, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))
+
+    def flops(self) -> int:
+        """Return five operations for each element: max, minus, exp, plus, divide."""
+        return 5 * math.prod(self.shape)

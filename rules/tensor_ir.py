@@ -1,0 +1,110 @@
+"""Owns functions that are given as TensorIR themselves, in TVMScript or as saved IR.
+
+Knows nothing of what they compute. Only here does `signature` need TVM, for it is in the file; attributes and problems do not.
+"""
+
+import functools
+import runpy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kerneldecl.arrays import Array, aligned, poisoned
+from kerneldecl.rule import Arg, Rule, Signature, WorkspaceFile
+
+NO_FILE = WorkspaceFile("")
+RUN_NAME = "kerneldecl_tensor_ir"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorIr(Rule):
+    """A PrimFunc from a file; the arguments that it writes come last."""
+
+    file: WorkspaceFile
+    """TVMScript (.py), or what tvm.ir.save_json wrote (.json)."""
+    function: str = ""
+    """Name of the PrimFunc, where the file has several."""
+    reference_file: WorkspaceFile = NO_FILE
+    """Python file with a NumPy reference; by default the function itself is the reference, built without a schedule."""
+    reference_function: str = "reference"
+    """Name of the function in reference_file: it takes the inputs and returns the output, or a sequence of outputs."""
+
+    def problems(self) -> Iterator[str]:
+        if Path(self.file).suffix not in {".py", ".json"}:
+            yield f"file {self.file} is neither TVMScript (.py) nor saved IR (.json)"
+        if self.reference_file and Path(self.reference_file).suffix != ".py":
+            yield f"reference_file {self.reference_file} is no Python file (.py)"
+
+    def signature(self) -> Signature:
+        """Return the function's parameters; raise ValueError unless they are inputs of fixed shapes, then outputs."""
+        func = self.lower()
+        args = [Arg(param.name, tuple(_extent(param, extent) for extent in param.shape), str(param.dtype)) for param in func.params]
+        written = _written(func)
+        inputs = [arg for arg in args if arg.name not in written]
+        if not written or args[: len(inputs)] != inputs:
+            raise ValueError(f"{self.file}: the arguments that the function writes, {sorted(written)}, are not its last ones")
+        return Signature(tuple(inputs), tuple(args[len(inputs) :]))
+
+    def lower(self) -> Any:
+        funcs = _prim_funcs(self.file, Path(self.file).read_bytes())
+        if self.function in funcs:
+            return funcs[self.function]
+        if self.function or len(funcs) != 1:
+            asked = f"function {self.function} is not in it" if self.function else "function is not said"
+            raise ValueError(f"{self.file}: {asked}; the file has {', '.join(sorted(funcs)) or 'none'}")
+        return next(iter(funcs.values()))
+
+    def reference(self, *inputs: Array) -> Array | Sequence[Array]:
+        if self.reference_file:
+            found: Array | Sequence[Array] = runpy.run_path(self.reference_file, run_name=RUN_NAME)[self.reference_function](*inputs)
+            return found
+        return self._run_unscheduled(inputs)
+
+    def _run_unscheduled(self, inputs: Sequence[Array]) -> list[Array]:
+        import tvm
+
+        from kerneldecl.kernels import tensor
+
+        func = self.lower().with_attr("global_symbol", "main")
+        kernel = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
+        outputs = [aligned(poisoned(arg)) for arg in self.signature().outputs]
+        kernel(*map(tensor, map(aligned, inputs)), *map(tensor, outputs))
+        return outputs
+
+    def flops(self) -> int:
+        """Return TVM's estimate."""
+        import tvm
+        from tvm.s_tir.analysis import estimate_tir_flops
+
+        return int(estimate_tir_flops(tvm.IRModule({"main": self.lower()})))
+
+
+@functools.lru_cache(maxsize=64)
+def _prim_funcs(path: str, content: bytes) -> dict[str, Any]:
+    """Return the PrimFuncs of a file by name, those inside its modules included; `content` tells versions of the file apart."""
+    import tvm
+
+    holders = {"main": tvm.ir.load_json(content.decode())} if path.endswith(".json") else runpy.run_path(path, run_name=RUN_NAME)
+    modules = [value for value in holders.values() if isinstance(value, tvm.IRModule)]
+    named = dict(holders) | {var.name_hint: func for module in modules for var, func in module.functions.items()}
+    return {name: func for name, func in named.items() if isinstance(func, tvm.tirx.PrimFunc)}
+
+
+def _extent(param: Any, extent: Any) -> int:
+    import tvm
+
+    if not isinstance(extent, tvm.tirx.IntImm):
+        raise ValueError(f"argument {param.name} has the extent {extent}; extents must be constants")  # noqa: TRY004  a value of the file
+    return int(extent)
+
+
+def _written(func: Any) -> set[str]:
+    """Return the names of the parameters that the function writes."""
+    from tvm.s_tir import SBlockRealize
+    from tvm.s_tir.analysis import get_sblock_read_write_region
+
+    if not isinstance(func.body, SBlockRealize):
+        raise ValueError("the function is not schedulable: it is made of blocks (T.sblock) under @T.prim_func(s_tir=True)")  # noqa: TRY004
+    _, writes = get_sblock_read_write_region(func.body.block, {param: param for param in func.params})
+    return {write.source.name for write in writes}

@@ -1,0 +1,51 @@
+"""Owns the permutation of an array's axes.
+
+Knows nothing of how a schedule keeps both sides' accesses contiguous.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
+
+from ._axes import axes_problems, positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transpose(Rule):
+    """Y = X with its axes permuted, as numpy.transpose."""
+
+    shape: tuple[Extent, ...]
+    """Of X."""
+    axes: tuple[int, ...]
+    """For each axis of Y the axis of X that it is; negative ones count from the last."""
+    dtype: Dtype = "float32"
+    """Of X and Y."""
+
+    def problems(self) -> Iterator[str]:
+        yield from axes_problems(self.axes, len(self.shape))
+        if len(self.axes) != len(self.shape):
+            yield f"axes names {len(self.axes)} axes, but shape has {len(self.shape)} extents"
+
+    def signature(self) -> Signature:
+        out = tuple(self.shape[axis] for axis in self.axes)
+        return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", out, self.dtype),))
+
+    def lower(self) -> list[Any]:
+        from tvm import te
+
+        x_arg, y = self.signature().args
+        x = te.placeholder(x_arg.shape, x_arg.dtype, x_arg.name)
+        axes = positions(self.axes, len(self.shape))
+        source = [axes.index(axis) for axis in range(len(axes))]
+        return [x, te.compute(y.shape, lambda *i: x(*(i[position] for position in source)), name=y.name)]
+
+    def reference(self, *inputs: Array) -> Array:
+        return np.transpose(inputs[0], self.axes)
+
+    def flops(self) -> int:
+        return 0
