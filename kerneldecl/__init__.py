@@ -1,0 +1,26 @@
+"""kerneldecl: a declarative, incremental build for tuned kernels.
+
+`plan`, `build` and `load` are imported when they are first asked for: importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kerneldecl.api import Artifact, build, load, plan
+
+__all__ = ["Artifact", "build", "load", "plan"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kerneldecl' has no attribute {name!r}")
+    from kerneldecl import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

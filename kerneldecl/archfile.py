@@ -30,11 +30,12 @@ def read_arch(name: str, content: bytes, shown: str) -> Arch:
         line = content[: error.start].count(b"\n") + 1
         raise DeclarationError([Problem(shown, line, "", f"byte 0x{content[error.start]:02x} is not UTF-8")]) from None
     except tomli.TOMLDecodeError as error:
-        raise DeclarationError([Problem(shown, error.lineno, "", f"not TOML: {error.msg} in column {error.colno}")]) from None
+        raise DeclarationError([Problem(shown, error.lineno, "", f"not TOML: {error.msg} (column {error.colno})")]) from None
     found = list(_mistakes(table))
     if found:
         lines = key_lines(text)
-        raise DeclarationError(Problem(shown, line_of(lines, path), "", sentence, hint) for path, sentence, hint in found)
+        problems = [Problem(shown, line_of(lines, path), "", sentence, hint) for path, sentence, hint in found]
+        raise DeclarationError(sorted(problems, key=lambda problem: problem.line))
     target = tuple(sorted((key, frozen(value)) for key, value in table["tvm_target"].items()))
     cpu: dict[str, Any] = {key: float(value) if _CPU_TYPES[key] == "float" else value for key, value in table["cpu"].items()}
     return Arch(name, table["kind"], table.get("model", ""), target, Cpu(**cpu))

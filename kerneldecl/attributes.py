@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -22,6 +22,7 @@ from kerneldecl.rule import Rule, WorkspaceFile
 from kerneldecl.wording import show, unknown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_SCALARS = frozenset({int, str, float, bool})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +42,22 @@ class Attribute:
         return _depth(self.hint)
 
     @cached_property
-    def adapter(self) -> TypeAdapter[Any]:
-        return TypeAdapter(self.hint, config=STRICT)
+    def validate(self) -> Callable[[Value], Value]:
+        return TypeAdapter(self.hint, config=STRICT).validator.validate_python
 
     @cached_property
     def is_file(self) -> bool:
         """Whether its strings are paths in the workspace."""
         return _mentions(self.hint, WorkspaceFile)
 
-    def read(self, value: object) -> tuple[Value, tuple[tuple[str, str], ...]]:
+    def read(self, value: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
         """Return the validated value and no mistakes, or any value and (sentence, hint) of each mistake."""
         try:
-            plain = frozen(value)
+            plain = value if type(value) in _SCALARS else frozen(value)
         except TypeError:
             return "", ((f"{self.name} is {show(value)}; expected {expected(self.hint)}", ""),)
         try:
-            return self.adapter.validate_python(plain), ()
+            return self.validate(plain), ()
         except ValidationError as error:
             places = [] if _has_union(self.hint) else [tuple(item["loc"]) for item in error.errors(include_url=False)]
             return "", tuple(_mistake(self.name, self.hint, plain, place) for place in places or [()])
@@ -94,12 +95,9 @@ def rule_attributes(root: Path, name: str) -> RuleAttributes:
     with plugins.blamed(file, root, f"attributes of rule {name} cannot be read"):
         hints = get_type_hints(rule, include_extras=True)
         attributes = {field.name: _attribute(field, hints[field.name]) for field in plugins.fields(rule)}
-        for attribute in attributes.values():
-            assert attribute.adapter  # made here, where a type that pydantic does not know is the rule's mistake
-    bad = [attribute.name for attribute in attributes.values() if not attribute.is_required and attribute.default is None]
-    if bad:
-        sentence = f"attribute {bad[0]} of rule {name} has a default that TOML cannot hold; use a string, a number, a boolean or a tuple"
-        raise DeclarationError([Problem(plugins.displayed(file, root), 0, "", sentence)])
+    sentences = [sentence for attribute in attributes.values() for sentence in _defects(attribute, name)]
+    if sentences:
+        raise DeclarationError(Problem(plugins.displayed(file, root), 0, "", sentence) for sentence in sentences)
     return RuleAttributes(name, rule, file, attributes)
 
 
@@ -129,6 +127,26 @@ def literals(hint: Any) -> tuple[Any, ...]:
     if not all(get_origin(_unwrapped(member)[0]) is Literal for member in members):
         return ()
     return tuple(dict.fromkeys(value for member in members for value in literals(member)))
+
+
+def _defects(attribute: Attribute, rule: str) -> Iterator[str]:
+    """Yield why TOML cannot hold an attribute."""
+    where = f"attribute {attribute.name} of rule {rule}"
+    if not _is_value(attribute.hint):
+        name = getattr(attribute.hint, "__name__", str(attribute.hint))
+        yield f"{where} has the type {name}; expected int, float, bool, str, Literal, or a tuple or union of them"
+    elif not attribute.is_required and attribute.default is None:
+        yield f"{where} has a default that TOML cannot hold; expected a string, a number, a boolean or a tuple"
+
+
+def _is_value(hint: Any) -> bool:
+    """Whether a type's values are a Value of the model."""
+    base, _ = _unwrapped(hint)
+    if isinstance(base, NewType):
+        return _is_value(base.__supertype__)
+    if _is_union(base) or get_origin(base) is tuple:
+        return all(_is_value(arg) for arg in get_args(base) if arg is not Ellipsis)
+    return get_origin(base) is Literal or base in {bool, int, float, str, tuple}
 
 
 def _attribute(field: dataclasses.Field[Any], hint: Any) -> Attribute:
@@ -166,8 +184,10 @@ def _expected_tuple(args: tuple[Any, ...], limits: list[str]) -> str:
     if not args:
         return "a list"
     if len(args) == 2 and args[1] is Ellipsis:
-        return " ".join(["a list", *limits, "with, for each item,", expected(args[0])])
-    return f"a list of {len(args)}: {', '.join(map(expected, args))}"
+        return " ".join(["a list", *limits, "whose items are each", expected(args[0])])
+    words = list(map(expected, args))
+    items = f"items that are each {words[0]}" if len(set(words)) == 1 else f"items: {', '.join(words)}"
+    return f"a list of {len(args)} {items}"
 
 
 def _bare(choice: object) -> str:

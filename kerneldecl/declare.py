@@ -17,10 +17,12 @@ from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.expand import Scope, expand_table
 from kerneldecl.model import Workload
 from kerneldecl.tables import (
+    ARTIFACT,
+    EDITIONS,
     FILE,
-    NAME_KEY,
     SETTINGS,
-    VERSION_KEY,
+    TARGET,
+    TOOLCHAIN,
     Finding,
     Key,
     Settings,
@@ -34,11 +36,6 @@ from kerneldecl.tables import (
 from kerneldecl.toolchain import PINS
 from kerneldecl.wording import show, unknown
 
-EDITIONS = (1,)
-
-_ARTIFACT = {"name": NAME_KEY, "version": VERSION_KEY}
-_TOOLCHAIN = dict.fromkeys(PINS, VERSION_KEY)
-_TARGET = {"arch": NAME_KEY}
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 
 Document = Mapping[str, Any]
@@ -149,8 +146,8 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     """Yield every mistake outside the `[[workload]]` tables."""
     unknown_top = list(unknown_keys(document, _TOP))
     yield from unknown_top
-    yield from _table_findings(document, ("artifact",), _ARTIFACT, required=True)
-    yield from _table_findings(document, ("toolchain",), _TOOLCHAIN)
+    yield from _table_findings(document, ("artifact",), ARTIFACT, required=True)
+    yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _target_findings(document, root)
     found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugins.plugin_names("policies", root))
@@ -184,8 +181,8 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
     for name, target in targets.items():
         path = ("target", name)
         if not is_name(name):
-            yield Finding.of(path, f"target is named {show(name)}; expected {NAME_KEY.expected}")
-        yield from _table_findings(targets, path, _TARGET, required=True)
+            yield Finding.of(path, f"target is named {show(name)}; expected {ARTIFACT['name'].expected}")
+        yield from _table_findings(targets, path, TARGET, required=True)
         arch = target.get("arch") if isinstance(target, dict) else None
         if isinstance(arch, str) and is_name(arch):
             yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root))
@@ -205,10 +202,10 @@ def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) 
     """Yield each table that has name and target of an earlier one, wherever their expansions would differ."""
     first: dict[tuple[str, str], int] = {}
     for position, table in enumerate(tables):
-        name, targets = table.get("name"), table.get("targets", list(scope.defaults.targets))
-        if not isinstance(name, str) or not SETTINGS["targets"].is_right(targets):
+        name, targets = table.get("name"), table.get("targets", scope.defaults.targets)
+        if not isinstance(name, str) or not ("targets" not in table or SETTINGS["targets"].is_right(targets)):
             continue
-        earlier = min(first.setdefault((name, target), position) for target in targets)
+        earlier = min((first.setdefault((name, target), position) for target in targets), default=position)
         if earlier != position:
             sentence = f"duplicate name {show(name)}; first declared in line {lines[earlier]}"
             yield Finding.of(("workload", position, "name"), sentence, entry=name)

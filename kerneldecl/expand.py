@@ -5,6 +5,7 @@ Knows nothing of the rest of the document, nor at which line the table stands.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,27 +60,25 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
         return _wrong(findings, table)
     fixed, axes = split(table, rule.depths)
     findings += _key_findings(table, fixed, axes, rule)
-    unsized = list(size_findings(axes))
-    if unsized:
-        return _wrong(findings + unsized, table)
+    findings += size_findings(axes)
     findings += label_findings(table.get("name", ""), axes)
     values = _read(rule, fixed, "", scope.root, findings)
     steps = [[_read(rule, step, axis.key, scope.root, findings) for step in axis.steps] for axis in axes]
     if findings:
         return _wrong(findings, table)
-    chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    chosen, tags, generation = settings(table, scope.defaults), tuple(table.get("tags", ())), table.get("generation", 0)
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, steps):
         instance = _values(rule, values | attrs, name, scope.root, findings)
         workloads += [
-            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line)
+            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line, generation)
             for target in chosen.targets
         ]
     return _wrong(findings, table) if findings else Expansion(tuple(workloads))
 
 
 def _wrong(findings: list[Finding], table: Attrs) -> Expansion:
-    entry = table["name"] if is_name(table.get("name")) else ""
+    entry = table["name"] if isinstance(table.get("name"), str) else ""
     return Expansion((), tuple(dict.fromkeys(finding.below((), entry) for finding in findings)))
 
 
@@ -140,12 +139,22 @@ def _file_mistakes(name: str, value: Value, root: Path) -> Iterator[tuple[str, s
         if not isinstance(path, str):
             yield from _file_mistakes(name, path, root)
             continue
-        file = (root / path).resolve()
-        if not file.is_relative_to(root.resolve()):
+        if not _is_inside(root / path, root):
             yield f"{name} is {show(path)}, which is outside the workspace; expected a path relative to the folder of {FILE}", ""
-        elif not file.is_file():
+        elif not _is_file(root / path):
             near = nearest(path, (str(other.relative_to(root)) for other in (root / path).parent.glob("*") if other.is_file()))
             yield f"{name} is {show(path)}; no such file in the workspace", f'did you mean "{near}"?' if near else ""
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    return Path(os.path.normpath(path.absolute())).is_relative_to(os.path.normpath(root.absolute()))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long a name, say
+        return False
 
 
 def _values(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, findings: list[Finding]) -> tuple[tuple[str, Value], ...]:

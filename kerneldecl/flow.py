@@ -313,12 +313,16 @@ def lock_of(workspace: Workspace, current: Plan) -> str:
     return lockfile.lock_text(declaration.artifact, declaration.version, dict(workspace.inputs.toolchain), entries)
 
 
+def lock_on_disk(workspace: Workspace) -> str:
+    return _read(workspace.root / LOCK)
+
+
 def remember(at_work: Build) -> None:
     """Keep the keys and the reasons of this build for the next one's explanations."""
     path = at_work.workspace.store.root / "state.json"
     last = state.read_state(path)
     final = make_plan(at_work.workspace)
-    keys = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
+    keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
     for linked in final.links:
         keys[linked.entry] = {"link": linked.key} if linked.is_hit else last.keys.get(linked.entry, {})
     for entry, before in last.keys.items():

@@ -20,7 +20,8 @@ import tvm_ffi
 def _load_runtime() -> None:
     """Load TVM's runtime library: kernels that run in parallel call its thread pool and crash where it is missing."""
     spec = importlib.util.find_spec("tvm")
-    assert spec is not None and spec.origin is not None, "apache-tvm is a dependency"
+    assert spec is not None, "apache-tvm is a dependency"
+    assert spec.origin is not None, "apache-tvm is a package with an __init__.py"
     library = Path(spec.origin).parent / "lib" / "libtvm_runtime.so"
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 

@@ -17,7 +17,7 @@ Kind = Literal["lower", "tune", "build", "link"]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-MEASURING = {"protocol": "cpu-warm-1", "seed": 20}
+MEASURING: Mapping[str, str | int] = {"protocol": "cpu-warm-1", "seed": 20}
 """How candidates are checked and timed (runners/timing.py, race.py) and what their random inputs start from."""
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -31,10 +32,11 @@ HOST = "host"
 
 _PACKAGE = Path(__file__).parent
 _SYNTHETIC = "_kerneldecl_"
+_SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
 _SINGULAR = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}
 _METHODS = ("signature", "lower", "reference", "flops")
 # Attributes share a table with these keys of every workload.
-_RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "tags", "cases"})
+_RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "generation", "tags", "cases"})
 
 
 # Finding
@@ -195,7 +197,7 @@ def blamed(file: Path, root: Path, doing: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         place, line = _place(error, file)
-        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        message = _SYNTHETIC_NAME.sub(r"\1", error.msg if isinstance(error, SyntaxError) else str(error))
         sentence = f"{doing}: {type(error).__name__}: {message}" if message else f"{doing}: {type(error).__name__}"
         raise DeclarationError([Problem(displayed(place, root), line, "", " ".join(sentence.split()))]) from error
 
@@ -271,10 +273,10 @@ def _defects(rule: Any, name: str, class_name: str) -> Iterator[str]:
 def load_arch(root: Path, name: str) -> Arch:
     """Return the arch that `archs/<name>.toml` describes, or the detected one for `host`; raise DeclarationError for a wrong file."""
     if name == HOST:
-        from kerneldecl.host import detect  # noqa: PLC0415  reads the machine's tables
+        from kerneldecl.host import detect
 
         return detect()
-    from kerneldecl.archfile import read_arch  # noqa: PLC0415  a null build reads no TOML
+    from kerneldecl.archfile import read_arch
 
     file = plugin_file("archs", root, name)
     return read_arch(name, file.read_bytes(), displayed(file, root))

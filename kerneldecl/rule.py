@@ -64,7 +64,7 @@ class Rule:
 
     def inputs(self, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
         """Return fresh random inputs in the signature's order: normal for floating point, small whole numbers else."""
-        from kerneldecl.arrays import random_array  # noqa: PLC0415  NumPy is not needed to plan
+        from kerneldecl.arrays import random_array
 
         return [random_array(rng, arg) for arg in self.signature().inputs]
 

@@ -13,9 +13,12 @@ from typing import Any
 
 from kerneldecl.errors import Problem
 from kerneldecl.locate import Path
+from kerneldecl.toolchain import PINS
 from kerneldecl.wording import show, unknown
 
 FILE = "workloads.toml"
+EDITIONS = (1,)
+"""Formats of the file that are understood."""
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"[A-Za-z0-9_.+!-]+")
 
@@ -39,10 +42,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Key:
-    """What one key of a table must hold."""
+    """What one key of a table must hold: for the checker, for a person, for an editor."""
 
     is_right: Callable[[Any], bool]
     expected: str
+    schema: Mapping[str, Any]
+    """JSON Schema of what is right."""
+    summary: str
 
 
 @dataclass(frozen=True)
@@ -72,24 +78,65 @@ def _is_tolerance(value: object) -> bool:
 
 
 _LETTERS = "letters, digits, _, - and ."
-NAME_KEY = Key(is_name, f"a name of {_LETTERS}")
-VERSION_KEY = Key(_is_version, "a version in quotes")
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_NAMES_SCHEMA = {"type": "array", "items": _NAME_SCHEMA, "uniqueItems": True}
+
+
+def name_key(summary: str) -> Key:
+    return Key(is_name, f"a name of {_LETTERS}", _NAME_SCHEMA, summary)
+
+
+def version_key(summary: str) -> Key:
+    return Key(_is_version, "a version in quotes", {"type": "string", "pattern": f"^{_VERSION.pattern}$"}, summary)
+
+
 SETTINGS: Mapping[str, Key] = {
-    "targets": Key(lambda value: _are_names(value) and bool(value), "a list of target names, each once"),
-    "policy": NAME_KEY,
-    "top_k": Key(lambda value: type(value) is int and value > 0, "an integer above 0"),
-    "tolerance": Key(_is_tolerance, "a finite number of at least 0"),
+    "targets": Key(
+        lambda value: _are_names(value) and bool(value),
+        "a list of target names, each once",
+        {**_NAMES_SCHEMA, "minItems": 1},
+        "Targets to build for; all of the file by default.",
+    ),
+    "policy": name_key("Policy that proposes candidates."),
+    "top_k": Key(
+        lambda value: type(value) is int and value > 0,
+        "an integer above 0",
+        {"type": "integer", "minimum": 1},
+        "How many of the best-ranked candidates are built and measured.",
+    ),
+    "tolerance": Key(
+        _is_tolerance,
+        "a finite number of at least 0",
+        {"type": "number", "minimum": 0},
+        "Relative error allowed; the rule's own by default.",
+    ),
 }
 WORKLOAD: Mapping[str, Key] = {
-    "name": NAME_KEY,
-    "rule": NAME_KEY,
+    "name": name_key("Name of the entry; expanded attributes are appended: name[m=16]."),
+    "rule": name_key("Operator: the stem of a file in rules/."),
     **SETTINGS,
-    "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once"),
+    "generation": Key(
+        lambda value: type(value) is int and value >= 0,
+        "an integer of at least 0",
+        {"type": "integer", "minimum": 0},
+        "Raised by hand to tune again what a record exists of.",
+    ),
+    "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once", _NAMES_SCHEMA, "Words that the pattern tag:WORD selects by."),
     "cases": Key(
         lambda value: isinstance(value, list) and bool(value) and all(isinstance(case, dict) and case for case in value),
         "a list of tables such as {m = 1, n = 2}",
+        {"type": "array", "minItems": 1, "items": {"type": "object", "minProperties": 1}},
+        "Paired values: one entry for each table of attributes.",
     ),
 }
+ARTIFACT: Mapping[str, Key] = {
+    "name": name_key("Name of the artifact."),
+    "version": version_key("Version of the artifact."),
+}
+TOOLCHAIN: Mapping[str, Key] = {
+    tool: version_key(f"Version of {tool} that kernels are built with; {pin} by default.") for tool, pin in PINS.items()
+}
+TARGET: Mapping[str, Key] = {"arch": name_key("Machine to build for: the stem of a file in archs/, or host for this one.")}
 
 
 def unknown_keys(table: Iterable[str], known: Iterable[str]) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def unknown(kind: str, got: object, known: Iterable[str], *, where: str = "", al
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name most like `word`, the first of equals; None where none is alike."""
-    from difflib import SequenceMatcher  # noqa: PLC0415  only a mistake pays for it
+    from difflib import SequenceMatcher
 
     matcher = SequenceMatcher(None, b=word.lower())
     best, best_ratio = None, 0.0

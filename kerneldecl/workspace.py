@@ -43,7 +43,7 @@ def open_workspace(root: Path) -> Workspace:
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
-    kinds = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
+    kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
     policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
     rules = {name: rule_files(root, name) for name in names}
     inputs = Inputs(

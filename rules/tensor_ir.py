@@ -38,8 +38,10 @@ class TensorIr(Rule):
 
     def signature(self) -> Signature:
         """Return the function's parameters; raise ValueError unless they are inputs of fixed shapes, then outputs."""
+        from kerneldecl.compiler.tensorir import signature_of
+
         func = self.lower()
-        args = [Arg(param.name, tuple(_extent(param, extent) for extent in param.shape), str(param.dtype)) for param in func.params]
+        args = [Arg(param.name, shape, dtype) for param, (shape, dtype) in zip(func.params, signature_of(func), strict=True)]
         written = _written(func)
         inputs = [arg for arg in args if arg.name not in written]
         if not written or args[: len(inputs)] != inputs:
@@ -89,14 +91,6 @@ def _prim_funcs(path: str, content: bytes) -> dict[str, Any]:
     modules = [value for value in holders.values() if isinstance(value, tvm.IRModule)]
     named = dict(holders) | {var.name_hint: func for module in modules for var, func in module.functions.items()}
     return {name: func for name, func in named.items() if isinstance(func, tvm.tirx.PrimFunc)}
-
-
-def _extent(param: Any, extent: Any) -> int:
-    import tvm
-
-    if not isinstance(extent, tvm.tirx.IntImm):
-        raise ValueError(f"argument {param.name} has the extent {extent}; extents must be constants")  # noqa: TRY004  a value of the file
-    return int(extent)
 
 
 def _written(func: Any) -> set[str]:

@@ -41,11 +41,11 @@ def canonical_module(func: Any) -> tvm.IRModule:
 
 
 def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
-    """Return (shape, dtype) of each buffer parameter; raise ValueError for scalars and for dynamic extents."""
+    """Return (shape, dtype) of each buffer parameter; raise TypeError for scalars, ValueError for dynamic extents."""
     args = []
     for param in func.params:
         if not isinstance(param.ty, tvm.tirx.buffer.BufferType):
-            raise ValueError(f"parameter {param.name} is not a buffer")
+            raise TypeError(f"parameter {param.name} is not a buffer")
         if not all(isinstance(extent, tvm.tirx.IntImm) for extent in param.shape):
             raise ValueError(f"parameter {param.name} has a dynamic extent: {list(param.shape)}")
         args.append((tuple(int(extent) for extent in param.shape), str(param.dtype)))

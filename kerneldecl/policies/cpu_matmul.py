@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_model import Work, busiest_share, divisors, lanes_of, predicted_secs
+from kerneldecl.policies._cpu_model import Estimate, Work, busiest_share, divisors, lanes_of, predicted_secs, ranked, spread_cycles
 
 TEMPLATES = ("cpu_matmul",)
 
@@ -22,7 +22,6 @@ FMA_LATENCY_CYCLES = 4
 TILE_SHAPES = 10
 """Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
 SAME_TILE = 3
-"""Candidates of one register tile that come first: the model is surer of blockings than of what the compiler makes of a tile."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     product = product_of(space)
     if product is None or measured:
         return ()
-    timed = sorted(((tiling_secs(product, tiling, arch.cpu), tiling) for tiling in tilings(product, arch.cpu)), key=lambda pair: pair[0])
-    return tuple(Proposal(tiling.candidate(), secs) for secs, tiling in _varied(timed)[:top_k])
+    return ranked((estimate(product, tiling, arch.cpu) for tiling in tilings(product, arch.cpu)), SAME_TILE)[:top_k]
 
 
 def product_of(space: IterSpace) -> Product | None:
@@ -166,13 +164,16 @@ def _micro_cycles(product: Product, tile_m: int, tile_n: int, cpu: Cpu) -> float
     return product.batch * math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * tile_cycles
 
 
-def tiling_secs(product: Product, tiling: Tiling, cpu: Cpu) -> float:
+def estimate(product: Product, tiling: Tiling, cpu: Cpu) -> Estimate:
     """Return the predicted time: packing first, then the product, each a roofline of `predicted_secs`.
 
     Traffic follows Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, TOMS 2008, section 4):
     per register tile, the panel that changes comes from the cache that its block fits, the other from the cache that the panel fits.
     """
-    return _pack_secs(product, tiling, cpu) + predicted_secs(cpu, _work(product, tiling, cpu))
+    works = [*_packing(product, tiling, cpu), _work(product, tiling, cpu)]
+    secs = sum(predicted_secs(cpu, work) for work in works)
+    moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
+    return Estimate(tiling.candidate(), secs, moved_bytes, (tiling.tile_m, tiling.tile_n))
 
 
 def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
@@ -188,14 +189,14 @@ def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
     far_bytes = visits * changing if block > cpu.l2_bytes // 2 else 0
     if not tiling.pack_m and product.is_left_row_major and tiling.tile_m > L1_WAYS and product.k * product.left_bytes % PAGE_BYTES == 0:
         near_bytes += visits * steps * tiling.tile_m * cpu.line_bytes
-    if not tiling.pack_n and product.n * product.right_bytes % PAGE_BYTES == 0 and steps > L1_WAYS:
-        near_bytes += visits * panel_n
     out_bytes = dtype_bytes(product.out_dtype) * product.batch * product.m * product.n
     if tiling.block_k:
         near_bytes += 2 * out_bytes * (product.k / steps)
     operand_bytes = product.batch * product.k * (product.m * product.left_bytes + product.n * product.right_bytes)
     first_bytes = tasks * (block_m + block_n) * (product.k / steps)
     cycles = _micro_cycles(product, tiling.tile_m, tiling.tile_n, cpu) + _tail_cycles(product, tiling)
+    if not tiling.pack_n:
+        cycles += visits * steps * spread_cycles(cpu, product.n * product.right_bytes, tiling.tile_n * product.right_bytes)
     return Work(
         compute_cycles=share * cycles,
         l2_bytes=share * near_bytes,
@@ -210,31 +211,17 @@ def _tail_cycles(product: Product, tiling: Tiling) -> float:
     return 3.0 * product.batch * product.m * product.n if product.n % tiling.tile_n else 0.0
 
 
-def _pack_secs(product: Product, tiling: Tiling, cpu: Cpu) -> float:
-    """Return the time of copying operands into panels: line by line at the third cache's rate, or element by element where it transposes."""
+def _packing(product: Product, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+    """Yield the work of copying operands into panels: at the third cache's rate, or element by element where the copy transposes or pads."""
     is_parallel = product.batch > 1 or tiling.block_m < product.m or tiling.block_n < product.n
     cores = cpu.cores if is_parallel else 1
-    secs = 0.0
     for is_packed, extent, tile, item_bytes, is_straight in (
         (tiling.pack_m, product.m, tiling.tile_m, product.left_bytes, not product.is_left_row_major),
         (tiling.pack_n, product.n, tiling.tile_n, product.right_bytes, product.is_right_row_major),
     ):
-        if not is_packed:
-            continue
-        items = product.batch * product.k * extent / cores
-        cycles = items * (2.0 if extent % tile else 1.0 if not is_straight else 0.0)
-        total_bytes = 2 * items * item_bytes
-        dram_bytes = total_bytes * cores if total_bytes * cores > cpu.l3_bytes else 0
-        secs += predicted_secs(cpu, Work(cycles, l3_bytes=total_bytes, dram_bytes=dram_bytes, parallel_regions=int(is_parallel)))
-    return secs
-
-
-def _varied(timed: list[tuple[float, Tiling]]) -> list[tuple[float, Tiling]]:
-    """Move what repeats a register tile for the `SAME_TILE`-th time behind the rest, keeping the order otherwise."""
-    seen: dict[tuple[int, int], int] = {}
-    first, later = [], []
-    for secs, tiling in timed:
-        tile = (tiling.tile_m, tiling.tile_n)
-        seen[tile] = seen.get(tile, 0) + 1
-        (first if seen[tile] <= SAME_TILE else later).append((secs, tiling))
-    return first + later
+        if is_packed:
+            items = product.batch * product.k * extent
+            cycles = items * (2.0 if extent % tile else 0.0 if is_straight else 1.0)
+            moved_bytes = 2 * items * item_bytes
+            far_bytes = moved_bytes if moved_bytes > cpu.l3_bytes else 0
+            yield Work(cycles / cores, l3_bytes=moved_bytes / cores, dram_bytes=far_bytes, parallel_regions=int(is_parallel))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kerneldecl.arrays import Array, poisoned, relative_error
+from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.kernels import kernel_of, load_library, tensor
 from kerneldecl.model import Arg, frozen
 from kerneldecl.plugins import load_rule
@@ -49,11 +49,11 @@ def _case(described: Mapping[str, Any]) -> _Case:
         _AT_HAND.clear()
         attrs = {name: frozen(value) for name, value in described["attrs"].items()}
         rule = load_rule(Path(described["root"]), described["rule"])(**attrs)
-        inputs = [np.ascontiguousarray(array) for array in rule.inputs(np.random.default_rng(described["seed"]))]
+        inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(described["seed"]))]
         expected = rule.reference(*inputs)
         output_args = rule.signature().outputs
-        several = list(expected) if isinstance(expected, list | tuple) else [expected]
-        _AT_HAND[text] = _Case(inputs, several, output_args, [poisoned(arg) for arg in output_args], {})
+        several = [expected] if isinstance(expected, np.ndarray) else list(expected)
+        _AT_HAND[text] = _Case(inputs, several, output_args, [aligned(poisoned(arg)) for arg in output_args], {})
     return _AT_HAND[text]
 
 

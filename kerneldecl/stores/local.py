@@ -145,3 +145,18 @@ def _publish(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def store_stats(store: LocalStore) -> dict[str, Any]:
+    """Return counts and bytes of each kind of record and of blobs, and a line for each file that is not sound."""
+    kinds: list[dict[str, Any]] = []
+    damaged: list[str] = []
+    for folder in sorted(path for side in ("record", "local") for path in (store.root / side).glob("*") if path.is_dir()):
+        files = sorted(folder.glob("*.json"))
+        kinds.append({"kind": "/".join(folder.parts[-2:]), "count": len(files), "bytes": sum(f.stat().st_size for f in files)})
+        found = (store.read(folder.name, file.stem, is_local=folder.parent.name == "local") for file in files)
+        damaged += [miss.reason for miss in found if isinstance(miss, Miss)]
+    blobs = sorted(path for path in (store.root / "blob").glob("*/*") if not path.name.startswith("."))
+    kinds.append({"kind": "blob", "count": len(blobs), "bytes": sum(path.stat().st_size for path in blobs)})
+    damaged += [f"{_shown(path)} has other content than its name says" for path in blobs if digest(path.read_bytes()) != path.name]
+    return {"schema": 1, "kinds": kinds, "damaged": damaged}

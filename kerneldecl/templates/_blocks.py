@@ -5,12 +5,14 @@ Knows nothing of policies, of parameters or of any one operator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.error import InternalError
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
@@ -18,12 +20,26 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.model import Access, Block, dtype_bytes
 
 
+@dataclass(frozen=True)
+class RowCut:
+    """How a reduction along rows is cut up."""
+
+    lanes: int
+    """Elements of a vector register."""
+    vectors: int
+    """Registers that hold partial results of one row."""
+    rows: int = 1
+    """Rows computed together, so that an operand they share is loaded once."""
+    chunks: int = 1
+    """Parts of a row that are computed apart, where rows are fewer than cores."""
+
+
 def attempt(mod: tvm.IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
     """Return the schedule that a recipe makes of the module, None where the recipe says no or a primitive refuses."""
     sch = Schedule(mod)
     try:
         return sch if recipe(sch) else None
-    except ScheduleError:
+    except (ScheduleError, InternalError):
         return None
 
 
@@ -159,33 +175,90 @@ def vectorized(sch: Schedule, loop: Any, width: int) -> Any:
     return outer
 
 
-def partial_results(sch: Schedule, leaf: Leaf, lanes: int, accumulators: int) -> list[Any]:
-    """Split a reduction into blocks that keep `accumulators` vectors, then one vector, of partial results; return those blocks.
+def give_loops(sch: Schedule) -> None:
+    """Put a loop of extent 1 around each block that has none: rfactor fails on a function that holds such a block."""
+    for rv in sch.get_child_blocks(sch.get_sblock("root")):
+        if not sch.get_loops(rv):
+            sch.add_unit_loop(rv)
 
-    LLVM keeps the order of floating-point operations, so that without this step a sum is one long chain of scalars.
-    The block itself is left to combine the lanes of the last one. Its spatial loops stay outside, in their order.
+
+def main_walk(leaf: Leaf) -> tuple[int | None, ...]:
+    """Return the strides of the largest operand that a block reads."""
+    return strides(max(leaf.block.reads, key=lambda access: math.prod(access.shape)), len(leaf.loops))
+
+
+def memory_order(leaf: Leaf, kind: str) -> list[int]:
+    """Return the axes of a kind that have loops, in the order in which the largest operand lies in memory, outermost first."""
+    walk = main_walk(leaf)
+    axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == kind and leaf.loops[at] is not None)
+    return sorted(axes, key=lambda at: -abs(walk[at] or 0))
+
+
+def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut, is_parallel: bool) -> Any:
+    """Schedule a reduction along contiguous memory: vectors of partial results, then one vector, then its lanes.
+
+    LLVM keeps the order of floating-point operations, so that a plain sum would be one long chain of scalars. Returns
+    the loop over rows, under which all of it is computed; the block itself is the last in it, and combines lanes. With
+    chunks, it combines those, outside of that loop.
     """
-    reduce = leaf.loops_of("reduce")
-    sch.reorder(*leaf.loops_of("spatial"), *reduce)
-    loop = fused(sch, reduce, leaf.rv)
+    block, (row, *outer, loop) = _rows(sch, leaf, cut)
     size = extent(sch, loop)
-    if size < 2 * lanes:
-        return []
-    accumulators = min(accumulators, size // lanes)
-    axis = len(leaf.block.writes[0].shape)
-    _, wide = sch.split(loop, [None, lanes * accumulators])
-    partials = [sch.rfactor(wide, axis)]
-    if accumulators > 1:
-        _, lane = sch.split(sch.get_loops(leaf.rv)[-1], [accumulators, lanes])
-        partials.append(sch.rfactor(lane, axis))
-    return partials
+    if size < 2 * cut.lanes:
+        if is_parallel:
+            sch.parallel(row)
+        sch.decompose_reduction(block, (*outer, loop)[0])
+        return row
+    # 1. A block of its own for the vectors, and one that adds them to a single vector.
+    vectors = min(cut.vectors, size // cut.lanes)
+    width = vectors * cut.lanes
+    _, wide = sch.split(loop, [None, width])
+    axis = len(sch.get(block).writes[0].region)
+    first = sch.rfactor(wide, axis)
+    second = None
+    if vectors > 1:
+        _, lane = sch.split(sch.get_loops(block)[-1], [vectors, cut.lanes])
+        second = sch.rfactor(lane, axis)
+    # 2. The vectors' loops. They stay in place: moving a block drops the predicate of a loop that was cut unevenly.
+    row, *steps, wide = sch.get_loops(first)
+    if cut.rows > 1:
+        row, inner = sch.split(row, [None, cut.rows])
+        sch.reorder(*steps, inner, wide)
+        sch.unroll(inner)
+    sch.vectorize(wide)
+    # 3. What combines them, in the same rows.
+    if second is not None:
+        sch.reverse_compute_at(second, row)
+        lane, vector = (axis_loops(sch, second)[at] for at in (0, _first_reduce(sch, second)))
+        sch.reorder(vector, lane)
+        sch.vectorize(lane)
+    sch.reverse_compute_at(block, row)
+    # 4. Initial values, and what is left over at the end of a row, last: few primitives accept a block without its start.
+    if is_parallel:
+        sch.parallel(row)
+    sch.decompose_reduction(first, steps[0])
+    if size % width:
+        sch.loop_partition(steps[-1], [size // width, None])
+    if second is not None:
+        sch.decompose_reduction(second, vector)
+    return row
 
 
-def compute_partials(sch: Schedule, partials: Sequence[Any], at: Any) -> None:
-    """Compute blocks made by `partial_results` under a loop of the block that combines them, in vectors."""
-    for rv in reversed(partials):
-        sch.compute_at(rv, at)
-    for rv in partials:
-        kinds = [axis.iter_type for axis in sch.get(rv).iter_vars]
-        inside = [(loop, kind) for loop, kind in zip(axis_loops(sch, rv), kinds, strict=True) if loop is not None]
-        print(inside, sch.get_loops(rv), at)
+def _first_reduce(sch: Schedule, rv: Any) -> int:
+    return next(at for at, axis in enumerate(sch.get(rv).iter_vars) if axis.iter_type == tirx.IterVar.CommReduce)
+
+
+def _rows(sch: Schedule, leaf: Leaf, cut: RowCut) -> tuple[Any, list[Any]]:
+    """Return a reduction's block, a new one if rows are cut into chunks, with its loops: over rows, over pieces of a row, along a piece."""
+    spatial, reduce = leaf.loops_of("spatial"), [leaf.loops[axis] for axis in _pieces(leaf, 2 * cut.lanes)]
+    sch.reorder(*spatial, *reduce)
+    pieces = len(reduce) - len(_contiguous(leaf, 2 * cut.lanes))
+    loops = [sch.fuse(*part) for part in (reduce[:pieces], reduce[pieces:]) if part]
+    row = sch.fuse(*spatial) if spatial else sch.add_unit_loop(loops[0])
+    align = cut.lanes * cut.vectors if len(loops) == 1 else 1
+    length = -(-extent(sch, loops[0]) // (cut.chunks * align)) * align
+    if cut.chunks < 2 or length >= extent(sch, loops[0]):
+        return leaf.rv, [row, *loops]
+    chunk, _ = sch.split(loops[0], [None, length])
+    partial = sch.rfactor(chunk, 0)
+    row, chunk, *loops = sch.get_loops(partial)
+    return partial, [sch.fuse(row, chunk), *loops]

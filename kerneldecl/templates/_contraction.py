@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
+
+
+class Panels(NamedTuple):
+    """How an operand is cut into panels: dimension `dim` in steps of `tile`, `outer` dimensions before the panels, `inner` within them."""
+
+    dim: int
+    tile: int
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
 
 
 def is_reduction(block: Any) -> bool:
@@ -29,25 +38,27 @@ def positions(region: Any, axes: Sequence[Any]) -> list[int | None]:
 
 
 def epilogue_of(sch: Schedule, block: Any) -> list[Any] | None:
-    """Return the blocks that follow `block` one by one, each elementwise in the one before; None if what follows is anything else."""
-    chain: list[Any] = []
-    last = block
-    while following := sch.get_consumers(last):
-        if len(following) != 1 or not _is_elementwise(sch.get(last).writes[0].source, sch.get(following[0])):
+    """Return the blocks that run after `block`, None unless all but the last only feed it and are elementwise in what the others make."""
+    children = list(sch.get_child_blocks(sch.get_sblock("root")))
+    place = next(i for i, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
+    epilogue = children[place + 1 :]
+    made = [sch.get(block).writes[0].source]
+    for following in epilogue:
+        stage = sch.get(following)
+        if not _is_elementwise(stage, made):
             return None
-        last = following[0]
-        chain.append(last)
-    return chain
+        made.append(stage.writes[0].source)
+    return epilogue if all(sch.get_consumers(inner) for inner in [block, *epilogue][:-1]) else None
 
 
-def _is_elementwise(source: Any, block: Any) -> bool:
-    """Say whether a block reads `source` only at the place that it writes, and each place once."""
+def _is_elementwise(block: Any, made: Sequence[Any]) -> bool:
+    """Say whether a block writes each place once and reads what was made before only at that place."""
     if is_reduction(block) or len(block.writes) != 1:
         return False
     axes = [axis.var for axis in block.iter_vars]
     written = positions(block.writes[0], axes)
-    places = [positions(read, axes) for read in block.reads if read.source.same_as(source)]
-    return sorted(axis for axis in written if axis is not None) == list(range(len(axes))) and all(place == written for place in places)
+    places = [positions(read, axes) for read in block.reads if any(read.source.same_as(buffer) for buffer in made)]
+    return None not in written and sorted(written) == list(range(len(axes))) and all(place == written for place in places)
 
 
 def merge(sch: Schedule, chain: Sequence[Any]) -> Any:
@@ -70,3 +81,25 @@ def parallelize(sch: Schedule, loop: Any) -> None:
     """Spread a loop over the cores, unless it runs once: starting threads costs microseconds."""
     if int(sch.get(loop).extent) > 1:
         sch.parallel(loop)
+
+
+def pack(sch: Schedule, block: Any, position: int, layout: Panels, *, is_parallel: bool) -> None:
+    """Lay the copy that feeds an operand out as [outer dimensions, panel, inner dimensions, element of the panel]."""
+    source = sch.get(block).reads[position].source
+    copy = next(producer for producer in sch.get_producers(block) if sch.get(producer).writes[0].source.same_as(source))
+
+    def panels(*index: Any) -> list[Any]:
+        outer, inner = ([index[dim] for dim in dims] for dims in (layout.outer, layout.inner))
+        return [*outer, index[layout.dim] // layout.tile, *inner, index[layout.dim] % layout.tile]
+
+    sch.transform_layout(block, ("read", position), panels)
+    loops = sch.get_loops(copy)
+    panel, element = sch.split(loops[layout.dim], [None, layout.tile])
+    # The line that a transposing copy reads stays in the first cache until each element of the panel took its part of it.
+    step, line = sch.split(loops[layout.inner[-1]], [None, 16])
+    outer, inner = ([loops[dim] for dim in dims] for dims in (layout.outer, layout.inner[:-1]))
+    sch.reorder(*outer, panel, *inner, step, line, element)
+    task = sch.fuse(*outer, panel)
+    if is_parallel:
+        parallelize(sch, task)
+    vectorize_lanes(sch, element, layout.tile)

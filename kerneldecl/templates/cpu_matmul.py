@@ -20,13 +20,14 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction, parallelize, positions, vectorize_lanes
+from kerneldecl.templates._contraction import Panels, epilogue_of, merge, only_reduction, pack, parallelize, positions, vectorize_lanes
 
 
 class _Operand(NamedTuple):
     """Where an operand stands among the block's reads, and which of its dimensions are indexed by m or n, and by k."""
 
     position: int
+    rank: int
     spatial_dim: int
     reduce_dim: int
 
@@ -70,7 +71,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
         return None
     lanes = max(1, arch.cpu.vector_bytes // dtype_bytes(str(sch.get(block).writes[0].source.ty.dtype)))
     is_blocked = 0 < tiles.block_k < k
-    is_serial = m <= tiles.block_m and n <= tiles.block_n and not product.batch
+    is_parallel = bool(product.batch) or m > tiles.block_m or n > tiles.block_n
 
     # 1. Pad what the tiles do not divide. The copies that pad are the packed panels; the copy back joins the epilogue.
     padding = [1] * len(extents)
@@ -78,8 +79,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     ragged = {axis for axis, (extent, unit) in enumerate(zip(extents, padding, strict=True)) if extent % unit}
     if ragged:
         sch.pad_einsum(block, padding)
-    if ragged & {product.m, product.n}:
-        epilogue = [*sch.get_consumers(block), *epilogue]
+        epilogue = epilogue_of(sch, block)
     tail = merge(sch, epilogue) if epilogue else sch.cache_write(block, 0, "global")
 
     # 2. Pack the operands.
@@ -91,7 +91,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
         if is_wanted and not is_padded:
             sch.cache_read(block, operand.position, "global")
         if is_wanted or is_padded:
-            _pack(sch, block, operand, tile, is_serial=is_serial)
+            rest = tuple(dim for dim in range(operand.rank) if dim not in {operand.spatial_dim, operand.reduce_dim})
+            pack(sch, block, operand.position, Panels(operand.spatial_dim, tile, rest, (operand.reduce_dim,)), is_parallel=is_parallel)
 
     # 3. Tile: tasks / reduction blocks / register tiles / reduction / unrolled rows / vector columns.
     loops = sch.get_loops(block)
@@ -137,29 +138,7 @@ def _product(block: Any) -> _Product | None:
     if len(rows) != 1 or rows[0] not in operands[left]:
         return None
     batch = tuple(axis for axis in out[:-1] if axis != rows[0])
-    return _Product(
-        batch, rows[0], n, k, _Operand(left, operands[left].index(rows[0]), operands[left].index(k)), _Operand(right, operands[right].index(n), operands[right].index(k))
+    left_operand, right_operand = (
+        _Operand(side, len(operands[side]), operands[side].index(axis), operands[side].index(k)) for side, axis in ((left, rows[0]), (right, n))
     )
-
-
-def _pack(sch: Schedule, block: Any, operand: _Operand, tile: int, *, is_serial: bool) -> None:
-    """Lay the copy that feeds an operand out as [batch, panel, k, element of the panel]."""
-    source = sch.get(block).reads[operand.position].source
-    copy = next(producer for producer in sch.get_producers(block) if sch.get(producer).writes[0].source.same_as(source))
-    spatial, reduce = operand.spatial_dim, operand.reduce_dim
-
-    def panels(*index: Any) -> list[Any]:
-        rest = [index[dim] for dim in range(len(index)) if dim not in {spatial, reduce}]
-        return [*rest, index[spatial] // tile, index[reduce], index[spatial] % tile]
-
-    sch.transform_layout(block, ("read", operand.position), panels)
-    loops = sch.get_loops(copy)
-    panel, element = sch.split(loops[spatial], [None, tile])
-    # A line of 16 steps of k stays in the first cache while each element of the panel takes its part of it.
-    step, line = sch.split(loops[reduce], [None, 16])
-    rest = [loop for dim, loop in enumerate(loops) if dim not in {spatial, reduce}]
-    sch.reorder(*rest, panel, step, line, element)
-    task = sch.fuse(*rest, panel)
-    if not is_serial:
-        parallelize(sch, task)
-    vectorize_lanes(sch, element, tile)
+    return _Product(batch, rows[0], n, k, left_operand, right_operand)

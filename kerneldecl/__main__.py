@@ -1,0 +1,40 @@
+"""Owns the entry point: answers a null build at once and leaves everything else to the command line proper.
+
+Knows nothing of options beyond those a plain build may have.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_QUIET = ("-q", "--quiet")
+
+
+def main() -> int:
+    """Run the command and return its exit code."""
+    entries = _fresh_entries(sys.argv[1:])
+    if entries is None:
+        from kerneldecl.cli import run
+
+        return run()
+    if not any(option in sys.argv for option in _QUIET):
+        sys.stdout.write(f"{entries} entries: {entries} up to date\n")
+    return 0
+
+
+def _fresh_entries(arguments: list[str]) -> int | None:
+    """Return the number of entries if this is a build of everything and there is nothing to do, else None."""
+    root, rest = ".", list(arguments)
+    if len(rest) >= 2 and rest[0] == "-C":
+        root, rest = rest[1], rest[2:]
+    rest = [option for option in rest if option not in _QUIET]
+    if rest not in (["build"], ["build", "--locked"]):
+        return None
+    from kerneldecl.fresh import is_fresh
+
+    return is_fresh(os.path.abspath(root))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Owns the Python interface: plan, build and load, as the command line does them.
+
+Knows nothing of how results are shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kerneldecl import cxx, flow, fresh
+from kerneldecl.artifact import Artifact, load
+from kerneldecl.errors import TuningError
+from kerneldecl.patterns import select
+from kerneldecl.plan import Plan
+from kerneldecl.progress import Event, Report
+from kerneldecl.runners.local import LocalRunner
+from kerneldecl.workspace import Workspace, open_workspace
+
+__all__ = ["Artifact", "build", "load", "plan", "run_build"]
+
+
+def plan(root: str | Path = ".") -> Plan:
+    """Return what a build of the workspace would do, and why. Runs nothing and needs no TVM."""
+    return flow.make_plan(open_workspace(Path(root).resolve()))
+
+
+def build(
+    root: str | Path = ".", patterns: Sequence[str] = (), *, jobs: int | None = None, report: Report | None = None
+) -> dict[str, Artifact]:
+    """Build the workspace and return its artifacts by target; raise TuningError naming the entries that failed."""
+    done = run_build(open_workspace(Path(root).resolve()), patterns, flow.Options(), jobs, report or _silent)
+    if done.failures:
+        raise TuningError("; ".join(f"{entry}: {reason}" for entry, reason in done.failures.items()))
+    return {target: load(folder) for target, folder in done.artifacts.items()}
+
+
+def run_build(workspace: Workspace, patterns: Sequence[str], options: flow.Options, jobs: int | None, report: Report) -> flow.Build:
+    """Build the entries that the patterns select, all if there are none, and note the result for the next null build."""
+    if patterns:
+        chosen = select(workspace.declaration.workloads, patterns)
+        options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
+    cores = os.cpu_count() or 1
+    archs = workspace.inputs.archs.values()
+    runners = functools.partial(LocalRunner, jobs or cores, max((arch.cpu.cores for arch in archs), default=cores))
+    done = flow.build(workspace, options, runners, cxx.link_shared_library, report)
+    if not done.failures and not done.plan.misses:
+        extra, folders = (_relative(workspace.root, paths) for paths in (workspace.extra_files, done.artifacts.values()))
+        fresh.write_stamp(str(workspace.root), extra, folders, len(done.plan.entries))
+    return done
+
+
+def _relative(root: Path, paths: Iterable[Path]) -> list[str]:
+    return [os.path.relpath(path, root) for path in paths]
+
+
+def _silent(event: Event) -> None:
+    del event

@@ -1,0 +1,127 @@
+"""Owns how a build's progress looks: a live display on a terminal, lines elsewhere.
+
+Knows nothing of how the build works. Everything goes to standard error; results are for standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self, TextIO
+
+from kerneldecl.progress import Event, Finished, Note, Started, Step
+
+_VERBS = {"lower": "lowered", "tune": "tuned", "build": "built", "link": "linked"}
+
+
+def wants_colour(choice: str, stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Decide on colour: the option first, then NO_COLOR, then FORCE_COLOR, then whether it is a terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if environment.get("NO_COLOR"):
+        return False
+    return bool(environment.get("FORCE_COLOR")) or stream.isatty()
+
+
+class Lines:
+    """A line for each finished action, as logs want it."""
+
+    def __init__(self, *, verbosity: int) -> None:
+        self._verbosity = verbosity
+        self._total = 0
+        self._done = 0
+        self._last_secs = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._total = event.tune
+        elif isinstance(event, Finished):
+            self._finished(event)
+        elif isinstance(event, Note):
+            self._say(event.text)
+        elif self._verbosity > 0 or time.monotonic() - self._last_secs > 10:
+            self._say(f"  {step_text(event)}")
+
+    def _finished(self, event: Finished) -> None:
+        self._done += event.kind == "tune" and not event.has_failed
+        count = f" [{self._done}/{self._total}]" if event.kind == "tune" and self._total else ""
+        verb = "FAILED" if event.has_failed else _VERBS[event.kind]
+        self._say(f"{verb}{count} {event.entry}: {event.text}")
+
+    def _say(self, text: str) -> None:
+        self._last_secs = time.monotonic()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def step_text(step: Step) -> str:
+    """Return where an entry is: `qkv@host: verified 7 of 20, best 812 us`."""
+    best = f", best {step.best_secs * 1e6:.4g} us" if step.best_secs else ""
+    return f"{step.entry}: {step.doing} {step.done} of {step.total}{best}"
+
+
+class Live:
+    """A bar over all entries with the entry at work below it, for terminals."""
+
+    def __init__(self, *, colour: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(file=sys.stderr, no_color=not colour, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+        self._progress: Any = Progress(*columns, TextColumn("{task.fields[at]}"), console=console, transient=True)
+        self._task = self._progress.add_task("tuning", total=None, at="", visible=False)
+        self._done = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._progress.update(self._task, total=event.tune, visible=event.tune > 0)
+        elif isinstance(event, Step):
+            # Building is about half of an entry's time, measuring the rest.
+            share = {"built": 0.0, "verified": 0.5, "racing": 0.75}[event.doing]
+            part = share + (0.5 if event.doing == "built" else 0.25) * event.done / max(event.total, 1) * (event.doing != "racing")
+            self._progress.update(self._task, completed=int(self._done + part), at=step_text(event))
+        elif isinstance(event, Finished):
+            self._done += event.kind == "tune"
+            style = "red" if event.has_failed else "green"
+            verb = "FAILED" if event.has_failed else _VERBS[event.kind]
+            self._progress.console.print(f"[{style}]{verb}[/] {_plain(event.entry)}: {_plain(event.text)}")
+            self._progress.update(self._task, completed=self._done)
+        else:
+            self._progress.console.print(_plain(event.text))
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def display(*, quiet: bool, verbosity: int, colour: str) -> Lines | Live:
+    """Return what shows the progress: nothing but failures if quiet, live on a terminal, lines else."""
+    if quiet:
+        return Quiet(verbosity=0)
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not verbosity:
+        return Live(colour=wants_colour(colour, sys.stderr, os.environ))
+    return Lines(verbosity=verbosity)
+
+
+class Quiet(Lines):
+    """Failures only."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Finished) and event.has_failed:
+            super().__call__(event)

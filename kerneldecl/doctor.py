@@ -1,0 +1,97 @@
+"""Owns the check of the machine: what kerneldecl needs, what it found, and what to do about the rest.
+
+Knows nothing of workspaces.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from kerneldecl import cxx, host
+from kerneldecl.errors import ToolchainError
+
+LEAST_DISK_BYTES = 2 << 30
+_PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
+# With a tvm-ffi that does not fit, TVM imports and compiles but dies when it serialises IR.
+_PAIR = "import tvm; from tvm import te; tvm.ir.load_json(tvm.ir.save_json(tvm.tirx.IntImm('int32', 1)))"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    is_ok: bool
+    found: str
+    advice: str = ""
+    """What to do; empty where nothing is to be done."""
+    is_needed: bool = True
+    """False: a build on the host works without it."""
+
+
+def examine(folder: Path, toolchain: Mapping[str, str]) -> list[Check]:
+    """Return all findings. The pair of TVM and tvm-ffi is tried in a process of its own, since a bad pair crashes."""
+    versions = [_version(tool, toolchain[tool]) for tool in _PACKAGES]
+    return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(), _disk(folder)]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", sys.version_info >= (3, 11), version, "" if sys.version_info >= (3, 11) else "use Python 3.11 or newer")
+
+
+def _version(tool: str, declared: str) -> Check:
+    package = _PACKAGES[tool]
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return Check(tool, False, "not installed", f'pip install "{package}=={declared}"')
+    same = installed == declared
+    return Check(tool, same, installed, "" if same else f'{declared} is declared: pip install "{package}=={declared}"')
+
+
+def _pair() -> Check:
+    result = subprocess.run([sys.executable, "-c", _PAIR], capture_output=True, text=True, timeout=120, check=False)
+    if result.returncode == 0:
+        return Check("tvm with tvm_ffi", True, "serialise and read back IR")
+    words = (result.stderr.strip().splitlines() or [""])[-1]
+    found = f"killed by signal {-result.returncode}" if result.returncode < 0 else words[:200]
+    return Check("tvm with tvm_ffi", False, found, "install the pair that kerneldecl pins: pip install --force-reinstall kerneldecl")
+
+
+def _compiler() -> Check:
+    try:
+        path = cxx.compiler()
+    except ToolchainError as error:
+        return Check("C++ compiler", False, "none", str(error))
+    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines() or [""]
+    return Check("C++ compiler", True, f"{path}: {words[0]}")
+
+
+def _host() -> Check:
+    arch = host.detect()
+    cpu = arch.cpu
+    caches = f"L1d {cpu.l1d_bytes >> 10} KiB, L2 {cpu.l2_bytes >> 10} KiB a core, L3 {cpu.l3_bytes >> 20} MiB"
+    return Check("host", True, f"{arch.model}: {cpu.cores} cores, vectors of {cpu.vector_bytes} bytes, {caches}, {dict(arch.tvm_target)}")
+
+
+def _gpu() -> Check:
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        return Check("NVIDIA GPU", False, "no driver", is_needed=False)
+    query = [path, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    found = result.stdout.strip().replace("\n", "; ") or result.stderr.strip()
+    return Check("NVIDIA GPU", result.returncode == 0, found, is_needed=False)
+
+
+def _disk(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    advice = "" if free >= LEAST_DISK_BYTES else f"free some space in {folder}: builds want {LEAST_DISK_BYTES >> 30} GiB"
+    return Check("disk", not advice, f"{free / (1 << 30):.1f} GiB free in {folder}", advice)

@@ -1,0 +1,116 @@
+"""Owns the shortest way to "nothing to do": whether anything at all changed since the last complete build.
+
+Knows nothing of what is declared, of plans or of TVM, and imports next to nothing: a null build ends here.
+
+The last complete build leaves a stamp with three digests: of everything that a plan depends on besides records (contents
+of workloads.toml, its lock, rules, policies, templates and archs, this package, the machine), of the listing of the
+tuning records, and of the listing of the artifacts. Where all are as they were, the plan would be as it was, namely
+empty. Anything else, and the planner has a look. A listing holds each file's size and times: a file that was written to
+at all counts as changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+
+STAMP = "cache/stamp.json"
+SCHEMA = 1
+_PACKAGE = os.path.dirname(__file__)
+_PLUGINS = ("rules", "policies", "templates", "archs")
+# Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each of ten
+# thousand files costs 50 ms, and neither can make the artifact wrong.
+_RECORDS = ("cache/record/tune", "cache/local/tune")
+_ARTIFACT = ("", "lib", "database")
+_VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
+
+
+def is_fresh(root: str) -> int | None:
+    """Return the number of entries if everything is as the last complete build left it, else None."""
+    try:
+        with open(os.path.join(root, STAMP), "rb") as file:
+            stamp = json.loads(file.read())
+        now = stamp["schema"] == SCHEMA and _stamp(root, stamp["extra"], stamp["folders"], stamp["entries"])
+        return int(stamp["entries"]) if now == stamp else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries: int) -> None:
+    """Leave the stamp of a complete build.
+
+    `extra` are files outside the plug-in folders that keys depend on, `folders` those of the artifacts, both as paths
+    from the workspace's root.
+    """
+    temporary = os.path.join(root, f"{STAMP}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(_stamp(root, sorted(extra), sorted(folders), entries), file)
+    os.replace(temporary, os.path.join(root, STAMP))
+
+
+def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "inputs": _inputs(root, extra),
+        "artifacts": _listing(root, [os.path.join(folder, below) for folder in folders for below in _ARTIFACT]),
+        "records": _listing(root, _RECORDS),
+        "extra": extra,
+        "folders": folders,
+        "entries": entries,
+    }
+
+
+def _inputs(root: str, extra: Iterable[str]) -> str:
+    plugins = (path for folder in _PLUGINS for path in _sources(os.path.join(root, folder)))
+    named = (os.path.join(root, name) for name in ("workloads.toml", "workloads.lock", *extra))
+    state = sha256(_machine())
+    for path in (*named, *plugins):
+        content = _content(path)
+        state.update(f"{path} {len(content)}\n".encode() + content)
+    state.update(_listing(_PACKAGE, ("", *_package_folders())).encode())
+    return state.hexdigest()
+
+
+def _package_folders() -> list[str]:
+    return sorted(entry.name for entry in os.scandir(_PACKAGE) if entry.is_dir() and entry.name != "__pycache__")
+
+
+def _sources(folder: str) -> list[str]:
+    try:
+        return sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith((".py", ".toml")))
+    except FileNotFoundError:
+        return []
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _listing(root: str, folders: Iterable[str]) -> str:
+    """Return a digest of names, sizes and times of what lies directly in the folders."""
+    return sha256("".join(sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))).encode()).hexdigest()
+
+
+def _lines(folder: str) -> Iterator[str]:
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.name != "__pycache__":
+            status = entry.stat()
+            # ctime, the time of the inode's last change, cannot be set back by those who set a file's own time.
+            yield f"{folder}/{entry.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
+
+
+def _machine() -> bytes:
+    """Return what `host` is detected from, less what differs from one reading to the next."""
+    lines = [line for line in _content("/proc/cpuinfo").splitlines() if not line.startswith(_VARYING)]
+    rest = (str(sorted(os.sched_getaffinity(0))).encode(), _content("/sys/fs/cgroup/cpu.max"), str(os.uname().machine).encode())
+    return b"\n".join((*dict.fromkeys(lines), *rest))

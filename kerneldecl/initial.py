@@ -1,0 +1,58 @@
+"""Owns the files that a new workspace starts with.
+
+Knows nothing of what is done with them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kerneldecl.errors import DeclarationError, Problem
+
+WORKLOADS = """\
+# What to build: operators, shapes, dtypes and targets. `kerneldecl schema` prints a JSON Schema for editors.
+edition = 1
+
+[artifact]
+name = "my-kernels"
+version = "0.1.0"
+
+[target.host]
+arch = "host"                     # this machine's CPU
+
+[defaults]
+targets = ["host"]
+policy = "auto"
+top_k = 20                        # candidates that are built and timed for each workload
+
+[[workload]]
+name = "projection"
+rule = "matmul"
+m = [16, 512]                     # a list expands: one workload for each value
+n = 512
+k = 512
+layout = "nt"
+dtype = "float32"
+epilogue = ["bias", "relu"]
+"""
+
+IGNORED = """\
+# kerneldecl: artifacts, and of the store all but the records of declared archs
+/dist/
+/cache/*
+!/cache/record/
+"""
+
+
+def initialise(root: Path) -> list[Path]:
+    """Write workloads.toml, and what git is to ignore; return the files written or added to. Refuse where there is one."""
+    workloads, ignore = root / "workloads.toml", root / ".gitignore"
+    if workloads.exists():
+        raise DeclarationError([Problem("workloads.toml", 0, "", "there is one already", "remove it first or use another folder (-C)")])
+    root.mkdir(parents=True, exist_ok=True)
+    workloads.write_text(WORKLOADS, encoding="utf-8")
+    before = ignore.read_text(encoding="utf-8") if ignore.exists() else ""
+    if IGNORED in before:
+        return [workloads]
+    ignore.write_text(f"{before}{IGNORED}", encoding="utf-8")
+    return [workloads, ignore]

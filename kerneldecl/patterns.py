@@ -1,0 +1,76 @@
+"""Owns how patterns of the command line select entries.
+
+Knows nothing of what is done with the selected ones.
+
+`*` and `?` are wildcards; a bracket is a bracket, for names have them. A pattern is matched against the name, with and
+without the expanded attributes: `qkv`, `qkv[m=16]`, `qkv[m=*]`. `rule:` and `tag:` match those instead; `@` limits the target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from kerneldecl.errors import PatternError
+from kerneldecl.model import Workload
+from kerneldecl.wording import nearest, show
+
+
+def select(workloads: Sequence[Workload], patterns: Sequence[str]) -> tuple[Workload, ...]:
+    """Return the workloads that any pattern matches, in their own order, all where there is no pattern.
+
+    Raise PatternError for the patterns that match nothing.
+    """
+    if not patterns:
+        return tuple(workloads)
+    chosen: set[int] = set()
+    sentences: list[str] = []
+    for pattern in patterns:
+        matched = _matches(pattern, workloads)
+        chosen.update(matched)
+        if not matched:
+            sentences.append(_no_match(pattern, workloads))
+    if sentences:
+        raise PatternError("\n".join(sentences))
+    return tuple(workloads[position] for position in sorted(chosen))
+
+
+def _matches(pattern: str, workloads: Sequence[Workload]) -> list[int]:
+    body, at, target = pattern.rpartition("@")
+    kind, words = _subject(body if at else pattern)
+    wanted, on = _regex(words), _regex(target if at else "*")
+    return [
+        position
+        for position, workload in enumerate(workloads)
+        if on.fullmatch(workload.target) and any(map(wanted.fullmatch, _words(kind, workload)))
+    ]
+
+
+def _subject(pattern: str) -> tuple[str, str]:
+    """Return what is matched (`rule`, `tag` or, empty, the name) and with which words."""
+    kind, colon, words = pattern.partition(":")
+    return (kind, words) if colon and kind in {"rule", "tag"} else ("", pattern)
+
+
+def _words(kind: str, workload: Workload) -> Iterable[str]:
+    if kind == "rule":
+        return (workload.rule,)
+    return workload.tags if kind == "tag" else (workload.name, workload.name.partition("[")[0])
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts = (".*" if part == "*" else "." if part == "?" else re.escape(part) for part in re.split(r"([*?])", pattern))
+    return re.compile("".join(parts))
+
+
+def _no_match(pattern: str, workloads: Sequence[Workload]) -> str:
+    kind, words = _subject(pattern)
+    prefix = f"{kind}:" if kind else ""
+    name, at, _ = words.partition("@")
+    known = dict.fromkeys(word for workload in workloads for word in _words(kind, workload))
+    near = nearest(name, known)
+    if near == name:
+        targets = ", ".join(dict.fromkeys(workload.target for workload in workloads if near in _words(kind, workload)))
+        return f"no entry matches {show(pattern)}; {prefix}{near} is declared for {targets}"
+    hint = f'; did you mean "{prefix}{near}{at}{words.partition("@")[2]}"?' if near else ""
+    return f"no entry matches {show(pattern)}{hint}"

@@ -1,0 +1,242 @@
+"""Owns which register tiles and blocks of a direct convolution a CPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies._cpu_model import Estimate, Work, busiest_share, divisors, lanes_of, predicted_secs, ranked, spread_cycles
+
+TEMPLATES = ("cpu_conv2d",)
+
+FMA_LATENCY_CYCLES = 4
+MOST_VECTORS = 6
+"""Vectors of output channels in a register tile: more leave too few rows for the loads of weights to pay."""
+TILE_SHAPES = 10
+"""Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
+SAME_TILE = 3
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution as the model sees it."""
+
+    images: int
+    h: int
+    w: int
+    """Of the output, like h."""
+    f: int
+    taps: int
+    """Elements of the kernel's window: rows times columns."""
+    channels: int
+    """Input channels that one output channel sees."""
+    is_depthwise: bool
+    group_f: int
+    """Output channels that share their input channels; all of them where the convolution is depthwise."""
+    row_stride: int
+    """Input rows between two output rows."""
+    halo: int
+    """Input rows of one output row, less one stride."""
+    image_row_bytes: int
+    """Of one row of the input, all channels."""
+    weight_bytes: int
+    """Of one weight."""
+    out_dtype: str
+    is_padded: bool
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The parameters of the template `cpu_conv2d`."""
+
+    tile_w: int
+    tile_f: int
+    block_h: int
+    block_f: int
+    pack_f: bool
+    order: str
+    pad_at: str
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_conv2d", vars(self))
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return the tilings with the least predicted time, best first; nothing for what is no convolution."""
+    conv = convolution_of(space)
+    if conv is None or measured:
+        return ()
+    return ranked((estimate(conv, tiling, arch.cpu) for tiling in tilings(conv, arch.cpu)), SAME_TILE)[:top_k]
+
+
+def convolution_of(space: IterSpace) -> Convolution | None:
+    """Return the convolution that a function is, its output [..., h, w, f], or None."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) != 2 or len(reductions[0].writes) != 1:
+        return None
+    block = reductions[0]
+    out = _plain_axes(block.writes[0])
+    if out is None or len(out) < 3 or sum(axis.kind == "spatial" for axis in block.axes) != len(out):
+        return None
+    *images, h, w, f = out
+    kernels = [access for access in block.reads if _is_kernel(access, f, {*images, h, w})]
+    if len(kernels) != 1:
+        return None
+    pixels = block.reads[1 - block.reads.index(kernels[0])]
+    return _convolution(space, block, pixels, kernels[0])
+
+
+def _plain_axes(access: Access) -> list[int] | None:
+    """Return the axis that indexes each dimension, or None where one is not a plain axis."""
+    plain = [dim[0][0] for dim in access.index if dim is not None and len(dim) == 1 and dim[0][1] == 1]
+    return plain if len(plain) == len(access.index) else None
+
+
+def _is_kernel(access: Access, f: int, others: set[int]) -> bool:
+    axes = _plain_axes(access)
+    return axes is not None and f in axes and not others & set(axes)
+
+
+def _convolution(space: IterSpace, block: Block, pixels: Access, kernel: Access) -> Convolution | None:
+    out = _plain_axes(block.writes[0]) or []
+    h, f = out[-3], out[-1]
+    rows = next((dim for dim in pixels.index if dim is not None and any(axis == h for axis, _ in dim)), None)
+    if rows is None or len(pixels.shape) < 3:
+        return None
+    extent = [axis.extent for axis in block.axes]
+    row_stride = next(step for axis, step in rows if axis == h)
+    halo = sum(step * (extent[axis] - 1) for axis, step in rows if axis != h) + 1 - row_stride
+    reduced = math.prod(axis.extent for axis in block.axes if axis.kind == "reduce")
+    # Channels are the reduced axes that index the input's last dimension, or what the weights say where groups make that index no sum.
+    last = pixels.index[-1]
+    windows = [axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim if block.axes[axis].kind == "reduce"]
+    taps = math.prod(extent[axis] for axis in windows)
+    channels = reduced // taps
+    groups = pixels.shape[-1] // channels
+    is_depthwise = last is not None and any(axis == f for axis, _ in last)
+    return Convolution(
+        images=math.prod(extent[axis] for axis in out[:-3]),
+        h=extent[h],
+        w=extent[out[-2]],
+        f=extent[f],
+        taps=taps,
+        channels=channels,
+        is_depthwise=is_depthwise,
+        group_f=extent[f] if is_depthwise else max(1, extent[f] // groups),
+        row_stride=row_stride,
+        halo=halo,
+        image_row_bytes=pixels.shape[-2] * pixels.shape[-1] * dtype_bytes(pixels.dtype),
+        weight_bytes=dtype_bytes(kernel.dtype),
+        out_dtype=block.writes[0].dtype,
+        is_padded=pixels.operand not in space.inputs,
+    )
+
+
+def tilings(conv: Convolution, cpu: Cpu) -> Iterator[Tiling]:
+    """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings."""
+    places = ("task", "root") if conv.is_padded else ("task",)
+    for tile_w, tile_f in register_tiles(conv, cpu)[:TILE_SHAPES]:
+        blocks_f = sorted({tile_f * part for part in _spaced(conv.f // tile_f)})
+        for shape in itertools.product(_spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), places):
+            yield Tiling(tile_w, tile_f, *shape)
+
+
+def _spaced(extent: int) -> list[int]:
+    """Return a few divisors, from 1 to all of it."""
+    parts = divisors(extent)
+    return sorted({parts[len(parts) * step // 4] for step in range(4)} | {parts[-1]} | ({extent // 2} if extent % 2 == 0 else set()))
+
+
+def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return (tile_w, tile_f) that divide the output and whose accumulators fit the vector registers, those with the fewest cycles first."""
+    lanes = lanes_of(cpu, conv.out_dtype)
+    tiles = []
+    for tile_f in divisors(conv.group_f):
+        vectors = _vectors(tile_f, lanes)
+        # One register holds the broadcast element and `vectors` hold the weights.
+        rows = (cpu.vector_registers - 1) // vectors - 1
+        if vectors <= MOST_VECTORS:
+            tiles += [(tile_w, tile_f) for tile_w in divisors(conv.w) if tile_w <= rows]
+    return sorted(tiles, key=lambda tile: (_micro_cycles(conv, *tile, cpu), tile))
+
+
+def _vectors(tile_f: int, lanes: int) -> int:
+    """Return the registers of one row of accumulators, vectors being as wide as divides the row."""
+    return tile_f // math.gcd(tile_f, lanes)
+
+
+def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> float:
+    """Return the cycles of all register tiles on one core, were every operand in the first cache."""
+    vectors = _vectors(tile_f, lanes_of(cpu, conv.out_dtype))
+    fma_cycles = tile_w * vectors / cpu.fma_per_cycle
+    # A broadcast reads one element and costs half of a full vector's load; a depthwise convolution reads vectors of pixels.
+    pixel_loads = tile_w * vectors if conv.is_depthwise else tile_w / 2
+    load_cycles = (vectors + pixel_loads) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
+    step_cycles = max(fma_cycles, load_cycles, FMA_LATENCY_CYCLES)
+    # Accumulators are cleared, written and read once each, and the loop over channels starts anew for each tap.
+    tile_cycles = conv.taps * (conv.channels * step_cycles + 4) + 3 * tile_w * vectors + 20
+    return conv.images * conv.h * (conv.w / tile_w) * (conv.f / tile_f) * tile_cycles
+
+
+def estimate(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Estimate:
+    """Return the predicted time: preparing weights and image first, then the convolution, each a roofline of `predicted_secs`.
+
+    Traffic is counted as for a matrix product (Goto and van de Geijn, TOMS 2008, section 4), with a panel of weights
+    in the place of one operand's panel and the rows that a task reads in the place of the other's block.
+    """
+    works = [*_preparation(conv, tiling, cpu), _work(conv, tiling, cpu)]
+    secs = sum(predicted_secs(cpu, work) for work in works)
+    moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
+    return Estimate(tiling.candidate(), secs, moved_bytes, (tiling.tile_w, tiling.tile_f))
+
+
+def _tasks(conv: Convolution, tiling: Tiling) -> int:
+    return conv.images * (conv.h // tiling.block_h) * (conv.f // tiling.block_f)
+
+
+def _task_rows(conv: Convolution, tiling: Tiling) -> int:
+    """Return the input rows that a task reads."""
+    return tiling.block_h * conv.row_stride + conv.halo
+
+
+def _work(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Work:
+    tasks = _tasks(conv, tiling)
+    share = busiest_share(tasks, cpu.cores)
+    steps = conv.taps * conv.channels
+    panel = tiling.tile_f * steps * conv.weight_bytes
+    window = _task_rows(conv, tiling) * conv.image_row_bytes
+    weights = tiling.block_f * steps * conv.weight_bytes
+    visits = conv.images * conv.h * (conv.w / tiling.tile_w) * (conv.f / tiling.tile_f)
+    near_bytes = visits * panel if panel > cpu.l1d_bytes // 2 else 0.0
+    passes = tiling.block_f // tiling.tile_f if tiling.order == "fw" else 1
+    near_bytes += tasks * window * (passes if window > cpu.l1d_bytes // 2 else 1)
+    far_bytes = tasks * (weights + window * (passes if window > cpu.l2_bytes // 2 else 1))
+    if tiling.order == "wf" and weights > cpu.l2_bytes // 2:
+        far_bytes += visits * panel
+    cycles = _micro_cycles(conv, tiling.tile_w, tiling.tile_f, cpu)
+    if not tiling.pack_f:
+        cycles += visits * steps * spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
+    if conv.is_padded and tiling.pad_at == "task":
+        # A load and a store for each vector, and the test of the margin.
+        cycles += tasks * 2 * window / cpu.vector_bytes
+    total_bytes = conv.f * steps * conv.weight_bytes + conv.images * conv.h * conv.row_stride * conv.image_row_bytes
+    dram_bytes = total_bytes if total_bytes > cpu.l3_bytes else 0
+    return Work(share * cycles, share * near_bytes, share * far_bytes, dram_bytes, int(tasks > 1))
+
+
+def _preparation(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+    """Yield the work of packing the weights and of padding the whole image, where a tiling asks for it."""
+    is_parallel = _tasks(conv, tiling) > 1
+    cores = cpu.cores if is_parallel else 1
+    weights = conv.f * conv.taps * conv.channels * conv.weight_bytes
+    image = conv.images * (conv.h * conv.row_stride + conv.halo) * conv.image_row_bytes
+    for is_made, made_bytes in ((tiling.pack_f, weights), (conv.is_padded and tiling.pad_at == "root", image)):
+        if is_made:
+            far_bytes = 2 * made_bytes if 2 * made_bytes > cpu.l3_bytes else 0
+            yield Work(2 * made_bytes / cpu.vector_bytes / cores, 0.0, 2 * made_bytes / cores, far_bytes, int(is_parallel))

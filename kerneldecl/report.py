@@ -1,0 +1,168 @@
+"""Owns what the reading commands tell of plans and records, as JSON values and as text.
+
+Knows nothing of terminals, exit codes or of how results came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kerneldecl.lockfile import shown
+from kerneldecl.model import Arch, Candidate
+from kerneldecl.plan import Action, EntryPlan, Plan
+from kerneldecl.state import State
+
+SCHEMA = 1
+Json = dict[str, Any]
+
+
+def plan_json(plan: Plan, selected: Sequence[str] | None = None) -> Json:
+    """Return the plan: a summary, and every action with its state, key and reason."""
+    actions = _selected(plan, selected)
+    misses = [action for action in actions if not action.is_hit]
+    return {
+        "schema": SCHEMA,
+        "summary": {"hit": len(actions) - len(misses), "miss": len(misses)},
+        "actions": [_action_json(action) for action in actions],
+    }
+
+
+def _selected(plan: Plan, selected: Sequence[str] | None) -> list[Action]:
+    return [a for a in plan.actions if selected is None or a.entry in selected]
+
+
+def _action_json(action: Action) -> Json:
+    state = "hit" if action.is_hit else "miss"
+    fields = {"workload": action.entry.partition("@")[0] if action.kind != "link" else "", "target": action.target}
+    return {**fields, "kind": action.kind, "state": state, "key": action.key, "reason": action.reason}
+
+
+def plan_text(plan: Plan, selected: Sequence[str] | None = None) -> str:
+    """Return the actions that a build would run, a line each with the reason, and a summary."""
+    actions = _selected(plan, selected)
+    misses = [action for action in actions if not action.is_hit]
+    width = max((len(action.entry) for action in misses), default=0)
+    lines = [f"{action.kind:<5}  {action.entry:<{width}}  {action.reason}" for action in misses]
+    done = sum(entry.is_done for entry in plan.entries if selected is None or entry.entry in selected)
+    total = sum(selected is None or entry.entry in selected for entry in plan.entries)
+    return "\n".join([*lines, f"{total} entries: {done} up to date; {len(misses)} actions to run"])
+
+
+def why_json(entry: EntryPlan, link: Action, last: State, shadows: str) -> Json:
+    """Return why the entry's pending actions are pending or, if none is, why the last build ran what it ran."""
+    pending = [action for action in (*entry.actions, link) if not action.is_hit]
+    actions = [{"kind": a.kind, "reason": a.reason, "changed": [list(line) for line in a.changed]} for a in pending]
+    if not pending:
+        actions = last.why.get(entry.entry, [])
+    return {"schema": SCHEMA, "entry": entry.entry, "pending": bool(pending), "actions": actions, "shadows": shadows}
+
+
+def why_text(json: Json) -> str:
+    """Return the reasons with the manifest's lines that changed, old and new."""
+    if not json["actions"]:
+        head = f"{json['entry']} is up to date; no build here has run anything for it"
+    elif json["pending"]:
+        head = f"{json['entry']} is not up to date:"
+    else:
+        head = f"{json['entry']} is up to date. The last build that ran something for it:"
+    lines = [head, *(f"  its rule replaces the standard one, {json['shadows']}" for _ in [0] if json["shadows"])]
+    for action in json["actions"]:
+        lines.append(f"  {action['kind']}: {action['reason']}")
+        for name, old, new in action["changed"]:
+            lines += [f"    - {name} = {old}"] * (old is not None) + [f"    + {name} = {new}"] * (new is not None)
+    return "\n".join(lines)
+
+
+def show_json(entry: EntryPlan) -> Json:
+    """Return what is known of an entry: its computation, and every candidate, best first, with its figures."""
+    head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
+    if entry.tuned is None:
+        return {**head, "tuned": False, "reason": entry.action("tune").reason}
+    result = entry.tuned.result
+    return {
+        **head,
+        "tuned": True,
+        "key": entry.tuned.key,
+        "symbol": result["symbol"],
+        "policy": result["policy"],
+        "tied": result["tied"],
+        "tolerance": result["tolerance"],
+        "flops": result["flops"],
+        "least_bytes": result["least_bytes"],
+        "provenance": result["provenance"],
+        "candidates": [_candidate_json(m, result, entry.arch) for m in result["measurements"]],
+    }
+
+
+def _candidate_json(measurement: Mapping[str, Any], result: Mapping[str, Any], arch: Arch) -> Json:
+    samples = sorted(measurement.get("samples", ()))
+    fields: Json = {
+        "candidate": shown(Candidate.from_json(measurement["candidate"])),
+        "predicted_secs": measurement["predicted_secs"],
+        "run_secs": None,
+        "error": measurement.get("error"),
+        "verdict": measurement.get("failure") or "verified",
+    }
+    if not samples:
+        return fields
+    run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
+    flops, moved = result["flops"] / run_secs, result["least_bytes"] / run_secs
+    dtype = result["signature"]["inputs"][0]["dtype"]
+    shares = {"peak_share": flops / arch.cpu.peak_flops_per_s(dtype), "bandwidth_share": moved / arch.cpu.dram_bytes_per_s}
+    spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
+    return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
+
+
+def show_text(json: Json) -> str:
+    """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
+    head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
+    if not json["tuned"]:
+        return f"{head}\nnot tuned yet: {json['reason']}"
+    verified = [c for c in json["candidates"] if c["run_secs"]]
+    failed = [c for c in json["candidates"] if not c["run_secs"]]
+    width = max(len(c["candidate"]) for c in json["candidates"])
+    lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least", ""]
+    lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
+    for rank, c in enumerate(verified, start=1):
+        times = f"{c['predicted_secs'] * 1e6:9.4g}  {c['run_secs'] * 1e6:11.4g}  {c['gflop_per_s']:7.4g}  {c['gb_per_s']:5.4g}"
+        lines.append(
+            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {c['error']:7.1e}"
+        )
+    tied = (
+        f"{json['tied']} more within noise of the fastest; the one with the least code wins" if json["tied"] else "none within noise of it"
+    )
+    lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
+    lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    return "x".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
+
+
+def query_json(entries: Sequence[EntryPlan]) -> Json:
+    return {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
+
+
+def _entry_json(entry: EntryPlan) -> Json:
+    tuned = entry.tuned.result if entry.tuned else None
+    return {
+        "entry": entry.entry,
+        "rule": entry.workload.rule,
+        "attrs": dict(entry.workload.attrs),
+        "tags": list(entry.workload.tags),
+        "line": entry.workload.line,
+        "keys": {action.kind: action.key for action in entry.actions},
+        "winner": shown(Candidate.from_json(tuned["winner"])) if tuned else None,
+        "run_secs": tuned["run_secs"] if tuned else None,
+    }
+
+
+def query_text(json: Json) -> str:
+    width = max(len(entry["entry"]) for entry in json["entries"])
+    rows = []
+    for entry in json["entries"]:
+        found = f"{entry['run_secs'] * 1e6:10.4g} us  {entry['winner']}" if entry["winner"] else f"{'not tuned':>10}"
+        rows.append(f"{entry['entry']:<{width}}  {entry['rule']:<12}  {found}")
+    return "\n".join(rows)

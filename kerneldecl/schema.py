@@ -1,0 +1,123 @@
+"""Owns the JSON Schema of workloads.toml, the rules' attributes included, so that editors complete and check the file.
+
+Knows nothing of how declarations are read. What a schema cannot say (names that must exist in the same file, a rule's
+own objections to combinations) is left to `kerneldecl check`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from kerneldecl import plugins
+from kerneldecl.attributes import Attribute, RuleAttributes, rule_attributes
+from kerneldecl.errors import DeclarationError
+from kerneldecl.rule import Rule
+from kerneldecl.tables import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
+
+Schema = dict[str, Any]
+
+
+def json_schema(root: Path) -> Schema:
+    """Return the schema (draft 2020-12) for a workspace with its rules, policies and archs; raise DeclarationError for a broken rule."""
+    rules = _rules(root)
+    policies = {"enum": list(plugins.plugin_names("policies", root))}
+    archs = {"enum": list(plugins.plugin_names("archs", root))}
+    target = _object(_keys(TARGET, arch=archs), required=TARGET)
+    # One alternative for each rule, told apart by a constant: editors that skip if/then still complete from it.
+    workload = {"oneOf": [{"$ref": f"#/$defs/{rule.name}"} for rule in rules]}
+    properties = {
+        "edition": {"enum": list(EDITIONS), "description": "Format of this file."},
+        "artifact": _object(_keys(ARTIFACT), required=ARTIFACT),
+        "toolchain": _object(_keys(TOOLCHAIN)),
+        "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
+        "defaults": _object(_keys(SETTINGS, policy=policies)),
+        "workload": {"type": "array", "minItems": 1, "items": workload},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Workspace of kerneldecl",
+        **_object(properties, required=("edition", "artifact", "target", "workload")),
+        "$defs": {rule.name: _rule_schema(rule, policies) for rule in rules},
+    }
+
+
+def _rules(root: Path) -> list[RuleAttributes]:
+    rules: list[RuleAttributes] = []
+    errors: list[DeclarationError] = []
+    for name in plugins.rule_names(root):
+        try:
+            rules.append(rule_attributes(root, name))
+        except DeclarationError as error:
+            errors.append(error)
+    if errors:
+        raise DeclarationError(problem for error in errors for problem in error.problems)
+    return rules
+
+
+def _rule_schema(rule: RuleAttributes, policies: Schema) -> Schema:
+    """Return the schema of a `[[workload]]` table of one rule."""
+    summaries = _summaries(rule.rule)
+    values = {name: TypeAdapter(attribute.hint).json_schema() for name, attribute in rule.attributes.items()}
+    described = {name: _described(rule.attributes[name], value, summaries.get(name)) for name, value in values.items()}
+    expandable = {name: _expandable(value) for name, value in described.items()}
+    cases = {**WORKLOAD["cases"].schema, "items": {**_object(described), "minProperties": 1}}
+    common = _keys(WORKLOAD, rule={"const": rule.name}, policy=policies, cases=cases)
+    schema = _object({**common, **expandable}, required=("name", "rule"))
+    schema["description"] = inspect.getdoc(rule.rule) or ""
+    if rule.required:
+        # What is missing in the table may stand in every case.
+        schema["anyOf"] = [{"required": sorted(rule.required)}, {"required": ["cases"]}]
+    return schema
+
+
+def _described(attribute: Attribute, value: Schema, summary: str | None) -> Schema:
+    schema = dict(value)
+    if summary:
+        schema["description"] = summary
+    if not attribute.is_required:
+        schema["default"] = attribute.default
+    return schema
+
+
+def _expandable(value: Schema) -> Schema:
+    """Return the schema of one value or a list of values; annotations stand outside, where editors look for them."""
+    annotations: Schema = {key: item for key, item in value.items() if key in {"description", "default"}}
+    plain: Schema = {key: item for key, item in value.items() if key not in annotations}
+    return {**annotations, "anyOf": [plain, {"type": "array", "minItems": 1, "items": plain}]}
+
+
+def _keys(keys: Mapping[str, Key], **narrowed: Schema) -> Schema:
+    return {name: {"description": key.summary, **narrowed.get(name, key.schema)} for name, key in keys.items()}
+
+
+def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
+    schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    names = list(required)
+    return schema | {"required": names} if names else schema
+
+
+def _summaries(rule: type[Rule]) -> dict[str, str]:
+    """Return the string literals that stand below attributes, those of base classes included."""
+    found: dict[str, str] = {}
+    for cls in reversed(rule.__mro__):
+        if cls is not Rule and issubclass(cls, Rule):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+            assert isinstance(definition, ast.ClassDef)
+            found |= dict(_literals_below(definition.body))
+    return found
+
+
+def _literals_below(body: list[ast.stmt]) -> Iterable[tuple[str, str]]:
+    for above, below in itertools.pairwise(body):
+        if not isinstance(above, ast.AnnAssign) or not isinstance(above.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+            yield above.target.id, inspect.cleandoc(below.value.value)

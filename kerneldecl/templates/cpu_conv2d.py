@@ -1,0 +1,127 @@
+"""Owns the schedule of direct convolutions on a CPU: packed weights, register tiles along a row of the image, padding on the fly.
+
+Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
+
+Parameters:
+  tile_w, tile_f    accumulators that stay in registers while the reduction runs: columns of the image, output channels (vectorized)
+  block_h, block_f  what one parallel task computes: rows of the image, output channels
+  pack_f            copy the weights into panels of tile_f output channels
+  order             "wf": a task goes through its channels for each piece of the image; "fw": through its pieces for each panel of channels
+  pad_at            "root": pad the whole image first; "task": each task pads what it reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvm import IRModule
+from tvm.s_tir import Schedule
+from tvm.tirx import IterVar
+
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._contraction import Panels, epilogue_of, merge, only_reduction, pack, parallelize, positions, vectorize_lanes
+
+
+class _Tiles(NamedTuple):
+    """The template's parameters, as read."""
+
+    tile_w: int
+    tile_f: int
+    block_h: int
+    block_f: int
+    pack_f: bool
+    order: str
+    pad_at: str
+
+
+class _Convolution(NamedTuple):
+    """Positions of the block's axes, and of the weights among its reads."""
+
+    images: tuple[int, ...]
+    h: int
+    w: int
+    f: int
+    reduced: tuple[int, ...]
+    weights: int
+    weights_dim: int
+    weights_rank: int
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return the scheduled convolution with padding and epilogue fused, or None where the function is not one, or not divided by the tiles."""
+    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    sch = Schedule(mod)
+    block = only_reduction(sch)
+    conv = None if block is None else _convolution(sch.get(block))
+    if conv is None:
+        return None
+    epilogue, padding = epilogue_of(sch, block), sch.get_producers(block)
+    extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    is_divided = not (extents[conv.w] % tiles.tile_w or extents[conv.h] % tiles.block_h or extents[conv.f] % tiles.block_f or tiles.block_f % tiles.tile_f)
+    if epilogue is None or not is_divided or any(sch.get_producers(producer) for producer in padding):
+        return None
+    lanes = max(1, arch.cpu.vector_bytes // dtype_bytes(str(sch.get(block).writes[0].source.ty.dtype)))
+    is_parallel = extents[conv.h] > tiles.block_h or extents[conv.f] > tiles.block_f or any(extents[axis] > 1 for axis in conv.images)
+
+    # 1. One block before the convolution at most, the padding; one block after it.
+    padding = [producer for producer in padding if not _inlined_copy(sch, producer)]
+    tail = merge(sch, epilogue) if epilogue else sch.cache_write(block, 0, "global")
+
+    # 2. Pack the weights.
+    if tiles.pack_f:
+        sch.cache_read(block, conv.weights, "global")
+        inner = tuple(dim for dim in range(conv.weights_rank) if dim != conv.weights_dim)
+        pack(sch, block, conv.weights, Panels(conv.weights_dim, tiles.tile_f, (), inner), is_parallel=is_parallel)
+
+    # 3. Tile: tasks / register tiles / reduction / unrolled columns of the image / vectors of channels.
+    loops = sch.get_loops(block)
+    h_task, h_row = sch.split(loops[conv.h], [None, tiles.block_h])
+    w_tile, w_col = sch.split(loops[conv.w], [None, tiles.tile_w])
+    f_task, f_tile, f_lane = sch.split(loops[conv.f], [None, tiles.block_f // tiles.tile_f, tiles.tile_f])
+    images, reduced = [loops[axis] for axis in conv.images], [loops[axis] for axis in conv.reduced]
+    pieces = (h_row, w_tile, f_tile) if tiles.order == "wf" else (f_tile, h_row, w_tile)
+    sch.reorder(*images, h_task, f_task, *pieces, *reduced, w_col, f_lane)
+    task = sch.fuse(*images, h_task, f_task)
+
+    # 4. Bring padding and epilogue to the place that needs them. Loop kinds come first: the initialisation inherits them.
+    for producer in padding:
+        if tiles.pad_at == "task":
+            sch.compute_at(producer, task)
+        elif is_parallel:
+            parallelize(sch, sch.fuse(*sch.get_loops(producer)[:2]))
+        vectorize_lanes(sch, sch.get_loops(producer)[-1], lanes)
+    sch.reverse_compute_at(tail, pieces[-1])
+    parallelize(sch, task)
+    sch.unroll(w_col)
+    vectorize_lanes(sch, f_lane, lanes)
+    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
+    sch.decompose_reduction(block, reduced[0])
+    return sch
+
+
+def _inlined_copy(sch: Schedule, producer: Any) -> bool:
+    """Inline a padding block that pads nothing; say whether it was one."""
+    block = sch.get(producer)
+    read, write = block.reads[0].source.ty, block.writes[0].source.ty
+    is_copy = [int(extent) for extent in read.shape] == [int(extent) for extent in write.shape]
+    if is_copy:
+        sch.compute_inline(producer)
+    return is_copy
+
+
+def _convolution(block: Any) -> _Convolution | None:
+    """Read the axes of a block that multiplies an image by weights, its output [..., h, w, f]; None for any other block."""
+    if len(block.reads) != 2 or len(block.writes) != 1:
+        return None
+    axes = [axis.var for axis in block.iter_vars]
+    out, *operands = (positions(region, axes) for region in (block.writes[0], *block.reads))
+    if None in out or len(out) < 3:
+        return None
+    *images, h, w, f = out
+    weights = [i for i, operand in enumerate(operands) if None not in operand and f in operand and h not in operand and w not in operand]
+    reduced = tuple(i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce)
+    if len(weights) != 1 or any(axis in operands[weights[0]] for axis in images) or len(reduced) + len(out) != len(axes):
+        return None
+    kernel = operands[weights[0]]
+    return _Convolution(tuple(images), h, w, f, reduced, weights[0], kernel.index(f), len(kernel))

@@ -1,0 +1,70 @@
+"""Owns checking an artifact that is there: its files by digest, its kernels against their references.
+
+Knows nothing of plans or records: an artifact says itself what it holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kerneldecl.errors import ExitCode
+from kerneldecl.link import artifact_defect, artifact_folder, read_manifest
+from kerneldecl.runners.local import LocalRunner
+from kerneldecl.workspace import Workspace
+
+LIMIT_SECS = 120.0
+SEED = 21
+"""Other inputs than those that the candidates were verified with."""
+
+
+def artifacts_of(workspace: Workspace) -> list[Path]:
+    """Return where the workspace's artifacts are or would be."""
+    declaration = workspace.declaration
+    targets = dict.fromkeys(workload.target for workload in declaration.workloads)
+    return [artifact_folder(workspace.root, declaration.artifact, declaration.version, target) for target in targets]
+
+
+def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
+    """Return the verdict on each entry. Rules for the references are those of the workspace `root` and the standard ones.
+
+    No kernel is run, or even loaded, where a file is not what the manifest says.
+    """
+    if defect := artifact_defect(folder):
+        return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": []}
+    manifest = read_manifest(folder)
+    assert not isinstance(manifest, str), "artifact_defect has read it"
+    library = str((folder / manifest["library"]).resolve())
+    with LocalRunner(1, manifest["arch"]["cpu"]["cores"]) as runner:
+        entries = [_verdict(entry, library, root, runner) for entry in manifest["entries"]]
+    code = ExitCode.DONE if all(entry["ok"] for entry in entries) else ExitCode.VERIFICATION
+    return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries}
+
+
+def _verdict(entry: dict[str, Any], library: str, root: Path, runner: LocalRunner) -> dict[str, Any]:
+    case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
+    request = {"do": "verify", "case": case, "library": library, "symbol": entry["symbol"]}
+    answer = runner.measure(request, LIMIT_SECS)
+    tolerance = entry["verdict"]["tolerance"]
+    error = answer.get("error")
+    ok = error is not None and error <= tolerance
+    return {"name": entry["name"], "ok": ok, "error": error, "tolerance": tolerance, "failure": answer.get("failure", "")}
+
+
+def verify_text(found: dict[str, Any]) -> str:
+    """Return a line for each entry, and one for each artifact."""
+    lines: list[str] = []
+    for artifact in found["artifacts"]:
+        if artifact["defect"]:
+            lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to make it again")
+            continue
+        lines += [_line(entry) for entry in artifact["entries"]]
+        right = sum(entry["ok"] for entry in artifact["entries"])
+        lines.append(f"{artifact['artifact']}: files as the manifest says; {right} of {len(artifact['entries'])} kernels right")
+    return "\n".join(lines)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    if entry["ok"]:
+        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})"
+    return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")

@@ -1,0 +1,47 @@
+"""Owns what all tests share: golden texts and workspaces made of strings.
+
+Knows nothing of what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden texts instead of comparing; review the diff")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return a function that compares a text with tests/golden/NAME.txt."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"no golden text {path}; make it with --update-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture
+def write_files(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
+    """Return a function that writes files into a fresh folder and returns the folder."""
+
+    def write(files: Mapping[str, str]) -> Path:
+        root = tmp_path / "workspace"
+        root.mkdir(exist_ok=True)
+        for name, text in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        return root
+
+    return write
