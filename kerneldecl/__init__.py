@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself would be a quarter of a null build's imports
 if TYPE_CHECKING:
     from kerneldecl.api import Artifact, build, load, plan
 
@@ -14,7 +13,7 @@ __all__ = ["Artifact", "build", "load", "plan"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kerneldecl' has no attribute {name!r}")
     from kerneldecl import api

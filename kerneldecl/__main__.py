@@ -25,10 +25,11 @@ def main() -> int:
 
 def _fresh_entries(arguments: list[str]) -> int | None:
     """Return the number of entries if this is a build of everything and there is nothing to do, else None."""
-    root, rest = ".", list(arguments)
-    if len(rest) >= 2 and rest[0] == "-C":
-        root, rest = rest[1], rest[2:]
-    rest = [option for option in rest if option not in _QUIET]
+    root, rest = ".", [option for option in arguments if option not in _QUIET]
+    if "-C" in rest[:-1]:
+        place = rest.index("-C")
+        root = rest[place + 1]
+        del rest[place : place + 2]
     if rest not in (["build"], ["build", "--locked"]):
         return None
     from kerneldecl.fresh import is_fresh

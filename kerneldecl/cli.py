@@ -36,7 +36,7 @@ class Settings:
 def run() -> int:
     """Run the command line and return its exit code."""
     try:
-        return int(main.main(standalone_mode=False) or ExitCode.DONE)
+        return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
     except click.exceptions.Abort:
         return _interrupted()
     except KeyboardInterrupt:
@@ -57,6 +57,23 @@ def run() -> int:
             log.write(traceback.format_exc())
         _say(f"error: internal error: {traceback.format_exc().strip().splitlines()[-1]}; the traceback is in {log.name}")
         return ExitCode.INTERNAL
+
+
+def _shared_first(arguments: list[str]) -> list[str]:
+    """Return the arguments with those options in front that every command shares, wherever the user put them."""
+    shared: list[str] = []
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in {"-C", "--color"}:
+            shared += [word, *(value for value in [next(words, None)] if value is not None)]
+        elif word in {"-q", "--quiet", "-v", "-vv", "--verbose"} or word.startswith("--color="):
+            shared.append(word)
+        elif word == "--":
+            rest += [word, *words]
+        else:
+            rest.append(word)
+    return shared + rest
 
 
 def _interrupted() -> ExitCode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import itertools
@@ -118,19 +119,26 @@ def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
 
 
 def _imported_files(file: Path, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
-    """Yield the files that a file's import statements resolve to. A file that does not parse imports nothing."""
+    """Yield the files that a file's import statements resolve to."""
+    for module, is_relative in _imported_modules(file.read_bytes()):
+        yield from _resolved(module, folders) if is_relative else _module_files(module, folders, root)
+
+
+@functools.lru_cache(maxsize=256)  # neighbours that several rules import are parsed once
+def _imported_modules(source: bytes) -> tuple[tuple[str, bool], ...]:
+    """Return the modules that a source imports, and whether relatively. What does not parse imports nothing."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return
+        return ()
+    found: list[tuple[str, bool]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _module_files(alias.name, folders, root)
+            found += [(alias.name, False) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
-            for name in filter(None, (node.module, *names)):
-                yield from _resolved(name, folders) if node.level else _module_files(name, folders, root)
+            found += [(name, node.level > 0) for name in filter(None, (node.module, *names))]
+    return tuple(found)
 
 
 def _module_files(module: str, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:

@@ -5,8 +5,9 @@ Knows nothing of policies, of parameters or of any one operator.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.model import Access, Block, dtype_bytes
+from kerneldecl.model import Access, Block, Value, dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,19 @@ def give_loops(sch: Schedule) -> None:
             sch.add_unit_loop(rv)
 
 
+def count(params: Mapping[str, Value], name: str) -> int:
+    """Return a parameter that must be a number of things."""
+    value = params[name]
+    assert isinstance(value, int)
+    return value
+
+
+def contiguous_axis(leaf: Leaf) -> int | None:
+    """Return the axis of more than one point that the largest operand is contiguous along, None where there is none."""
+    walk = main_walk(leaf)
+    return next((at for at, axis in enumerate(leaf.block.axes) if walk[at] == 1 and axis.extent > 1), None)
+
+
 def main_walk(leaf: Leaf) -> tuple[int | None, ...]:
     """Return the strides of the largest operand that a block reads."""
     return strides(max(leaf.block.reads, key=lambda access: math.prod(access.shape)), len(leaf.loops))
@@ -247,12 +261,22 @@ def _first_reduce(sch: Schedule, rv: Any) -> int:
     return next(at for at, axis in enumerate(sch.get(rv).iter_vars) if axis.iter_type == tirx.IterVar.CommReduce)
 
 
+def _parts(leaf: Leaf, least: int) -> list[list[int]]:
+    """Return the axes to reduce in one or two parts, the last of them contiguous in memory unless that would be fewer than `least` elements."""
+    axes, walk = memory_order(leaf, "reduce"), main_walk(leaf)
+    size, first = 1, len(axes)
+    while first and walk[axes[first - 1]] == size:
+        first -= 1
+        size *= leaf.block.axes[axes[first]].extent
+    return [axes] if first == 0 or size < least else [axes[:first], axes[first:]]
+
+
 def _rows(sch: Schedule, leaf: Leaf, cut: RowCut) -> tuple[Any, list[Any]]:
     """Return a reduction's block, a new one if rows are cut into chunks, with its loops: over rows, over pieces of a row, along a piece."""
-    spatial, reduce = leaf.loops_of("spatial"), [leaf.loops[axis] for axis in _pieces(leaf, 2 * cut.lanes)]
-    sch.reorder(*spatial, *reduce)
-    pieces = len(reduce) - len(_contiguous(leaf, 2 * cut.lanes))
-    loops = [sch.fuse(*part) for part in (reduce[:pieces], reduce[pieces:]) if part]
+    spatial = leaf.loops_of("spatial")
+    parts = [[leaf.loops[axis] for axis in part] for part in _parts(leaf, 2 * cut.lanes)]
+    sch.reorder(*spatial, *itertools.chain(*parts))
+    loops = [sch.fuse(*part) for part in parts]
     row = sch.fuse(*spatial) if spatial else sch.add_unit_loop(loops[0])
     align = cut.lanes * cut.vectors if len(loops) == 1 else 1
     length = -(-extent(sch, loops[0]) // (cut.chunks * align)) * align
@@ -262,3 +286,61 @@ def _rows(sch: Schedule, leaf: Leaf, cut: RowCut) -> tuple[Any, list[Any]]:
     partial = sch.rfactor(chunk, 0)
     row, chunk, *loops = sch.get_loops(partial)
     return partial, [sch.fuse(row, chunk), *loops]
+
+
+@dataclass(frozen=True)
+class ColumnCut:
+    """How a reduction down columns is cut up."""
+
+    columns: int
+    """Columns computed together."""
+    steps: int
+    """Rows added in one go, so that partial results are loaded and stored less often."""
+    chunks: int = 1
+    """Parts of a column that are computed apart, where there is too little else to share among cores."""
+
+
+def column_reduction(sch: Schedule, leaf: Leaf, column: int, cut: ColumnCut, is_parallel: bool) -> Any:
+    """Schedule a reduction across contiguous memory, whose axis is `column`: partial results of many columns side by side.
+
+    Returns the loop over groups of columns, under which all of it is computed; with chunks, the block itself combines
+    them, outside of that loop.
+    """
+    # 1. Loops: the other spatial axes, the columns, what is reduced; a block of its own for chunks.
+    others = [loop for at, loop in enumerate(leaf.loops) if leaf.block.axes[at].kind == "spatial" and at != column and loop is not None]
+    reduce = [leaf.loops[axis] for axis in memory_order(leaf, "reduce")]
+    sch.reorder(*others, leaf.loops[column], *reduce)
+    loop = sch.fuse(*reduce)
+    block, size = leaf.rv, extent(sch, loop)
+    length = -(-size // (cut.chunks * cut.steps)) * cut.steps
+    if cut.chunks > 1 and length < size:
+        chunk, _ = sch.split(loop, [None, length])
+        block = sch.rfactor(chunk, 0)
+        *others, across, chunk, loop = sch.get_loops(block)
+        others.append(chunk)
+        size = length
+        *outer, combined, chunk = sch.get_loops(leaf.rv)
+        sch.reorder(*outer, chunk, combined)
+        sch.decompose_reduction(leaf.rv, chunk)
+    else:
+        across = leaf.loops[column]
+    # 2. Tiles of columns by a few rows.
+    steps, columns = min(cut.steps, size), min(cut.columns, extent(sch, across))
+    is_whole = extent(sch, across) % columns == 0
+    group, inner = sch.split(across, [None, columns])
+    step, unrolled = sch.split(loop, [None, steps])
+    sch.reorder(*others, group, step, inner, unrolled)
+    group = sch.fuse(*others, group)
+    copy = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(copy, group)
+    sch.unroll(unrolled)
+    if is_whole:
+        # Otherwise the predicate would make scalars of vectors; LLVM makes masked vectors of the plain loop.
+        sch.vectorize(inner)
+        sch.vectorize(sch.get_loops(copy)[-1])
+    if is_parallel:
+        sch.parallel(group)
+    sch.decompose_reduction(block, step)
+    if size % steps:
+        sch.loop_partition(step, [size // steps, None])
+    return group

@@ -15,19 +15,40 @@ from kerneldecl.templates import _blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule one reduction along rows or down columns of memory."""
+    """Schedule one reduction, everything before it inlined, everything after it computed where its results are.
+
+    Where the largest operand is contiguous along a reduced axis: `vectors` registers hold partial results. Where it is
+    contiguous along a spatial axis: `columns` of these are computed together, `steps` rows at a time. In both cases
+    `chunks`: parts of the reduction computed apart; `parallel`: all cores.
+    """
     return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
+    # 1. One reduction, then spatial blocks alone.
     _blocks.inline_producers(sch)
     _blocks.give_loops(sch)
     found = _blocks.leaves(sch)
     if found is None or not found[0].block.is_reduction or any(leaf.block.is_reduction for leaf in found[1:]):
         return False
-    lanes = _blocks.lanes_of(found[0].block.writes[0].dtype, arch.cpu.vector_bytes)
-    cut = _blocks.RowCut(lanes, int(str(params["accumulators"])), chunks=int(str(params["chunks"])))
-    row = _blocks.row_reduction(sch, found[0], cut, bool(params["parallel"]))
-    for leaf in found[1:]:
-        if params["chunks"] == 1: sch.reverse_compute_at(leaf.rv, row)
+    first, *rest = found
+    if not first.loops_of("reduce") or not first.block.reads:
+        return False
+    # 2. Along rows or down columns.
+    chunks, is_parallel = _blocks.count(params, "chunks"), bool(params["parallel"])
+    column = _blocks.contiguous_axis(first)
+    if column is not None and first.block.axes[column].kind == "spatial":
+        if "columns" not in params:
+            return False
+        columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
+        outer = _blocks.column_reduction(sch, first, column, columns, is_parallel)
+    else:
+        if "vectors" not in params:
+            return False
+        lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.cpu.vector_bytes)
+        outer = _blocks.row_reduction(sch, first, _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=chunks), is_parallel)
+    # 3. What follows, unless it needs the chunks combined first.
+    if chunks == 1:
+        for leaf in rest:
+            sch.reverse_compute_at(leaf.rv, outer)
     return True
