@@ -11,14 +11,15 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kerneldecl import cxx, flow, fresh
+from kerneldecl import cxx, flow, fresh, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import TuningError
+from kerneldecl.key import digest
 from kerneldecl.patterns import select
-from kerneldecl.plan import Plan
+from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Report
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.workspace import Workspace, open_workspace
+from kerneldecl.workspace import FILE, Workspace, open_workspace
 
 __all__ = ["Artifact", "build", "load", "plan", "run_build"]
 
@@ -48,9 +49,27 @@ def run_build(workspace: Workspace, patterns: Sequence[str], options: flow.Optio
     runners = functools.partial(LocalRunner, jobs or cores, max((arch.cpu.cores for arch in archs), default=cores))
     done = flow.build(workspace, options, runners, cxx.link_shared_library, report)
     if not done.failures and not done.plan.misses:
-        extra, folders = (_relative(workspace.root, paths) for paths in (workspace.extra_files, done.artifacts.values()))
-        fresh.write_stamp(str(workspace.root), extra, folders, len(done.plan.entries))
+        _note_complete(done)
     return done
+
+
+def _note_complete(done: flow.Build) -> None:
+    """Leave the stamp and the memo that make the next null build and the next plan quick."""
+    root = done.workspace.root
+    document = memo.parse((root / FILE).read_bytes())
+    if document is None or digest((root / FILE).read_bytes()) != done.workspace.declaration.digest:
+        return  # edited while we built: the next build looks again
+    extra, folders = (sorted(_relative(root, paths)) for paths in (done.workspace.extra_files, done.artifacts.values()))
+    rows: list[list[memo.Row]] = []
+    line = -1
+    for entry in done.plan.entries:
+        if entry.workload.line != line:
+            rows.append([])
+            line = entry.workload.line
+        lower, tune, build = (action.key for action in entry.actions)
+        rows[-1].append((entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry)))
+    memo.write_memo(root, document, rows, extra)
+    fresh.write_stamp(str(root), extra, folders, len(done.plan.entries))
 
 
 def _relative(root: Path, paths: Iterable[Path]) -> list[str]:

@@ -142,9 +142,9 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
         _print(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
     plan = flow.make_plan(workspace)
-    selected = [*chosen, *(link.entry for link in plan.links)] if not patterns else chosen
-    _print(as_json, report.plan_json(plan, selected), lambda _: report.plan_text(plan, selected))
-    out_of_date = sorted({action.entry for action in plan.misses if action.entry in selected})
+    actions = [a for a in plan.actions if not patterns or a.entry in set(chosen)]
+    _print(as_json, report.plan_json(actions), lambda _: report.plan_text(actions))
+    out_of_date = sorted({action.entry for action in actions if not action.is_hit})
     if out_of_date:
         raise StaleError(f"{len(out_of_date)} out of date: {', '.join(out_of_date[:5])}{' …' if len(out_of_date) > 5 else ''}")
     if flow.lock_of(workspace, plan) != flow.lock_on_disk(workspace):
@@ -157,12 +157,17 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
 @click.pass_obj
 def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
     """Say what a build would do, and why. Runs nothing."""
-    from kerneldecl import flow, report
+    from kerneldecl import report
+    from kerneldecl.quick import quick_plan
 
-    workspace = _workspace(settings)
-    made = flow.make_plan(workspace)
-    selected = _chosen(workspace, patterns) if patterns else None
-    _print(as_json, report.plan_json(made, selected), lambda _: report.plan_text(made, selected))
+    actions = None if patterns else quick_plan(settings.root)
+    if actions is None:
+        from kerneldecl import flow
+
+        workspace = _workspace(settings)
+        chosen = set(_chosen(workspace, patterns))
+        actions = [a for a in flow.make_plan(workspace).actions if not patterns or a.entry in chosen]
+    _print(as_json, report.plan_json(actions), lambda _: report.plan_text(actions))
 
 
 @main.command()
@@ -175,6 +180,10 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> int:
     """Build what is out of date, and link the artifacts."""
+    if not (patterns or options["locked"] or options["as_json"]) and (count := _nothing_to_do(settings.root)):
+        if not settings.quiet:
+            print(f"{count} entries: {count} up to date")
+        return ExitCode.DONE
     from kerneldecl import flow, summary
     from kerneldecl.api import run_build
     from kerneldecl.console import display
@@ -188,6 +197,17 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     if options["as_json"] or not settings.quiet:
         _print(options["as_json"], found, summary.build_text)
     return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+def _nothing_to_do(root: Path) -> int:
+    """Return the number of entries if the quick plan finds them all up to date, else 0; leave a stamp for the next time."""
+    from kerneldecl.fresh import restamp
+    from kerneldecl.quick import quick_plan
+
+    actions = quick_plan(root)
+    if actions is None or not all(action.is_hit for action in actions):
+        return 0
+    return restamp(str(root), len({action.entry for action in actions if action.kind != "link"}))
 
 
 @main.command()

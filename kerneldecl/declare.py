@@ -15,6 +15,7 @@ import tomli
 from kerneldecl import locate, plugins
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.expand import Scope, expand_table
+from kerneldecl.key import digest
 from kerneldecl.model import Workload
 from kerneldecl.tables import (
     ARTIFACT,
@@ -53,6 +54,8 @@ class Declaration:
     workloads: tuple[Workload, ...]
     """In order of the file."""
     path: Path
+    digest: str = ""
+    """Of the file's bytes as they were read."""
 
 
 def declare(root: Path, content: bytes | None = None) -> Declaration:
@@ -69,12 +72,18 @@ def declare(root: Path, content: bytes | None = None) -> Declaration:
     findings += _duplicates(tables, lines, scope)
     if findings:
         raise DeclarationError(_located(findings, text))
+    workloads = tuple(workload for expansion in expansions for workload in expansion.workloads)
+    return replace(declared(root, document, workloads), digest=digest(content))
+
+
+def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) -> Declaration:
+    """Return the declaration of a document that is known to be right, with these workloads."""
     return Declaration(
         artifact=document["artifact"]["name"],
         version=document["artifact"]["version"],
         toolchain={**PINS, **document.get("toolchain", {})},
         targets=tuple((name, target["arch"]) for name, target in document["target"].items()),
-        workloads=tuple(workload for expansion in expansions for workload in expansion.workloads),
+        workloads=workloads,
         path=root / FILE,
     )
 

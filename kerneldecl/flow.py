@@ -18,7 +18,7 @@ from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
 from kerneldecl.model import Arch, Workload
-from kerneldecl.plan import MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
+from kerneldecl.planning import MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
 from kerneldecl.progress import Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
@@ -55,6 +55,8 @@ class Build:
     runner: Runner | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    ran: list[Action] = field(default_factory=list)
+    """What was run, as the plan of that moment has it: with its key and reason."""
 
     @property
     def entries(self) -> list[EntryPlan]:
@@ -288,6 +290,7 @@ def link_artifacts(at_work: Build) -> None:
 
 
 def _link_artifact(at_work: Build, action: Action, folder: Path) -> None:
+    at_work.ran.append(action)
     workspace, declaration = at_work.workspace, at_work.workspace.declaration
     entries = tuple((e.workload, e.tuned) for e in at_work.plan.entries if e.workload.target == action.target and e.tuned)
     arch, toolchain = workspace.inputs.archs[action.target], workspace.inputs.toolchain
@@ -333,7 +336,7 @@ def remember(at_work: Build) -> None:
 def _reasons(at_work: Build, last: state.State) -> dict[str, list[dict[str, Any]]]:
     why = dict(last.why)
     ran: dict[str, list[dict[str, Any]]] = {}
-    for action in at_work.first_plan.misses:
+    for action in at_work.ran:
         ran.setdefault(action.entry, []).append({"kind": action.kind, "reason": action.reason, "changed": action.changed})
     return {**why, **ran}
 
@@ -346,8 +349,9 @@ def _case(workspace: Workspace, workload: Workload) -> dict[str, Any]:
 
 
 def _distinct(at_work: Build, kind: Any) -> list[EntryPlan]:
-    """Return entries whose action of this kind is a miss that can run now, one for each key."""
+    """Return entries whose action of this kind is a miss that can run now, one for each key; it counts as run from here on."""
     actions = [(e, e.action(kind)) for e in at_work.entries]
+    at_work.ran += [action for _, action in actions if not action.is_hit and action.key]
     return list({action.key: e for e, action in reversed(actions) if not action.is_hit and action.key}.values())[::-1]
 
 

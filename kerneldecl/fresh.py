@@ -2,9 +2,9 @@
 
 Knows nothing of what is declared, of plans or of TVM, and imports next to nothing: a null build ends here.
 
-The last complete build leaves a stamp with three digests: of everything that a plan depends on besides records (contents
-of workloads.toml, its lock, rules, policies, templates and archs, this package, the machine), of the listing of the
-tuning records, and of the listing of the artifacts. Where all are as they were, the plan would be as it was, namely
+The last complete build leaves a stamp with four digests: of workloads.toml and its lock, of what else a plan depends on
+(contents of rules, policies, templates and archs, this package, the machine), of the listing of the tuning records, and
+of the listing of the artifacts. Where all are as they were, the plan would be as it was, namely
 empty. Anything else, and the planner has a look. A listing holds each file's size and times: a file that was written to
 at all counts as changed.
 """
@@ -50,27 +50,51 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
     os.replace(temporary, os.path.join(root, STAMP))
 
 
+def restamp(root: str, entries: int) -> int:
+    """Renew the stamp where only workloads.toml is another text than before, and return the number of entries; else 0.
+
+    The caller knows that the new text declares what the old one did.
+    """
+    try:
+        with open(os.path.join(root, STAMP), "rb") as file:
+            old = json.loads(file.read())
+        now = _stamp(root, old["extra"], old["folders"], entries)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    if any(old.get(name) != now[name] for name in ("schema", "context", "artifacts", "records")):
+        return 0
+    write_stamp(root, old["extra"], old["folders"], entries)
+    return entries
+
+
 def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> dict[str, object]:
+    declared = _content(os.path.join(root, "workloads.toml")) + b"\0" + _content(os.path.join(root, "workloads.lock"))
     return {
         "schema": SCHEMA,
-        "inputs": _inputs(root, extra),
+        "declared": sha256(declared).hexdigest(),
+        "context": context(root, extra),
         "artifacts": _listing(root, [os.path.join(folder, below) for folder in folders for below in _ARTIFACT]),
-        "records": _listing(root, _RECORDS),
+        "records": records(root),
         "extra": extra,
         "folders": folders,
         "entries": entries,
     }
 
 
-def _inputs(root: str, extra: Iterable[str]) -> str:
+def context(root: str, extra: Iterable[str]) -> str:
+    """Return a digest of what keys depend on besides workloads.toml: plug-ins, `extra` files, this package, the machine."""
     plugins = (path for folder in _PLUGINS for path in _sources(os.path.join(root, folder)))
-    named = (os.path.join(root, name) for name in ("workloads.toml", "workloads.lock", *extra))
     state = sha256(_machine())
-    for path in (*named, *plugins):
+    for path in (*(os.path.join(root, name) for name in extra), *plugins):
         content = _content(path)
         state.update(f"{path} {len(content)}\n".encode() + content)
     state.update(_listing(_PACKAGE, ("", *_package_folders())).encode())
     return state.hexdigest()
+
+
+def records(root: str) -> str:
+    """Return a digest of the listing of the tuning records."""
+    return _listing(root, _RECORDS)
 
 
 def _package_folders() -> list[str]:

@@ -5,7 +5,6 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -210,7 +209,8 @@ class Measurement:
     @property
     def run_secs(self) -> float:
         """Median of the samples."""
-        return statistics.median(self.samples)
+        ranked, middle = sorted(self.samples), len(self.samples) // 2
+        return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
 
 
 def frozen(value: object) -> Value:

@@ -10,43 +10,37 @@ from typing import Any
 
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Arch, Candidate
-from kerneldecl.plan import Action, EntryPlan, Plan
+from kerneldecl.planning import Action, EntryPlan
 from kerneldecl.state import State
 
 SCHEMA = 1
 Json = dict[str, Any]
 
 
-def plan_json(plan: Plan, selected: Sequence[str] | None = None) -> Json:
+def plan_json(actions: Sequence[Action]) -> Json:
     """Return the plan: a summary, and every action with its state, key and reason."""
-    actions = _selected(plan, selected)
-    misses = [action for action in actions if not action.is_hit]
+    misses = sum(not action.is_hit for action in actions)
     return {
         "schema": SCHEMA,
-        "summary": {"hit": len(actions) - len(misses), "miss": len(misses)},
+        "summary": {"hit": len(actions) - misses, "miss": misses},
         "actions": [_action_json(action) for action in actions],
     }
 
 
-def _selected(plan: Plan, selected: Sequence[str] | None) -> list[Action]:
-    return [a for a in plan.actions if selected is None or a.entry in selected]
-
-
 def _action_json(action: Action) -> Json:
     state = "hit" if action.is_hit else "miss"
-    fields = {"workload": action.entry.partition("@")[0] if action.kind != "link" else "", "target": action.target}
+    fields = {"workload": action.entry.rpartition("@")[0], "target": action.target}
     return {**fields, "kind": action.kind, "state": state, "key": action.key, "reason": action.reason}
 
 
-def plan_text(plan: Plan, selected: Sequence[str] | None = None) -> str:
+def plan_text(actions: Sequence[Action]) -> str:
     """Return the actions that a build would run, a line each with the reason, and a summary."""
-    actions = _selected(plan, selected)
     misses = [action for action in actions if not action.is_hit]
     width = max((len(action.entry) for action in misses), default=0)
     lines = [f"{action.kind:<5}  {action.entry:<{width}}  {action.reason}" for action in misses]
-    done = sum(entry.is_done for entry in plan.entries if selected is None or entry.entry in selected)
-    total = sum(selected is None or entry.entry in selected for entry in plan.entries)
-    return "\n".join([*lines, f"{total} entries: {done} up to date; {len(misses)} actions to run"])
+    entries = {action.entry for action in actions if action.kind != "link"}
+    done = len(entries - {action.entry for action in misses})
+    return "\n".join([*lines, f"{len(entries)} entries: {done} up to date; {len(misses)} actions to run"])
 
 
 def why_json(entry: EntryPlan, link: Action, last: State, shadows: str) -> Json:

@@ -6,8 +6,9 @@ Knows nothing of policies, schedules, keys or files. Importing it imports neithe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Self, get_type_hints
 
 from annotated_types import Ge, Gt
 
@@ -27,7 +28,7 @@ Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "f
 
 
 WorkspaceFile = NewType("WorkspaceFile", str)
-"""A path, relative to the workspace, of a file whose content is part of the entry's key."""
+"""A path, relative to the workspace, of a file whose content is part of the entry's key; empty for none."""
 
 
 class Rule:
@@ -37,6 +38,12 @@ class Rule:
     `signature`, `lower`, `reference` and `flops` must be given; the rest has defaults that suit most operators.
     Rule files import TVM inside `lower` alone: planning reads attributes and must work where TVM is not installed.
     """
+
+    @classmethod
+    def of(cls, root: Path, attrs: Mapping[str, Any]) -> Self:
+        """Return the rule with declared attributes, its files as paths that can be opened from anywhere."""
+        files = {name for name, hint in get_type_hints(cls).items() if hint is WorkspaceFile}
+        return cls(**{name: str(root / value) if name in files and value else value for name, value in attrs.items()})
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each combination of attributes that makes no sense, each valid by itself."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kerneldecl.declare import Declaration, declare
 from kerneldecl.key import digest
-from kerneldecl.plan import Inputs
+from kerneldecl.planning import Inputs
 from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.stores.local import LocalStore
@@ -38,7 +38,11 @@ class Workspace:
 
 def open_workspace(root: Path) -> Workspace:
     """Read a workspace; raise DeclarationError with every mistake in it."""
-    declaration = declare(root)
+    return workspace_of(root, declare(root))
+
+
+def workspace_of(root: Path, declaration: Declaration) -> Workspace:
+    """Return the workspace of a declaration, with the digests of what its workloads use."""
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}

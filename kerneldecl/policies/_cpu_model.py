@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kerneldecl.model import Candidate, Cpu, Proposal, dtype_bytes
+from kerneldecl.model import Access, Block, Candidate, Cpu, Proposal, dtype_bytes
 
 
 HALF_PAGE_BYTES = 2048
@@ -90,3 +90,26 @@ def spread_cycles(cpu: Cpu, stride_bytes: int, row_bytes: int) -> float:
     measured on a Zen 4 in November 2026 with strides of 2 and 4 KiB.
     """
     return -(-row_bytes // cpu.line_bytes) if stride_bytes >= HALF_PAGE_BYTES else 0.0
+
+
+def plain_axes(access: Access) -> list[int] | None:
+    """Return the axes that index an operand's dimensions, constants left out; None where one is not a plain axis.
+
+    An axis of extent 1 is a constant.
+    """
+    plain = [dim[0][0] for dim in access.index if dim is not None and len(dim) == 1 and dim[0][1] == 1]
+    constant = sum(dim == () for dim in access.index)
+    return plain if len(plain) + constant == len(access.index) else None
+
+
+def output_axes(block: Block) -> list[int] | None:
+    """Return the spatial axis of each dimension that a block writes, or None where they do not correspond one to one."""
+    spatial = [i for i, axis in enumerate(block.axes) if axis.kind == "spatial"]
+    if len(block.writes) != 1 or len(block.writes[0].index) != len(spatial):
+        return None
+    named = plain_axes(block.writes[0])
+    units = [axis for axis in spatial if block.axes[axis].extent == 1]
+    if named is None or sorted({*named, *units}) != spatial:
+        return None
+    left = iter(units)
+    return [dim[0][0] if dim else next(left) for dim in block.writes[0].index if dim is not None]

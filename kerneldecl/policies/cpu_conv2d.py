@@ -11,7 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_model import Estimate, Work, busiest_share, divisors, lanes_of, predicted_secs, ranked, spread_cycles
+from kerneldecl.policies._cpu_model import (
+    Estimate,
+    Work,
+    busiest_share,
+    divisors,
+    lanes_of,
+    output_axes,
+    plain_axes,
+    predicted_secs,
+    ranked,
+    spread_cycles,
+)
 
 TEMPLATES = ("cpu_conv2d",)
 
@@ -78,61 +89,49 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 def convolution_of(space: IterSpace) -> Convolution | None:
     """Return the convolution that a function is, its output [..., h, w, f], or None."""
     reductions = [block for block in space.blocks if block.is_reduction]
-    if len(reductions) != 1 or len(reductions[0].reads) != 2 or len(reductions[0].writes) != 1:
+    if len(reductions) != 1 or len(reductions[0].reads) != 2:
         return None
     block = reductions[0]
-    out = _plain_axes(block.writes[0])
-    if out is None or len(out) < 3 or sum(axis.kind == "spatial" for axis in block.axes) != len(out):
+    out = output_axes(block)
+    if out is None or len(out) < 3:
         return None
-    *images, h, w, f = out
-    kernels = [access for access in block.reads if _is_kernel(access, f, {*images, h, w})]
-    if len(kernels) != 1:
+    # Where the output is a single pixel both operands look like weights; they come second.
+    weights = [access for access in block.reads if _is_weights(access, out)]
+    if not weights or len(weights[-1].shape) != 1 + sum(axis.kind == "reduce" for axis in block.axes):
         return None
-    pixels = block.reads[1 - block.reads.index(kernels[0])]
-    return _convolution(space, block, pixels, kernels[0])
+    pixels = block.reads[1 - block.reads.index(weights[-1])]
+    return _convolution(space, block, pixels, weights[-1]) if len(pixels.shape) >= 3 else None
 
 
-def _plain_axes(access: Access) -> list[int] | None:
-    """Return the axis that indexes each dimension, or None where one is not a plain axis."""
-    plain = [dim[0][0] for dim in access.index if dim is not None and len(dim) == 1 and dim[0][1] == 1]
-    return plain if len(plain) == len(access.index) else None
+def _is_weights(access: Access, out: list[int]) -> bool:
+    axes = plain_axes(access)
+    return axes is not None and not set(out[:-1]) & set(axes)
 
 
-def _is_kernel(access: Access, f: int, others: set[int]) -> bool:
-    axes = _plain_axes(access)
-    return axes is not None and f in axes and not others & set(axes)
-
-
-def _convolution(space: IterSpace, block: Block, pixels: Access, kernel: Access) -> Convolution | None:
-    out = _plain_axes(block.writes[0]) or []
-    h, f = out[-3], out[-1]
-    rows = next((dim for dim in pixels.index if dim is not None and any(axis == h for axis, _ in dim)), None)
-    if rows is None or len(pixels.shape) < 3:
-        return None
+def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access) -> Convolution:
+    *images, h, w, f = output_axes(block) or []
     extent = [axis.extent for axis in block.axes]
-    row_stride = next(step for axis, step in rows if axis == h)
-    halo = sum(step * (extent[axis] - 1) for axis, step in rows if axis != h) + 1 - row_stride
-    reduced = math.prod(axis.extent for axis in block.axes if axis.kind == "reduce")
-    # Channels are the reduced axes that index the input's last dimension, or what the weights say where groups make that index no sum.
-    last = pixels.index[-1]
-    windows = [axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim if block.axes[axis].kind == "reduce"]
+    reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
+    places = [dict(dim) for dim in pixels.index if dim is not None]
+    row_stride = next((place[h] for place in places if h in place), 0)
+    # What indexes the last dimension is a channel, of whatever group; any other reduced axis moves the window.
+    windows = {axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim} & set(reduced)
     taps = math.prod(extent[axis] for axis in windows)
-    channels = reduced // taps
-    groups = pixels.shape[-1] // channels
-    is_depthwise = last is not None and any(axis == f for axis, _ in last)
+    channels = math.prod(extent[axis] for axis in reduced) // taps
+    is_depthwise = pixels.index[-1] is not None and f in dict(pixels.index[-1])
     return Convolution(
-        images=math.prod(extent[axis] for axis in out[:-3]),
+        images=math.prod(extent[axis] for axis in images),
         h=extent[h],
-        w=extent[out[-2]],
+        w=extent[w],
         f=extent[f],
         taps=taps,
         channels=channels,
         is_depthwise=is_depthwise,
-        group_f=extent[f] if is_depthwise else max(1, extent[f] // groups),
+        group_f=extent[f] if is_depthwise else max(1, extent[f] * channels // pixels.shape[-1]),
         row_stride=row_stride,
-        halo=halo,
+        halo=pixels.shape[-3] - row_stride * extent[h],
         image_row_bytes=pixels.shape[-2] * pixels.shape[-1] * dtype_bytes(pixels.dtype),
-        weight_bytes=dtype_bytes(kernel.dtype),
+        weight_bytes=dtype_bytes(weights.dtype),
         out_dtype=block.writes[0].dtype,
         is_padded=pixels.operand not in space.inputs,
     )

@@ -11,7 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_model import Estimate, Work, busiest_share, divisors, lanes_of, predicted_secs, ranked, spread_cycles
+from kerneldecl.policies._cpu_model import (
+    Estimate,
+    Work,
+    busiest_share,
+    divisors,
+    lanes_of,
+    output_axes,
+    plain_axes,
+    predicted_secs,
+    ranked,
+    spread_cycles,
+)
 
 TEMPLATES = ("cpu_matmul",)
 
@@ -70,44 +81,53 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 def product_of(space: IterSpace) -> Product | None:
     """Return the matrix product that a function is, or None."""
     reductions = [block for block in space.blocks if block.is_reduction]
-    if len(reductions) != 1 or len(reductions[0].reads) != 2 or len(reductions[0].writes) != 1:
+    if len(reductions) != 1 or len(reductions[0].reads) != 2:
         return None
     block = reductions[0]
-    out, *operands = (_axes(access) for access in (*block.writes, *block.reads))
+    out, first, second = output_axes(block), *(plain_axes(access) for access in block.reads)
     reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
-    if out is None or None in operands or len(reduced) != 1 or not out:
+    if out is None or len(out) < 2 or first is None or second is None or len(reduced) != 1:
         return None
-    return _product(block, out, [operand for operand in operands if operand is not None], reduced[0])
-
-
-def _axes(access: Access) -> list[int] | None:
-    """Return the axis that indexes each dimension, or None where one is not a plain axis."""
-    plain = [dim[0][0] for dim in access.index if dim is not None and len(dim) == 1 and dim[0][1] == 1]
-    return plain if len(plain) == len(access.index) else None
-
-
-def _product(block: Block, out: list[int], operands: list[list[int]], k: int) -> Product | None:
     n = out[-1]
-    right = next((operand for operand in operands if n in operand and k in operand), None)
-    left = next((operand for operand in operands if n not in operand and k in operand), None)
-    if right is None or left is None:
+    # Where n has extent 1, no operand shows it; the second one is as good as any.
+    is_second = n in second or n not in first
+    left, right = (first, second) if is_second else (second, first)
+    rows = _row_axis(block, out, left, right)
+    if rows is None or n in left:
         return None
-    rows = [axis for axis in out[:-1] if axis not in right]
-    if len(rows) != 1 or rows[0] not in left:
+    return _product(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
+
+
+def _row_axis(block: Block, out: list[int], left: list[int], right: list[int]) -> int | None:
+    """Return the axis that only the left operand has; where none is longer than 1, the last of the others."""
+    rows = [axis for axis in out[:-1] if axis in left and axis not in right]
+    units = [axis for axis in out[:-1] if block.axes[axis].extent == 1]
+    if len(rows) > 1 or not (rows or units) or any(axis not in left and axis not in units for axis in out[:-1]):
         return None
+    return (rows or units)[-1]
+
+
+def _product(block: Block, out: list[int], mnk: tuple[int, int, int], operands: tuple[Access, ...]) -> Product:
+    rows, n, k = mnk
+    left, right = operands
     extent = [axis.extent for axis in block.axes]
-    left_dtype, right_dtype = (block.reads[operands.index(operand)].dtype for operand in (left, right))
     return Product(
-        batch=math.prod(extent[axis] for axis in out[:-1] if axis != rows[0]),
-        m=extent[rows[0]],
+        batch=math.prod(extent[axis] for axis in out[:-1] if axis != rows),
+        m=extent[rows],
         n=extent[n],
         k=extent[k],
-        left_bytes=dtype_bytes(left_dtype),
-        right_bytes=dtype_bytes(right_dtype),
+        left_bytes=dtype_bytes(left.dtype),
+        right_bytes=dtype_bytes(right.dtype),
         out_dtype=block.writes[0].dtype,
-        is_left_row_major=left[-1] == k,
-        is_right_row_major=right[-1] == n,
+        is_left_row_major=not _is_indexed_last(left, rows),
+        is_right_row_major=not _is_indexed_last(right, k),
     )
+
+
+def _is_indexed_last(access: Access, axis: int) -> bool:
+    """Say whether neighbours along the axis are neighbours in memory."""
+    dims = [dim for dim, size in zip(access.index, access.shape, strict=True) if size > 1]
+    return bool(dims) and dims[-1] == ((axis, 1),)
 
 
 def tilings(product: Product, cpu: Cpu) -> Iterator[Tiling]:

@@ -215,17 +215,17 @@ def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut, is_parallel: bool) -> 
     the loop over rows, under which all of it is computed; the block itself is the last in it, and combines lanes. With
     chunks, it combines those, outside of that loop.
     """
-    block, (row, *outer, loop) = _rows(sch, leaf, cut)
-    size = extent(sch, loop)
-    if size < 2 * cut.lanes:
+    block, row, parts = _rows(sch, leaf, cut)
+    size = extent(sch, parts.along)
+    if size < cut.lanes:
         if is_parallel:
             sch.parallel(row)
-        sch.decompose_reduction(block, (*outer, loop)[0])
+        sch.decompose_reduction(block, sch.get_loops(block)[1])
         return row
     # 1. A block of its own for the vectors, and one that adds them to a single vector.
     vectors = min(cut.vectors, size // cut.lanes)
     width = vectors * cut.lanes
-    _, wide = sch.split(loop, [None, width])
+    _, wide = sch.split(parts.along, [None, width])
     axis = len(sch.get(block).writes[0].region)
     first = sch.rfactor(wide, axis)
     second = None
@@ -233,11 +233,15 @@ def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut, is_parallel: bool) -> 
         _, lane = sch.split(sch.get_loops(block)[-1], [vectors, cut.lanes])
         second = sch.rfactor(lane, axis)
     # 2. The vectors' loops. They stay in place: moving a block drops the predicate of a loop that was cut unevenly.
-    row, *steps, wide = sch.get_loops(first)
+    row, *loops = sch.get_loops(first)
+    steps, (wide, *reused) = loops[: parts.outer + 1], loops[parts.outer + 1 :]
+    inner = []
     if cut.rows > 1:
-        row, inner = sch.split(row, [None, cut.rows])
-        sch.reorder(*steps, inner, wide)
-        sch.unroll(inner)
+        row, tile = sch.split(row, [None, cut.rows])
+        inner.append(tile)
+    sch.reorder(*steps, *inner, *reused, wide)
+    for loop in (*inner, *reused):
+        sch.unroll(loop)
     sch.vectorize(wide)
     # 3. What combines them, in the same rows.
     if second is not None:
@@ -261,31 +265,53 @@ def _first_reduce(sch: Schedule, rv: Any) -> int:
     return next(at for at, axis in enumerate(sch.get(rv).iter_vars) if axis.iter_type == tirx.IterVar.CommReduce)
 
 
-def _parts(leaf: Leaf, least: int) -> list[list[int]]:
-    """Return the axes to reduce in one or two parts, the last of them contiguous in memory unless that would be fewer than `least` elements."""
-    axes, walk = memory_order(leaf, "reduce"), main_walk(leaf)
-    size, first = 1, len(axes)
-    while first and walk[axes[first - 1]] == size:
-        first -= 1
-        size *= leaf.block.axes[axes[first]].extent
-    return [axes] if first == 0 or size < least else [axes[:first], axes[first:]]
+@dataclass(frozen=True)
+class _Parts:
+    """Loops of one row: how many go from piece to piece of contiguous memory, and the one along a piece."""
+
+    outer: int
+    along: Any
 
 
-def _rows(sch: Schedule, leaf: Leaf, cut: RowCut) -> tuple[Any, list[Any]]:
-    """Return a reduction's block, a new one if rows are cut into chunks, with its loops: over rows, over pieces of a row, along a piece."""
+def _rows(sch: Schedule, leaf: Leaf, cut: RowCut) -> tuple[Any, Any, _Parts]:
+    """Return a reduction's block, a new one if rows are cut into chunks, with its loops over and along rows."""
+    pieces, along, reused = ([leaf.loops[axis] for axis in part] for part in row_parts(leaf, cut.lanes))
     spatial = leaf.loops_of("spatial")
-    parts = [[leaf.loops[axis] for axis in part] for part in _parts(leaf, 2 * cut.lanes)]
-    sch.reorder(*spatial, *itertools.chain(*parts))
-    loops = [sch.fuse(*part) for part in parts]
+    sch.reorder(*spatial, *pieces, *along, *reused)
+    loops = [sch.fuse(*part) for part in (pieces, along) if part]
     row = sch.fuse(*spatial) if spatial else sch.add_unit_loop(loops[0])
-    align = cut.lanes * cut.vectors if len(loops) == 1 else 1
+    outer = len(loops) - 1
+    align = 1 if outer else cut.lanes * cut.vectors
     length = -(-extent(sch, loops[0]) // (cut.chunks * align)) * align
     if cut.chunks < 2 or length >= extent(sch, loops[0]):
-        return leaf.rv, [row, *loops]
+        return leaf.rv, row, _Parts(outer, loops[-1])
     chunk, _ = sch.split(loops[0], [None, length])
     partial = sch.rfactor(chunk, 0)
     row, chunk, *loops = sch.get_loops(partial)
-    return partial, [sch.fuse(row, chunk), *loops]
+    return partial, sch.fuse(row, chunk), _Parts(outer, loops[outer])
+
+
+def row_parts(leaf: Leaf, lanes: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the reduced axes from piece to piece of contiguous memory, along a piece, and those along which the largest operand is reused.
+
+    Where pieces are shorter than a vector, all of a row counts as one.
+    """
+    walk = main_walk(leaf)
+    walks = [strides(access, len(leaf.loops)) for access in leaf.block.reads]
+    axes = memory_order(leaf, "reduce")
+    reused = [axis for axis in axes if walk[axis] == 0 and leaf.block.axes[axis].extent > 1]
+    axes = [axis for axis in axes if axis not in reused]
+    first, size = len(axes), 1
+    while first and walk[axes[first - 1]] == size and all(_continues(walk, axes[first - 1 : first + 1], leaf) for walk in walks):
+        first -= 1
+        size *= leaf.block.axes[axes[first]].extent
+    return (axes[:first], axes[first:], reused) if size >= lanes else ([], [*axes, *reused], [])
+
+
+def _continues(walk: tuple[int | None, ...], axes: Sequence[int], leaf: Leaf) -> bool:
+    """Say whether one step along the first axis is as far as all steps along the second, if there is a second."""
+    steps = [walk[axis] for axis in axes]
+    return len(axes) < 2 or (None not in steps and steps[0] == (steps[1] or 0) * leaf.block.axes[axes[1]].extent)
 
 
 @dataclass(frozen=True)

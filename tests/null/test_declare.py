@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kerneldecl import locate, plugins
@@ -284,9 +284,12 @@ PIECES = st.sampled_from(
 
 
 HEADERS = st.sampled_from(["[[workload]]", "  [[ workload ]] # x", '[["workload"]]'])
+LONG_STRINGS = ['t{i} = """\n[[workload]]\n"""\n', "t{i} = '''\n[[workload]]\n'''\n"]
 
 
 @settings(deadline=None)
+@example([[LONG_STRINGS[0]]], '[["workload"]]')
+@example([[LONG_STRINGS[1]]], '[["workload"]]')
 @given(st.lists(st.lists(PIECES, max_size=4), min_size=1, max_size=6), HEADERS)
 def test_tables_are_numbered_by_their_header_whatever_strings_and_comments_hold(bodies: list[list[str]], header: str) -> None:
     text, wanted, i = "", [], 0

@@ -311,3 +311,8 @@ def test_aligned_copies_what_kernels_cannot_take() -> None:
         assert moved.flags.c_contiguous
         assert np.array_equal(moved, array)
     assert aligned(moved) is moved
+
+
+def test_files_of_the_workspace_are_found_from_anywhere() -> None:
+    made = load_rule(ROOT, "tensor_ir").of(Path("/workspace"), {"file": "ir/a.py", "function": "b.py", "reference_file": ""})
+    assert made == rule("tensor_ir", file="/workspace/ir/a.py", function="b.py")

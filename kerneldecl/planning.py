@@ -180,20 +180,35 @@ def _build_action(workload: Workload, tuned: Record | None, past: Past) -> Actio
     return Action(workload.entry, workload.target, "build", not missing, tuned.result["build_key"], reason)
 
 
-def plan_link(name: str, version: str, target: str, entries: Sequence[EntryPlan], past: Past) -> Action:
-    """Return the link of one target; it waits for every entry of the target."""
-    waiting = [e.entry for e in entries if e.tuned is None]
+def link_digest(entry: EntryPlan) -> str:
+    """Return what stands for a tuned entry in the link's manifest: its key with its winner's code."""
+    assert entry.tuned is not None
+    return keys.digest(f"{entry.tuned.key} {entry.tuned.result['code']}".encode())
+
+
+def link_action(
+    artifact: tuple[str, str, str],
+    digests: Mapping[str, str],
+    waiting: Sequence[str],
+    defect: Callable[[str, str], str],
+    old: Callable[[], str] = str,
+) -> Action:
+    """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet."""
+    target = artifact[2]
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         return Action(target, target, "link", False, "", f"waits for {waiting[0]}{more}")
-    digests = {e.workload.name: keys.digest(f"{e.action('tune').key} {e.tuned.result['code']}".encode()) for e in entries if e.tuned}
-    manifest = keys.link_manifest(name, version, target, digests)
+    manifest = keys.link_manifest(*artifact, digests)
     link_key = keys.key(manifest)
-    reason = past.artifact_defect(target, link_key)
-    old = past.manifest(target, "link") if reason else ""
-    changed = tuple(keys.changed_lines(old, manifest)) if old else ()
-    shown = _changes(changed) if changed else reason
-    return Action(target, target, "link", not reason, link_key, shown if reason else "", manifest, changed)
+    reason = defect(target, link_key)
+    changed = tuple(keys.changed_lines(before, manifest)) if reason and (before := old()) else ()
+    return Action(target, target, "link", not reason, link_key, _changes(changed) if changed else reason, manifest, changed)
+
+
+def _plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past) -> Action:
+    digests = {entry.workload.name: link_digest(entry) for entry in entries if entry.tuned}
+    waiting = [entry.entry for entry in entries if entry.tuned is None]
+    return link_action(artifact, digests, waiting, past.artifact_defect, lambda: past.manifest(artifact[2], "link"))
 
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:
@@ -202,7 +217,7 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
-    links = [plan_link(*artifact, target, several, past) for target, several in by_target.items()]
+    links = [_plan_link((*artifact, target), several, past) for target, several in by_target.items()]
     # Nobody needs the object of an entry while the artifact that holds it is whole.
     linked = {link.target for link in links if link.is_hit}
     return Plan(tuple(_without_build(e) if e.workload.target in linked else e for e in entries), tuple(links))

@@ -1,0 +1,70 @@
+"""Owns a plan's short cut: what the last complete build knew of each table of workloads.toml.
+
+Knows nothing of why a table's entries were up to date. A table that is as it was, under the same rules, policies, archs
+and records, is up to date still; only tables that are new or changed are declared and planned. What does not fit the
+memo in any way leaves the matter to the full plan, which also words every mistake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from kerneldecl import fresh
+
+MEMO = "cache/memo.json"
+SCHEMA = 1
+Row = tuple[str, str, str, str, str, str]
+"""Name, target, keys of lower, tune and build, and the digest that stands for the entry in the link's manifest."""
+Tables = Mapping[str, list[Row]]
+
+
+def table_digest(table: Mapping[str, Any]) -> str:
+    """Return a digest of a table's keys and values in their order, which names of expanded entries depend on."""
+    return sha256(repr(table).encode()).hexdigest()
+
+
+def head_digest(document: Mapping[str, Any]) -> str:
+    """Return a digest of all that stands outside the workloads."""
+    return sha256(
+        json.dumps({name: value for name, value in document.items() if name != "workload"}, sort_keys=True, default=str).encode()
+    ).hexdigest()
+
+
+def parse(content: bytes) -> dict[str, Any] | None:
+    """Return the TOML document, None where there is a mistake in it."""
+    try:
+        return tomli.loads(content.decode("utf-8-sig"))
+    except (UnicodeDecodeError, tomli.TOMLDecodeError):
+        return None
+
+
+def write_memo(root: Path, document: Mapping[str, Any], rows: Iterable[list[Row]], extra: list[str]) -> None:
+    """Keep what is known of each table; `rows` come in the order of the document's tables."""
+    tables = {table_digest(table): several for table, several in zip(document["workload"], rows, strict=True)}
+    fields = {"schema": SCHEMA, "head": head_digest(document), "context": fresh.context(str(root), extra), "extra": extra}
+    text = json.dumps({**fields, "records": fresh.records(str(root)), "tables": tables}, separators=(",", ":"))
+    temporary = root / f"{MEMO}.part"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(root / MEMO)
+
+
+def known_tables(root: Path, document: Mapping[str, Any]) -> Tables | None:
+    """Return the rows of each table that the last complete build knew, None where the memo does not hold any more."""
+    try:
+        memo = json.loads((root / MEMO).read_bytes())
+        holds = (
+            memo["schema"] == SCHEMA
+            and memo["head"] == head_digest(document)
+            and memo["context"] == fresh.context(str(root), memo["extra"])
+            and memo["records"] == fresh.records(str(root))
+        )
+        tables: Tables = memo["tables"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return tables if holds else None

@@ -1,0 +1,90 @@
+"""Owns planning with the memo: tables that are known cost nothing, the others are planned as ever.
+
+Knows nothing of building. Where the memo does not hold, or anything is wrong, there is no quick plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kerneldecl import memo
+
+if TYPE_CHECKING:
+    from kerneldecl.planning import Action, EntryPlan
+
+FILE = "workloads.toml"
+_KINDS = ("lower", "tune", "build")
+
+
+def quick_plan(root: Path) -> list[Action] | None:
+    """Return all actions of the workspace, hits and misses, or None where the full plan must be made."""
+    try:
+        content = (root / FILE).read_bytes()
+    except OSError:
+        return None
+    document = memo.parse(content)
+    if document is None:
+        return None
+    known = memo.known_tables(root, document)
+    tables = document.get("workload")
+    if known is None or not isinstance(tables, list):
+        return None
+    digests = [memo.table_digest(table) for table in tables]
+    rows = [row for digest in digests for row in known.get(digest, ())]
+    planned = _planned(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known])
+    if planned is None or _has_duplicates(rows, planned):
+        return None
+    return [*_hits(rows), *(action for entry in planned for action in entry.actions), *_links(root, document, rows, planned)]
+
+
+def _planned(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) -> list[EntryPlan] | None:
+    """Return the plans of tables that the memo does not know, None where a table has a mistake."""
+    if not tables:
+        return []
+    from kerneldecl import declare, expand, flow, workspace
+
+    scope = declare.scope_of(root, document)
+    expansions = [expand.expand_table(table, scope) for table in tables]
+    if any(expansion.findings for expansion in expansions):
+        return None
+    workloads = tuple(workload for expansion in expansions for workload in expansion.workloads)
+    return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads))).entries)
+
+
+def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:
+    names = [(row[0], row[1]) for row in rows] + [(entry.workload.name, entry.workload.target) for entry in planned]
+    return len(set(names)) != len(names)
+
+
+def _hits(rows: Sequence[memo.Row]) -> list[Action]:
+    from kerneldecl.planning import Action
+
+    return [
+        Action(f"{row[0]}@{row[1]}", row[1], kind, True, key, "")  # type: ignore[arg-type]
+        for row in rows
+        for kind, key in zip(_KINDS, row[2:5], strict=True)
+    ]
+
+
+def _links(root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> list[Action]:
+    from kerneldecl.link import artifact_folder, has_key
+    from kerneldecl.planning import link_action, link_digest
+
+    name, version = document["artifact"]["name"], document["artifact"]["version"]
+    entries: dict[str, dict[str, str]] = {}
+    for row in rows:
+        entries.setdefault(row[1], {})[row[0]] = row[5]
+    waiting: dict[str, list[str]] = {}
+    for entry in planned:
+        of_target = entries.setdefault(entry.workload.target, {})
+        if entry.tuned is None:
+            waiting.setdefault(entry.workload.target, []).append(entry.entry)
+        else:
+            of_target[entry.workload.name] = link_digest(entry)
+
+    def defect(target: str, key: str) -> str:
+        return "" if has_key(artifact_folder(root, name, version, target), key) else "the artifact holds other kernels"
+
+    return [link_action((name, version, target), digests, waiting.get(target, []), defect) for target, digests in entries.items()]

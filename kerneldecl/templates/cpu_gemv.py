@@ -1,0 +1,79 @@
+"""Owns the schedule of matrix-vector products: each weight is read once, and unpacked where it is used.
+
+Knows nothing of policies or of how weights are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates import _blocks
+
+
+def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Schedule one reduction over a matrix and vectors, everything before it inlined, everything after it in its rows.
+
+    Where the matrix is contiguous along a reduced axis: `rows` of it at a time share what is loaded of the vector, and
+    `vectors` registers hold partial results of each row. Where it is contiguous along a spatial axis: `columns` of
+    these are computed together, `steps` rows at a time, the reduction in `chunks`. `parallel`: all cores.
+    """
+    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+
+
+def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
+    # 1. One reduction of several operands, then spatial blocks alone.
+    _blocks.inline_producers(sch)
+    _blocks.give_loops(sch)
+    found = _blocks.leaves(sch)
+    if found is None or not found[0].block.is_reduction or any(leaf.block.is_reduction for leaf in found[1:]):
+        return False
+    product, *rest = found
+    if not product.loops_of("reduce") or len(product.block.reads) < 2:
+        return False
+    # 2. Along the matrix's rows or across them.
+    column = _blocks.contiguous_axis(product)
+    is_across = column is not None and product.block.axes[column].kind == "spatial"
+    if is_across != ("columns" in params):
+        return False
+    chunks, is_parallel = _blocks.count(params, "chunks"), bool(params["parallel"])
+    if is_across:
+        columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
+        outer = _blocks.column_reduction(sch, product, column, columns, is_parallel)
+    else:
+        lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.cpu.vector_bytes)
+        rows = _blocks.count(params, "rows")
+        if product.extent_of("spatial") % rows:
+            return False
+        _unzip(sch, product, lanes)
+        cut = _blocks.RowCut(lanes, _blocks.count(params, "vectors"), rows, chunks)
+        outer = _blocks.row_reduction(sch, product, cut, is_parallel)
+    # 3. What follows, unless it needs the chunks combined first.
+    if chunks == 1:
+        for leaf in rest:
+            sch.reverse_compute_at(leaf.rv, outer)
+    return True
+
+
+def _unzip(sch: Schedule, product: _blocks.Leaf, lanes: int) -> None:
+    """Copy each small operand that is read with a stride along the vectors so that vectors are contiguous in the copy.
+
+    Elements of a byte's nibbles alternate in the other operand: all that meet the first nibble come first in the copy.
+    """
+    _, along, reused = _blocks.row_parts(product, lanes)
+    if len(reused) != 1:
+        return
+    for at, access in enumerate(product.block.reads):
+        walk = _blocks.strides(access, len(product.loops))
+        ways = walk[along[-1]]
+        if len(access.shape) == 1 and ways == product.block.axes[reused[0]].extent and walk[reused[0]] == 1:
+            sch.cache_read(product.rv, at, "global")
+            sch.transform_layout(product.rv, ("read", at), _by_remainder(ways))
+
+
+def _by_remainder(ways: int) -> Callable[[Any], tuple[Any, Any]]:
+    return lambda i: (i % ways, i // ways)
