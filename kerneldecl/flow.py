@@ -17,13 +17,13 @@ from kerneldecl import host, link, lockfile, state
 from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
-from kerneldecl.model import Arch, Workload
+from kerneldecl.model import Arch, Candidate
 from kerneldecl.planning import MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
 from kerneldecl.progress import Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import Miss, Record
-from kerneldecl.tune import BUILD_SECS, Runner, Task, record_result, tune
+from kerneldecl.tune import BUILD_SECS, Runner, Task, record_result, tune, winner_object
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
@@ -156,7 +156,8 @@ def check_toolchain(at_work: Build) -> None:
 def lower_entries(at_work: Build) -> None:
     """Lower what has no known computation."""
     wanted = _distinct(at_work, "lower")
-    requests = [{"do": "lower", **_case(at_work.workspace, e.workload)} for e in wanted]
+    root = str(at_work.workspace.root)
+    requests = [{"do": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
     for index, answer in _runner(at_work).run_all(requests, BUILD_SECS):
         entry, action = wanted[index], wanted[index].action("lower")
         if "failure" in answer:
@@ -192,10 +193,8 @@ def _tune_entry(at_work: Build, entry: EntryPlan) -> None:
 
 
 def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
-    action, workspace, lowered = entry.action("tune"), at_work.workspace, entry.lowered
-    assert lowered is not None
-    limit = tolerance(entry.workload, lowered)
-    task = Task(workspace.root, entry.workload, entry.arch, entry.policies, lowered, limit, MEASURING, folder)
+    action, workspace = entry.action("tune"), at_work.workspace
+    task = _task(workspace, entry, folder)
 
     def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
         at_work.report(Step(entry.entry, doing, done, total, best_secs))
@@ -205,8 +204,8 @@ def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
         _fail(at_work, action, _no_winner(measurements))
         return
     winner = measurements[0]
-    code = workspace.store.write_blob((folder / f"{winner.code}.o").read_bytes())
-    blobs = _described(at_work, entry, winner.candidate.to_json())
+    code = workspace.store.write_blob(winner_object(task, winner, _runner(at_work)))
+    blobs = _described(at_work, task, winner.candidate)
     if isinstance(blobs, str):
         _fail(at_work, action, blobs)
         return
@@ -214,6 +213,13 @@ def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
     result = record_result(task, measurements, tied, policy, {"code": code, "build_key": build_key, **blobs})
     workspace.store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
     at_work.report(Finished(entry.entry, "tune", f"{lockfile.shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us"))
+
+
+def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
+    assert entry.lowered is not None
+    limit = tolerance(entry.workload, entry.lowered)
+    given = (entry.workload, entry.arch, entry.policies, entry.lowered)
+    return Task(workspace.root, *given, limit, MEASURING, workspace.inputs.toolchain, folder)
 
 
 def _no_winner(measurements: Sequence[Any]) -> str:
@@ -236,41 +242,38 @@ def make_objects(at_work: Build) -> None:
     """Make winners' objects, database lines and sources that the store has lost, or never had, from their records."""
     wanted = _distinct(at_work, "build")
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        requests = [_build_request(at_work.workspace, e, folder) for e in wanted]
+        tasks = [_task(at_work.workspace, e, Path(folder)) for e in wanted]
+        requests = [task.build_request(_winner(e), afresh=True) for task, e in zip(tasks, wanted, strict=True)]
         for index, answer in _runner(at_work).run_all(requests, BUILD_SECS):
-            _made(at_work, wanted[index], answer, Path(folder))
+            _made(at_work, wanted[index], tasks[index], answer)
     _replan(at_work)
 
 
-def _build_request(workspace: Workspace, entry: EntryPlan, folder: str) -> dict[str, Any]:
+def _winner(entry: EntryPlan) -> Candidate:
     assert entry.tuned is not None
-    request = {"do": "build", **_case(workspace, entry.workload), "folder": folder}
-    return {**request, "candidate": entry.tuned.result["winner"], "arch": to_json(entry.arch)}
+    return Candidate.from_json(entry.tuned.result["winner"])
 
 
-def _made(at_work: Build, entry: EntryPlan, answer: Mapping[str, Any], folder: Path) -> None:
+def _made(at_work: Build, entry: EntryPlan, task: Task, answer: Mapping[str, Any]) -> None:
     assert entry.tuned is not None
     action, result = entry.action("build"), entry.tuned.result
     if "failure" in answer:
         _fail(at_work, action, f"the recorded winner cannot be built: {answer['failure']}")
         return
-    blobs = {"code": at_work.workspace.store.write_blob((folder / f"{answer['code']}.o").read_bytes())}
-    described = _described(at_work, entry, result["winner"])
+    blobs = {"code": at_work.workspace.store.write_blob((task.folder / f"{answer['code']}.o").read_bytes())}
+    described = _described(at_work, task, _winner(entry))
     if isinstance(described, str):
         _fail(at_work, action, described)
     elif differing := [name for name, blob in {**blobs, **described}.items() if blob != result[name]]:
-        _fail(
-            at_work,
-            action,
-            f"the recorded winner gives another {' and '.join(differing)} here; raise `generation` on the entry to tune it again",
-        )
+        other = " and ".join(differing)
+        _fail(at_work, action, f"the recorded winner gives another {other} here; raise `generation` on the entry to tune it again")
     else:
         at_work.report(Finished(entry.entry, "build", "built from its record"))
 
 
-def _described(at_work: Build, entry: EntryPlan, candidate: Mapping[str, Any]) -> dict[str, str] | str:
+def _described(at_work: Build, task: Task, candidate: Candidate) -> dict[str, str] | str:
     """Return the digests of the candidate's database lines and source, now in the store, or a failure."""
-    request = {"do": "describe", **_case(at_work.workspace, entry.workload), "candidate": candidate, "arch": to_json(entry.arch)}
+    request = {"do": "describe", "case": task.case, "candidate": candidate.to_json(), "arch": to_json(task.arch)}
     (answer,) = in_order(_runner(at_work).run_all([request], BUILD_SECS), 1)
     if "failure" in answer:
         return f"the winner cannot be described: {answer['failure']}"
@@ -342,10 +345,6 @@ def _reasons(at_work: Build, last: state.State) -> dict[str, list[dict[str, Any]
 
 
 STAGES = (check_lock, check_toolchain, lower_entries, tune_entries, make_objects, link_artifacts, write_lock)
-
-
-def _case(workspace: Workspace, workload: Workload) -> dict[str, Any]:
-    return {"root": str(workspace.root), "rule": workload.rule, "attrs": dict(workload.attrs)}
 
 
 def _distinct(at_work: Build, kind: Any) -> list[EntryPlan]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, Self, get_ty
 
 from annotated_types import Ge, Gt
 
-from kerneldecl.model import Arg, Signature, dtype_bytes
+from kerneldecl.model import Arg, Signature, dtype_bytes, frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ class Rule:
     def of(cls, root: Path, attrs: Mapping[str, Any]) -> Self:
         """Return the rule with declared attributes, its files as paths that can be opened from anywhere."""
         files = {name for name, hint in get_type_hints(cls).items() if hint is WorkspaceFile}
-        return cls(**{name: str(root / value) if name in files and value else value for name, value in attrs.items()})
+        return cls(**{name: str(root / value) if name in files and value else frozen(value) for name, value in attrs.items()})
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each combination of attributes that makes no sense, each valid by itself."""

@@ -14,16 +14,18 @@ def build_json(done: Build) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
     before = {e.entry: e for e in done.first_plan.entries}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]
-    up_to_date = [e.entry for e in chosen if before[e.entry].tuned is not None and before[e.entry].is_done]
+    up_to_date = [e.entry for e in chosen if before[e.entry].is_done]
     tuned = [e.entry for e in chosen if before[e.entry].tuned is None and e.tuned is not None]
-    built = len(chosen) - len(up_to_date) - len(tuned) - len(done.failures)
+    built = [e.entry for e in chosen if before[e.entry].tuned is not None and not before[e.entry].is_done and e.is_done]
+    settled = {*up_to_date, *tuned, *built, *done.failures}
     linked = [action.target for action in done.first_plan.links if not action.is_hit and action.target in done.artifacts]
     return {
         "schema": 1,
         "entries": len(chosen),
         "up_to_date": len(up_to_date),
         "tuned": len(tuned),
-        "built": max(0, built),
+        "built": len(built),
+        "not_reached": [e.entry for e in chosen if e.entry not in settled],
         "linked": linked,
         "failed": [{"entry": entry, "reason": reason} for entry, reason in done.failures.items()],
         "artifacts": {target: str(folder) for target, folder in done.artifacts.items()},
@@ -35,6 +37,7 @@ def build_text(found: dict[str, Any]) -> str:
     parts = [f"{found['up_to_date']} up to date"]
     parts += [f"{found[name]} {name}" for name in ("tuned", "built") if found[name]]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
+    parts += [f"{len(found['not_reached'])} not reached (--keep-going goes on after a failure)"] * bool(found["not_reached"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     lines += [f"artifact for {target}: {found['artifacts'][target]}" for target in found["linked"]]

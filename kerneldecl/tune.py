@@ -50,12 +50,22 @@ class Task:
     lowered: Mapping[str, Any]
     tolerance: float
     protocol: Mapping[str, Any]
+    toolchain: Mapping[str, str]
     folder: Path
     """Where objects and libraries of candidates go until the winner is known."""
 
     @property
     def case(self) -> dict[str, Any]:
-        return {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        """Return what a worker needs to know of the workload to lower it and to make its inputs."""
+        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        return {**names, "computation": self.lowered["computation"]}
+
+    def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
+        where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
+        return {"do": "build", "case": self.case, "candidate": candidate.to_json(), **where, "afresh": afresh}
+
+    def has_object(self, code: str) -> bool:
+        return (self.folder / f"{code}.o").exists()
 
 
 Step = Callable[[str, int, int, float | None], None]
@@ -86,6 +96,7 @@ def _measured(task: Task, proposals: Sequence[Proposal], runner: Runner, store: 
     built = _built(task, proposals, runner, step)
     known = {m.code: _known(task, m.code, store) for m in built if m.code}
     fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
+    _build_afresh(task, [m for m in fresh.values() if not task.has_object(m.code)], runner)
     done = {m.code: m for m in _timed(task, list(fresh.values()), runner, step)}
     for measurement in done.values():
         _keep(task, measurement, store)
@@ -97,10 +108,7 @@ def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
 
 
 def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step) -> list[Measurement]:
-    arch = to_json(task.arch)
-    requests = [
-        {"do": "build", **task.case, "candidate": p.candidate.to_json(), "arch": arch, "folder": str(task.folder)} for p in proposals
-    ]
+    requests = [task.build_request(proposal.candidate) for proposal in proposals]
     placed: list[Measurement | None] = [None] * len(proposals)
     for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
         proposal = proposals[index]
@@ -110,12 +118,26 @@ def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step
     return [measurement for measurement in placed if measurement is not None]
 
 
+def _build_afresh(task: Task, known: Sequence[Measurement], runner: Runner) -> None:
+    """Compile candidates whose code is known from an earlier build, but whose objects are gone."""
+    requests = [task.build_request(measurement.candidate, afresh=True) for measurement in known]
+    for _ in runner.run_all(requests, BUILD_SECS):
+        pass  # one that fails now fails again when it is to be loaded
+
+
+def winner_object(task: Task, winner: Measurement, runner: Runner) -> bytes:
+    """Return the winner's object file, compiled again if an earlier build's records spared that so far."""
+    if not task.has_object(winner.code):
+        _build_afresh(task, [winner], runner)
+    return (task.folder / f"{winner.code}.o").read_bytes()
+
+
 def _timed(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> list[Measurement]:
     """Verify each, race those that passed; return all."""
     if not built:
         return []
     case = {**task.case, "seed": task.protocol["seed"]}
-    answer = runner.measure({"do": "prepare", **case}, PREPARE_SECS)
+    answer = runner.measure({"do": "prepare", "case": case}, PREPARE_SECS)
     if "failure" in answer:
         return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
     passed: list[tuple[Measurement, float]] = []

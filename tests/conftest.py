@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spaces import FAKES, Space
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -45,3 +47,17 @@ def write_files(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
         return root
 
     return write
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    """Return an empty workspace folder."""
+    root = tmp_path / "space"
+    root.mkdir()
+    return Space(root)
+
+
+@pytest.fixture
+def fakes(space: Space) -> Space:
+    """Return a workspace of three entries whose plug-ins are text, for builds with a fake runner."""
+    return space.write(FAKES)

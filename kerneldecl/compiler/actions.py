@@ -6,7 +6,6 @@ Knows nothing of processes, policies, keys of records or the order of actions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,16 @@ import tvm
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.cxx import link_shared_library
-from kerneldecl.key import digest
-from kerneldecl.model import Candidate, frozen
+from kerneldecl.key import build_manifest, digest, key
+from kerneldecl.model import Candidate
 from kerneldecl.plugins import load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
+from kerneldecl.stores.local import LocalStore, Record
+
+Json = Mapping[str, Any]
+Case = Mapping[str, Any]
+"""A workload with its known computation: root, rule, attrs, computation."""
 
 
 def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,40 +42,55 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build(
-    root: str, rule: str, attrs: Mapping[str, Any], candidate: Mapping[str, Any], arch: Mapping[str, Any], folder: str
-) -> dict[str, Any]:
-    """Apply a candidate, compile it and link it alone into `folder`; return digests, or a failure if it does not apply."""
-    mod, parsed = _lowered(root, rule, attrs), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(root), mod, Candidate.from_json(candidate), parsed)
+def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, afresh: bool = False) -> dict[str, Any]:
+    """Apply a candidate, compile it and link it alone into `folder`; return digests, or a failure if it does not apply.
+
+    Where the store knows what the scheduled module compiles to, nothing is compiled unless `afresh`, and `folder` gets
+    no files.
+    """
+    mod, parsed = _lowered(case), arch_from_json(arch)
+    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
     if schedule is None:
         return {"failure": "the template does not apply"}
-    symbol = tensorir.symbol(tensorir.module_digest(mod))
+    scheduled, symbol = tensorir.module_digest(schedule.mod), tensorir.symbol(case["computation"])
+    manifest = build_manifest(scheduled, symbol, parsed, toolchain)
+    store = LocalStore(Path(case["root"]) / "cache")
+    known = store.read("build", key(manifest), is_local=parsed.is_detected)
+    if isinstance(known, Record) and not afresh:
+        return {"scheduled": scheduled, **known.result}
     content = codegen.compile_object(schedule.mod, parsed, symbol)
-    code = digest(content)
-    path = Path(folder) / f"{code}.o"
+    built = {"code": digest(content), "code_bytes": len(content)}
+    path = Path(folder) / f"{built['code']}.o"
     path.write_bytes(content)
     link_shared_library(path.with_suffix(".so"), [path])
-    return {"scheduled": tensorir.module_digest(schedule.mod), "code": code, "code_bytes": len(content), "symbol": symbol}
+    store.write("build", manifest, built, is_local=parsed.is_detected)
+    return {"scheduled": scheduled, **built}
 
 
-def describe(root: str, rule: str, attrs: Mapping[str, Any], candidate: Mapping[str, Any], arch: Mapping[str, Any]) -> dict[str, Any]:
+def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
     """Return what an artifact holds of a candidate beside its object file: database lines and the scheduled source."""
-    mod, parsed = _lowered(root, rule, attrs), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(root), mod, Candidate.from_json(candidate), parsed)
+    mod, parsed = _lowered(case), arch_from_json(arch)
+    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
     assert schedule is not None, "a winner applies"
     lines = codegen.database_lines(schedule, mod, parsed)
     return {"database": json.dumps(dataclasses.asdict(lines), sort_keys=True), "source": schedule.mod["main"].script()}
 
 
-def _rule(root: str, rule: str, attrs: Mapping[str, Any]) -> Rule:
-    return load_rule(Path(root), rule)(**{name: frozen(value) for name, value in attrs.items()})
+def _rule(root: str, rule: str, attrs: Json) -> Rule:
+    return load_rule(Path(root), rule).of(Path(root), attrs)
 
 
-@functools.lru_cache(maxsize=4)
-def _lowered_once(root: str, rule: str, attrs: tuple[tuple[str, Any], ...]) -> tvm.IRModule:
-    return tensorir.lower(_rule(root, rule, dict(attrs)))
+def _lowered(case: Case) -> tvm.IRModule:
+    """Return the case's module; raise ValueError if it is not the computation that was planned with."""
+    text = json.dumps(case, sort_keys=True)
+    if text not in _LOWERED:
+        mod = tensorir.lower(_rule(case["root"], case["rule"], case["attrs"]))
+        if tensorir.module_digest(mod) != case["computation"]:
+            raise ValueError(f"rule {case['rule']} computes something else than when this build began; build again")
+        _LOWERED.clear()
+        _LOWERED[text] = mod
+    return _LOWERED[text]
 
 
-def _lowered(root: str, rule: str, attrs: Mapping[str, Any]) -> tvm.IRModule:
-    return _lowered_once(root, rule, tuple(sorted((name, frozen(value)) for name, value in attrs.items())))
+_LOWERED: dict[str, tvm.IRModule] = {}
+"""Holds the case at hand: the candidates of a workload come one after the other."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,37 +92,18 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     func = mod["main"].without_attr("global_symbol")
     annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
     forms = (_normalized(func), _normalized(annotated))
-    workloads = tuple(_workload_line(form) for form in forms)
-    # The trace is kept with the first form; the record's run times are filled in when the artifact is linked.
-    record = meta_schedule.database.TuningRecord(
-        schedule.trace,
-        meta_schedule.database.Workload(forms[0]),
-        [1.0],
-        target_of(arch),
-        meta_schedule.arg_info.ArgInfo.from_entry_func(forms[0], remove_preproc=False),
-    )
-    trace, _, target, args = _plain(record.as_json())
-    return DatabaseLines(workloads, trace, target, args)
+    # TVM's own writer knows how to put index maps into JSON; its Python interface does not.
+    with tempfile.TemporaryDirectory() as folder:
+        database = meta_schedule.database.JSONDatabase(work_dir=folder)
+        for form in forms:
+            workload = database.commit_workload(form)
+            args = meta_schedule.arg_info.ArgInfo.from_entry_func(form)
+            database.commit_tuning_record(meta_schedule.database.TuningRecord(schedule.trace, workload, [1.0], target_of(arch), args))
+        workloads = (Path(folder) / "database_workload.json").read_text(encoding="utf-8").splitlines()
+        first = (Path(folder) / "database_tuning_record.json").read_text(encoding="utf-8").splitlines()[0]
+    _, (trace, _, target, shapes) = json.loads(first)
+    return DatabaseLines(tuple(dict.fromkeys(workloads)), trace, target, shapes)
 
 
 def _normalized(func: Any) -> tvm.IRModule:
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True})})
-
-
-def _workload_line(mod: tvm.IRModule) -> str:
-    return json.dumps(_plain(meta_schedule.database.Workload(mod).as_json()), separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    """Return TVM's containers and boxed numbers as plain JSON values."""
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bool | int | float) or value is None:
-        return value
-    if isinstance(value, tvm.tirx.IntImm):
-        return int(value)
-    if isinstance(value, tvm.tirx.FloatImm):
-        return float(value)
-    if isinstance(value, Mapping) or hasattr(value, "items"):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value]

@@ -48,9 +48,9 @@ def busiest_share(tasks: int, cores: int) -> float:
     return -(-tasks // cores) / tasks
 
 
-def lanes_of(cpu: Cpu, dtype: str) -> int:
-    """Return how many elements a vector register holds."""
-    return max(1, cpu.vector_bytes // dtype_bytes(dtype))
+def compute_lanes(cpu: Cpu, dtype: str) -> int:
+    """Return how many results a vector register holds; those narrower than 4 bytes are computed as wide as that."""
+    return max(1, cpu.vector_bytes // max(4, dtype_bytes(dtype)))
 
 
 def divisors(number: int) -> list[int]:

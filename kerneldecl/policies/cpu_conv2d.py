@@ -16,7 +16,7 @@ from kerneldecl.policies._cpu_model import (
     Work,
     busiest_share,
     divisors,
-    lanes_of,
+    compute_lanes,
     output_axes,
     plain_axes,
     predicted_secs,
@@ -154,7 +154,7 @@ def _spaced(extent: int) -> list[int]:
 
 def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_w, tile_f) that divide the output and whose accumulators fit the vector registers, those with the fewest cycles first."""
-    lanes = lanes_of(cpu, conv.out_dtype)
+    lanes = compute_lanes(cpu, conv.out_dtype)
     tiles = []
     for tile_f in divisors(conv.group_f):
         vectors = _vectors(tile_f, lanes)
@@ -162,7 +162,7 @@ def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
         rows = (cpu.vector_registers - 1) // vectors - 1
         if vectors <= MOST_VECTORS:
             tiles += [(tile_w, tile_f) for tile_w in divisors(conv.w) if tile_w <= rows]
-    return sorted(tiles, key=lambda tile: (_micro_cycles(conv, *tile, cpu), tile))
+    return sorted(tiles, key=lambda tile: (_micro_cycles(conv, tile[0], tile[1], cpu), tile))
 
 
 def _vectors(tile_f: int, lanes: int) -> int:
@@ -172,7 +172,7 @@ def _vectors(tile_f: int, lanes: int) -> int:
 
 def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in the first cache."""
-    vectors = _vectors(tile_f, lanes_of(cpu, conv.out_dtype))
+    vectors = _vectors(tile_f, compute_lanes(cpu, conv.out_dtype))
     fma_cycles = tile_w * vectors / cpu.fma_per_cycle
     # A broadcast reads one element and costs half of a full vector's load; a depthwise convolution reads vectors of pixels.
     pixel_loads = tile_w * vectors if conv.is_depthwise else tile_w / 2
@@ -215,7 +215,7 @@ def _work(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Work:
     near_bytes = visits * panel if panel > cpu.l1d_bytes // 2 else 0.0
     passes = tiling.block_f // tiling.tile_f if tiling.order == "fw" else 1
     near_bytes += tasks * window * (passes if window > cpu.l1d_bytes // 2 else 1)
-    far_bytes = tasks * (weights + window * (passes if window > cpu.l2_bytes // 2 else 1))
+    far_bytes: float = tasks * (weights + window * (passes if window > cpu.l2_bytes // 2 else 1))
     if tiling.order == "wf" and weights > cpu.l2_bytes // 2:
         far_bytes += visits * panel
     cycles = _micro_cycles(conv, tiling.tile_w, tiling.tile_f, cpu)

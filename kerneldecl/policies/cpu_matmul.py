@@ -16,7 +16,7 @@ from kerneldecl.policies._cpu_model import (
     Work,
     busiest_share,
     divisors,
-    lanes_of,
+    compute_lanes,
     output_axes,
     plain_axes,
     predicted_secs,
@@ -132,18 +132,19 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
 
 def tilings(product: Product, cpu: Cpu) -> Iterator[Tiling]:
     """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings and packings."""
-    for tile_m, tile_n in register_tiles(product, cpu)[:TILE_SHAPES]:
-        blocks_m = _blocks(product.m, tile_m, cpu.l2_bytes // 2 // (product.k * product.left_bytes))
-        blocks_n = _blocks(product.n, tile_n, cpu.l2_bytes // 2 // (product.k * product.right_bytes))
+    for (tile_m, tile_n), block_k in itertools.product(register_tiles(product, cpu)[:TILE_SHAPES], _reduction_blocks(product, cpu)):
+        steps = block_k or product.k
+        blocks_m = _blocks(product.m, tile_m, cpu.l2_bytes // 2 // (steps * product.left_bytes))
+        blocks_n = _blocks(product.n, tile_n, cpu.l2_bytes // 2 // (steps * product.right_bytes))
         packs_m = (False, True) if product.m % tile_m == 0 else (True,)
         packs_n = (False, True) if product.n % tile_n == 0 and product.is_right_row_major else (True,)
-        for shape in itertools.product(blocks_m, blocks_n, _reduction_blocks(product, cpu), packs_m, packs_n, ("nm", "mn")):
-            yield Tiling(tile_m, tile_n, *shape)
+        for block_m, block_n, *rest in itertools.product(blocks_m, blocks_n, packs_m, packs_n, ("nm", "mn")):
+            yield Tiling(tile_m, tile_n, block_m, block_n, block_k, *rest)
 
 
 def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, those with the fewest cycles first."""
-    lanes = lanes_of(cpu, product.out_dtype)
+    lanes = compute_lanes(cpu, product.out_dtype)
     widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < product.n]
     if product.n < lanes:
         widths = [1 << (product.n - 1).bit_length()]
@@ -153,7 +154,7 @@ def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
         # One register holds the broadcast element and `vectors` hold the row of the other operand.
         rows = min(product.m, (cpu.vector_registers - 1) // vectors - 1)
         tiles += [(tile_m, tile_n) for tile_m in range(1, rows + 1)]
-    return sorted(tiles, key=lambda tile: (_micro_cycles(product, *tile, cpu), tile))
+    return sorted(tiles, key=lambda tile: (_micro_cycles(product, tile[0], tile[1], cpu), tile))
 
 
 def _blocks(extent: int, tile: int, most: int) -> list[int]:
@@ -174,7 +175,7 @@ def _reduction_blocks(product: Product, cpu: Cpu) -> list[int]:
 
 def _micro_cycles(product: Product, tile_m: int, tile_n: int, cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in the first cache."""
-    vectors = -(-tile_n // lanes_of(cpu, product.out_dtype))
+    vectors = -(-tile_n // compute_lanes(cpu, product.out_dtype))
     fma_cycles = tile_m * vectors / cpu.fma_per_cycle
     # A broadcast reads one element and costs half of a full vector's load.
     load_cycles = (vectors + tile_m / 2) * cpu.vector_bytes / cpu.l1_bytes_per_cycle

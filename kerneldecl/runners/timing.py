@@ -17,7 +17,7 @@ import numpy as np
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.kernels import kernel_of, load_library, tensor
-from kerneldecl.model import Arg, frozen
+from kerneldecl.model import Arg
 from kerneldecl.plugins import load_rule
 
 
@@ -36,9 +36,9 @@ _AT_HAND: dict[str, _Case] = {}
 """Holds one case at most, under the text that describes it."""
 
 
-def prepare(root: str, rule: str, attrs: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Make the random inputs and the reference's outputs of a workload."""
-    _case({"root": root, "rule": rule, "attrs": attrs, "seed": seed})
+def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the random inputs and the reference's outputs of a workload: root, rule, attrs and seed."""
+    _case(case)
     return {}
 
 
@@ -47,8 +47,8 @@ def _case(described: Mapping[str, Any]) -> _Case:
     text = json.dumps(described, sort_keys=True)
     if text not in _AT_HAND:
         _AT_HAND.clear()
-        attrs = {name: frozen(value) for name, value in described["attrs"].items()}
-        rule = load_rule(Path(described["root"]), described["rule"])(**attrs)
+        root = Path(described["root"])
+        rule = load_rule(root, described["rule"]).of(root, described["attrs"])
         inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(described["seed"]))]
         expected = rule.reference(*inputs)
         output_args = rule.signature().outputs

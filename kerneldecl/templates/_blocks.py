@@ -131,14 +131,14 @@ def strides(access: Access, axes: int) -> tuple[int | None, ...]:
 def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
     """Inline each spatial block whose result is no output into the blocks that read it.
 
-    With `keep_shared`, a block stays that calls a function (exp, say) and is read more than once: computing it again
-    would cost more than storing it.
+    With `keep_shared`, a block stays that computes something and is read more than once: a row of its results is
+    stored at less cost than an exp is computed again.
     """
     for leaf in leaves(sch) or ():
         if leaf.block.is_reduction or len(leaf.block.writes) != 1:
             continue
         consumers = sch.get_consumers(leaf.rv)
-        if not consumers or (keep_shared and len(consumers) > 1):
+        if not consumers or (keep_shared and len(consumers) > 1 and leaf.block.flops_per_point):
             continue
         if not _is_output(sch, leaf):
             sch.compute_inline(leaf.rv)
@@ -196,6 +196,12 @@ def contiguous_axis(leaf: Leaf) -> int | None:
     return next((at for at, axis in enumerate(leaf.block.axes) if walk[at] == 1 and axis.extent > 1), None)
 
 
+def is_across(leaf: Leaf) -> bool:
+    """Say whether a reduction runs across contiguous memory, not along it."""
+    axis = contiguous_axis(leaf)
+    return axis is not None and leaf.block.axes[axis].kind == "spatial"
+
+
 def main_walk(leaf: Leaf) -> tuple[int | None, ...]:
     """Return the strides of the largest operand that a block reads."""
     return strides(max(leaf.block.reads, key=lambda access: math.prod(access.shape)), len(leaf.loops))
@@ -208,31 +214,44 @@ def memory_order(leaf: Leaf, kind: str) -> list[int]:
     return sorted(axes, key=lambda at: -abs(walk[at] or 0))
 
 
-def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut, is_parallel: bool) -> Any:
-    """Schedule a reduction along contiguous memory: vectors of partial results, then one vector, then its lanes.
+@dataclass(frozen=True)
+class Nest:
+    """A reduction's loops, arranged and not yet finished: until then, other blocks may be moved into them."""
 
-    LLVM keeps the order of floating-point operations, so that a plain sum would be one long chain of scalars. Returns
-    the loop over rows, under which all of it is computed; the block itself is the last in it, and combines lanes. With
-    chunks, it combines those, outside of that loop.
+    outer: Any
+    """The loop under which all of the reduction is computed."""
+    starts: tuple[tuple[Any, Any], ...]
+    """Blocks whose initial value is to be set before a loop."""
+    uneven: tuple[Any, int] | None = None
+    """A loop whose last iterations are partial, and how many are whole."""
+
+
+def start(sch: Schedule, nests: Sequence[Nest]) -> None:
+    """Set initial values before the loops of reductions."""
+    for nest in nests:
+        for block, loop in nest.starts:
+            sch.decompose_reduction(block, loop)
+
+
+def even(sch: Schedule, nests: Sequence[Nest]) -> None:
+    """Make loops of their own of iterations that are partial, so that the others lose their predicate."""
+    for nest in nests:
+        if nest.uneven is not None:
+            loop, whole = nest.uneven
+            sch.loop_partition(loop, [whole, None])
+
+
+def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut) -> Nest:
+    """Arrange a reduction along contiguous memory: vectors of partial results, then one vector, then its lanes.
+
+    The block itself is the last in the nest, and combines lanes. With chunks, it combines those, outside of the nest.
     """
     block, row, parts = _rows(sch, leaf, cut)
     size = extent(sch, parts.along)
     if size < cut.lanes:
-        if is_parallel:
-            sch.parallel(row)
-        sch.decompose_reduction(block, sch.get_loops(block)[1])
-        return row
-    # 1. A block of its own for the vectors, and one that adds them to a single vector.
-    vectors = min(cut.vectors, size // cut.lanes)
-    width = vectors * cut.lanes
-    _, wide = sch.split(parts.along, [None, width])
-    axis = len(sch.get(block).writes[0].region)
-    first = sch.rfactor(wide, axis)
-    second = None
-    if vectors > 1:
-        _, lane = sch.split(sch.get_loops(block)[-1], [vectors, cut.lanes])
-        second = sch.rfactor(lane, axis)
-    # 2. The vectors' loops. They stay in place: moving a block drops the predicate of a loop that was cut unevenly.
+        return Nest(row, ((block, sch.get_loops(block)[1]),))
+    first, *second = partial_results(sch, block, parts.along, cut)
+    # The vectors' loops stay in place: moving a block drops the predicate of a loop that was cut unevenly.
     row, *loops = sch.get_loops(first)
     steps, (wide, *reused) = loops[: parts.outer + 1], loops[parts.outer + 1 :]
     inner = []
@@ -243,26 +262,36 @@ def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut, is_parallel: bool) -> 
     for loop in (*inner, *reused):
         sch.unroll(loop)
     sch.vectorize(wide)
-    # 3. What combines them, in the same rows.
-    if second is not None:
-        sch.reverse_compute_at(second, row)
-        lane, vector = (axis_loops(sch, second)[at] for at in (0, _first_reduce(sch, second)))
-        sch.reorder(vector, lane)
-        sch.vectorize(lane)
+    starts = [(first, steps[0])]
+    for rv in second:
+        sch.reverse_compute_at(rv, row)
+        starts.append((rv, vectorize_lanes(sch, rv)))
     sch.reverse_compute_at(block, row)
-    # 4. Initial values, and what is left over at the end of a row, last: few primitives accept a block without its start.
-    if is_parallel:
-        sch.parallel(row)
-    sch.decompose_reduction(first, steps[0])
-    if size % width:
-        sch.loop_partition(steps[-1], [size // width, None])
-    if second is not None:
-        sch.decompose_reduction(second, vector)
-    return row
+    width = extent(sch, wide)
+    return Nest(row, tuple(starts), (steps[-1], size // width) if size % width else None)
 
 
-def _first_reduce(sch: Schedule, rv: Any) -> int:
-    return next(at for at, axis in enumerate(sch.get(rv).iter_vars) if axis.iter_type == tirx.IterVar.CommReduce)
+def partial_results(sch: Schedule, block: Any, loop: Any, cut: RowCut) -> list[Any]:
+    """Split a reduction along one loop into a block of several vectors and, unless it is one only, a block that adds them up to one."""
+    vectors = min(cut.vectors, extent(sch, loop) // cut.lanes)
+    _, wide = sch.split(loop, [None, vectors * cut.lanes])
+    axis = len(sch.get(block).writes[0].region)
+    partials = [sch.rfactor(wide, axis)]
+    if vectors > 1:
+        _, lane = sch.split(sch.get_loops(block)[-1], [vectors, cut.lanes])
+        partials.append(sch.rfactor(lane, axis))
+    return partials
+
+
+def vectorize_lanes(sch: Schedule, partial: Any) -> Any:
+    """Make vectors of the first axis of a block that was moved; return its outermost reduced loop."""
+    kinds = [axis.iter_type for axis in sch.get(partial).iter_vars]
+    loops = list(zip(kinds, axis_loops(sch, partial), strict=True))
+    reduced = [loop for kind, loop in loops if kind == tirx.IterVar.CommReduce]
+    _, lanes = loops[0]
+    sch.reorder(*reduced, lanes)
+    sch.vectorize(lanes)
+    return reduced[0]
 
 
 @dataclass(frozen=True)
@@ -326,11 +355,10 @@ class ColumnCut:
     """Parts of a column that are computed apart, where there is too little else to share among cores."""
 
 
-def column_reduction(sch: Schedule, leaf: Leaf, column: int, cut: ColumnCut, is_parallel: bool) -> Any:
-    """Schedule a reduction across contiguous memory, whose axis is `column`: partial results of many columns side by side.
+def column_reduction(sch: Schedule, leaf: Leaf, column: int, cut: ColumnCut) -> Nest:
+    """Arrange a reduction across contiguous memory, whose axis is `column`: partial results of many columns side by side.
 
-    Returns the loop over groups of columns, under which all of it is computed; with chunks, the block itself combines
-    them, outside of that loop.
+    With chunks, the block itself combines them, outside of the nest.
     """
     # 1. Loops: the other spatial axes, the columns, what is reduced; a block of its own for chunks.
     others = [loop for at, loop in enumerate(leaf.loops) if leaf.block.axes[at].kind == "spatial" and at != column and loop is not None]
@@ -364,9 +392,11 @@ def column_reduction(sch: Schedule, leaf: Leaf, column: int, cut: ColumnCut, is_
         # Otherwise the predicate would make scalars of vectors; LLVM makes masked vectors of the plain loop.
         sch.vectorize(inner)
         sch.vectorize(sch.get_loops(copy)[-1])
-    if is_parallel:
-        sch.parallel(group)
-    sch.decompose_reduction(block, step)
-    if size % steps:
-        sch.loop_partition(step, [size // steps, None])
-    return group
+    return Nest(group, ((block, step),), (step, size // steps) if size % steps else None)
+
+
+def vectorize_under(sch: Schedule, rv: Any, lanes: int) -> None:
+    """Make vectors of a spatial block that was moved under one loop."""
+    _, *loops = sch.get_loops(rv)
+    if loops:
+        vectorized(sch, sch.fuse(*loops), lanes)

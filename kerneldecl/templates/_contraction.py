@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.model import Arch, dtype_bytes
+
 
 class Panels(NamedTuple):
     """How an operand is cut into panels: dimension `dim` in steps of `tile`, `outer` dimensions before the panels, `inner` within them."""
@@ -37,6 +39,17 @@ def positions(region: Any, axes: Sequence[Any]) -> list[int | None]:
     return [next((i for i, axis in enumerate(axes) if dim.min.same_as(axis)), None) for dim in region.region]
 
 
+def plain_positions(region: Any, axes: Sequence[Any]) -> list[int] | None:
+    """Return `positions`, or None where a dimension is indexed by anything but one axis."""
+    found = [position for position in positions(region, axes) if position is not None]
+    return found if len(found) == len(region.region) else None
+
+
+def vector_lanes(arch: Arch, block: Any) -> int:
+    """Return how many of a block's results a vector register holds; those narrower than 4 bytes are computed as wide as that."""
+    return max(1, arch.cpu.vector_bytes // max(4, dtype_bytes(str(block.writes[0].source.ty.dtype))))
+
+
 def epilogue_of(sch: Schedule, block: Any) -> list[Any] | None:
     """Return the blocks that run after `block`, None unless all but the last only feed it and are elementwise in what the others make."""
     children = list(sch.get_child_blocks(sch.get_sblock("root")))
@@ -56,9 +69,9 @@ def _is_elementwise(block: Any, made: Sequence[Any]) -> bool:
     if is_reduction(block) or len(block.writes) != 1:
         return False
     axes = [axis.var for axis in block.iter_vars]
-    written = positions(block.writes[0], axes)
+    written = plain_positions(block.writes[0], axes)
     places = [positions(read, axes) for read in block.reads if any(read.source.same_as(buffer) for buffer in made)]
-    return None not in written and sorted(written) == list(range(len(axes))) and all(place == written for place in places)
+    return written is not None and sorted(written) == list(range(len(axes))) and all(place == written for place in places)
 
 
 def merge(sch: Schedule, chain: Sequence[Any]) -> Any:
@@ -69,7 +82,10 @@ def merge(sch: Schedule, chain: Sequence[Any]) -> Any:
 
 
 def vectorize_lanes(sch: Schedule, loop: Any, lanes: int) -> None:
-    """Cut a loop into unrolled vectors of `lanes` elements, or of as many as divide it: LLVM would round one wide vector up to a power of two."""
+    """Cut a loop into unrolled vectors of `lanes` elements, or of as many as divide it.
+
+    LLVM would round one wide vector up to a power of two.
+    """
     width = math.gcd(int(sch.get(loop).extent), lanes)
     outer, inner = sch.split(loop, [None, width])
     sch.unroll(outer)

@@ -19,8 +19,18 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
-from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._contraction import Panels, epilogue_of, merge, only_reduction, pack, parallelize, positions, vectorize_lanes
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates._contraction import (
+    Panels,
+    epilogue_of,
+    merge,
+    only_reduction,
+    pack,
+    parallelize,
+    plain_positions,
+    vector_lanes,
+    vectorize_lanes,
+)
 
 
 class _Tiles(NamedTuple):
@@ -49,7 +59,7 @@ class _Convolution(NamedTuple):
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Return the scheduled convolution with padding and epilogue fused, or None where the function is not one, or not divided by the tiles."""
+    """Return the scheduled convolution with padding and epilogue fused, or None where the function is none or tiles do not divide it."""
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
@@ -58,10 +68,15 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
         return None
     epilogue, padding = epilogue_of(sch, block), sch.get_producers(block)
     extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    is_divided = not (extents[conv.w] % tiles.tile_w or extents[conv.h] % tiles.block_h or extents[conv.f] % tiles.block_f or tiles.block_f % tiles.tile_f)
-    if epilogue is None or not is_divided or any(sch.get_producers(producer) for producer in padding):
+    cuts = (
+        (extents[conv.w], tiles.tile_w),
+        (extents[conv.h], tiles.block_h),
+        (extents[conv.f], tiles.block_f),
+        (tiles.block_f, tiles.tile_f),
+    )
+    if epilogue is None or any(extent % part for extent, part in cuts) or any(sch.get_producers(producer) for producer in padding):
         return None
-    lanes = max(1, arch.cpu.vector_bytes // dtype_bytes(str(sch.get(block).writes[0].source.ty.dtype)))
+    lanes = vector_lanes(arch, sch.get(block))
     is_parallel = extents[conv.h] > tiles.block_h or extents[conv.f] > tiles.block_f or any(extents[axis] > 1 for axis in conv.images)
 
     # 1. One block before the convolution at most, the padding; one block after it.
@@ -115,13 +130,14 @@ def _convolution(block: Any) -> _Convolution | None:
     if len(block.reads) != 2 or len(block.writes) != 1:
         return None
     axes = [axis.var for axis in block.iter_vars]
-    out, *operands = (positions(region, axes) for region in (block.writes[0], *block.reads))
-    if None in out or len(out) < 3:
+    out, *operands = (plain_positions(region, axes) for region in (*block.writes, *block.reads))
+    if out is None or len(out) < 3:
         return None
     *images, h, w, f = out
-    weights = [i for i, operand in enumerate(operands) if None not in operand and f in operand and h not in operand and w not in operand]
     reduced = tuple(i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce)
-    if len(weights) != 1 or any(axis in operands[weights[0]] for axis in images) or len(reduced) + len(out) != len(axes):
+    kernels = [operand is not None and f in operand and not set(out[:-1]) & set(operand) for operand in operands]
+    if kernels.count(True) != 1 or len(reduced) + len(out) != len(axes):
         return None
-    kernel = operands[weights[0]]
-    return _Convolution(tuple(images), h, w, f, reduced, weights[0], kernel.index(f), len(kernel))
+    weights = kernels.index(True)
+    kernel = operands[weights] or []
+    return _Convolution(tuple(images), h, w, f, reduced, weights, kernel.index(f), len(kernel))

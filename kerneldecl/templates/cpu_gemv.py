@@ -40,10 +40,10 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     is_across = column is not None and product.block.axes[column].kind == "spatial"
     if is_across != ("columns" in params):
         return False
-    chunks, is_parallel = _blocks.count(params, "chunks"), bool(params["parallel"])
+    chunks = _blocks.count(params, "chunks")
     if is_across:
         columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
-        outer = _blocks.column_reduction(sch, product, column, columns, is_parallel)
+        nest = _blocks.column_reduction(sch, product, column, columns)
     else:
         lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.cpu.vector_bytes)
         rows = _blocks.count(params, "rows")
@@ -51,11 +51,15 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
             return False
         _unzip(sch, product, lanes)
         cut = _blocks.RowCut(lanes, _blocks.count(params, "vectors"), rows, chunks)
-        outer = _blocks.row_reduction(sch, product, cut, is_parallel)
+        nest = _blocks.row_reduction(sch, product, cut)
     # 3. What follows, unless it needs the chunks combined first.
     if chunks == 1:
         for leaf in rest:
-            sch.reverse_compute_at(leaf.rv, outer)
+            sch.reverse_compute_at(leaf.rv, nest.outer)
+    if params["parallel"]:
+        sch.parallel(nest.outer)
+    _blocks.start(sch, [nest])
+    _blocks.even(sch, [nest])
     return True
 
 

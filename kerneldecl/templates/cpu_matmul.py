@@ -19,8 +19,18 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
-from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._contraction import Panels, epilogue_of, merge, only_reduction, pack, parallelize, positions, vectorize_lanes
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates._contraction import (
+    Panels,
+    epilogue_of,
+    merge,
+    only_reduction,
+    pack,
+    parallelize,
+    plain_positions,
+    vector_lanes,
+    vectorize_lanes,
+)
 
 
 class _Operand(NamedTuple):
@@ -69,7 +79,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     m, n, k = extents[product.m], extents[product.n], extents[product.k]
     if epilogue is None or not _fits(m, tiles.tile_m, tiles.block_m) or not _fits(n, tiles.tile_n, tiles.block_n):
         return None
-    lanes = max(1, arch.cpu.vector_bytes // dtype_bytes(str(sch.get(block).writes[0].source.ty.dtype)))
+    lanes = vector_lanes(arch, sch.get(block))
     is_blocked = 0 < tiles.block_k < k
     is_parallel = bool(product.batch) or m > tiles.block_m or n > tiles.block_n
 
@@ -122,23 +132,28 @@ def _fits(extent: int, tile: int, block: int) -> bool:
 
 def _product(block: Any) -> _Product | None:
     """Read the axes of a block that multiplies two operands, each indexed by plain axes; None for any other block."""
-    if len(block.reads) != 2 or len(block.writes) != 1:
-        return None
     axes = [axis.var for axis in block.iter_vars]
-    out, *operands = (positions(region, axes) for region in (block.writes[0], *block.reads))
     reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce]
-    if None in out or any(None in operand for operand in operands) or len(reduced) != 1:
+    accesses = [plain_positions(region, axes) for region in (*block.writes, *block.reads)]
+    if len(block.writes) != 1 or len(block.reads) != 2 or len(reduced) != 1:
+        return None
+    out, first, second = accesses
+    if out is None or first is None or second is None or not out:
         return None
     k, n = reduced[0], out[-1]
-    inner = [n in operand for operand in operands]
-    if inner.count(True) != 1 or any(k not in operand for operand in operands):
+    if (n in first) == (n in second) or k not in first or k not in second:
         return None
-    right, left = inner.index(True), inner.index(False)
-    rows = [axis for axis in out[:-1] if axis not in operands[right]]
-    if len(rows) != 1 or rows[0] not in operands[left]:
+    left, right = (first, second) if n in second else (second, first)
+    rows = [axis for axis in out[:-1] if axis not in right]
+    if len(rows) != 1 or rows[0] not in left:
         return None
-    batch = tuple(axis for axis in out[:-1] if axis != rows[0])
-    left_operand, right_operand = (
-        _Operand(side, len(operands[side]), operands[side].index(axis), operands[side].index(k)) for side, axis in ((left, rows[0]), (right, n))
+    m = rows[0]
+    positions = (0, 1) if n in second else (1, 0)
+    return _Product(
+        tuple(axis for axis in out[:-1] if axis != m),
+        m,
+        n,
+        k,
+        _Operand(positions[0], len(left), left.index(m), left.index(k)),
+        _Operand(positions[1], len(right), right.index(n), right.index(k)),
     )
-    return _Product(batch, rows[0], n, k, left_operand, right_operand)

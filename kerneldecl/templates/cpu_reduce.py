@@ -35,20 +35,24 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if not first.loops_of("reduce") or not first.block.reads:
         return False
     # 2. Along rows or down columns.
-    chunks, is_parallel = _blocks.count(params, "chunks"), bool(params["parallel"])
+    chunks = _blocks.count(params, "chunks")
     column = _blocks.contiguous_axis(first)
     if column is not None and first.block.axes[column].kind == "spatial":
         if "columns" not in params:
             return False
         columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
-        outer = _blocks.column_reduction(sch, first, column, columns, is_parallel)
+        nest = _blocks.column_reduction(sch, first, column, columns)
     else:
         if "vectors" not in params:
             return False
         lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.cpu.vector_bytes)
-        outer = _blocks.row_reduction(sch, first, _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=chunks), is_parallel)
+        nest = _blocks.row_reduction(sch, first, _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=chunks))
     # 3. What follows, unless it needs the chunks combined first.
     if chunks == 1:
         for leaf in rest:
-            sch.reverse_compute_at(leaf.rv, outer)
+            sch.reverse_compute_at(leaf.rv, nest.outer)
+    if params["parallel"]:
+        sch.parallel(nest.outer)
+    _blocks.start(sch, [nest])
+    _blocks.even(sch, [nest])
     return True

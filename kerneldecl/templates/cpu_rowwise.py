@@ -1,0 +1,72 @@
+"""Owns the schedule of chains of reductions and elementwise blocks over the same rows: softmax, normalisations.
+
+Knows nothing of policies or of any one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm.s_tir import Schedule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates import _blocks
+
+
+def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Schedule a chain with at least one reduction so that each row is computed from start to end while it is in cache.
+
+    `vectors`: registers that hold partial results of a reduction. `parallel`: all cores.
+    """
+    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+
+
+def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
+    # 1. Blocks that agree on what a row is: their leading axes.
+    _blocks.inline_producers(sch, keep_shared=True)
+    _blocks.give_loops(sch)
+    found = _blocks.leaves(sch)
+    rows = None if found is None else _rows(found)
+    if found is None or rows is None:
+        return False
+    # 2. Each reduction in vectors.
+    nests = []
+    loops = []
+    for leaf in found:
+        lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes)
+        if leaf.block.is_reduction:
+            nests.append(_blocks.row_reduction(sch, leaf, _blocks.RowCut(lanes, _blocks.count(params, "vectors"))))
+            loops.append(nests[-1].outer)
+        else:
+            loops.append(sch.fuse(*leaf.loops[:rows]))
+    # 3. One parallel loop over rows. Merging loops leaves those inside alone, where moving blocks would drop the
+    #    predicates of uneven ones. The order matters: no loop becomes parallel once a reduction has lost its start.
+    if params["parallel"]:
+        for loop in loops:
+            sch.parallel(loop)
+    _blocks.start(sch, nests)
+    if len(loops) > 1:
+        sch.merge(*loops)
+    # 4. Vectors of what is not a reduction.
+    _blocks.even(sch, nests)
+    for leaf in found:
+        if not leaf.block.is_reduction:
+            _blocks.vectorize_under(sch, leaf.rv, _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes))
+    return True
+
+
+def _rows(found: list[_blocks.Leaf]) -> int | None:
+    """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
+    reductions = [leaf for leaf in found if leaf.block.is_reduction]
+    if not reductions or any(not leaf.loops_of("reduce") or _blocks.is_across(leaf) for leaf in reductions):
+        return None
+    extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
+    results = {access.operand for leaf in found for access in leaf.block.writes}
+    rows = tuple(((axis, 1),) for axis in range(len(extents)))
+    for leaf in found:
+        leading = [axis.extent for axis in leaf.block.axes[: len(extents)] if axis.kind == "spatial"]
+        accesses = [access for access in (*leaf.block.reads, *leaf.block.writes) if access.operand in results]
+        if leading != extents or None in leaf.loops[: len(extents)] or any(access.index[: len(rows)] != rows for access in accesses):
+            return None
+    return len(extents) or None

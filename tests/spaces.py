@@ -1,0 +1,226 @@
+"""Owns temporary workspaces: writing their files, running the real command in them, building them with fakes.
+
+Knows nothing of what a test expects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import kerneldecl.__main__
+from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunner
+from kerneldecl import flow
+from kerneldecl.key import digest
+from kerneldecl.patterns import select
+from kerneldecl.planning import Plan
+from kerneldecl.progress import Event
+from kerneldecl.tune import Runner
+from kerneldecl.workspace import Workspace, open_workspace
+
+REPOSITORY = Path(__file__).parent.parent
+DECLARED = ("rules", "policies", "templates", "archs")
+HEAD = """\
+edition = 1
+
+[artifact]
+name = "fakes"
+version = "1.0"
+
+[target.box]
+arch = "test-cpu"
+
+[defaults]
+policy = "plain"
+top_k = 3
+"""
+ENTRIES = """
+[[workload]]
+name = "small"
+rule = "scale"
+n = 8
+
+[[workload]]
+name = "large"
+rule = "scale"
+n = 64
+factor = 3.0
+
+[[workload]]
+name = "tabled"
+rule = "lookup"
+n = 8
+table = "table.txt"
+"""
+FAKES = {
+    "workloads.toml": HEAD + ENTRIES,
+    "table.txt": "1 2 3\n",
+    "rules/scale.py": RULE.format(name="Scale"),
+    "rules/lookup.py": RULE.format(name="Lookup"),
+    "policies/plain.py": POLICY,
+    "templates/unrolled.py": TEMPLATE,
+    "archs/test-cpu.toml": ARCH,
+}
+
+
+@dataclass
+class Built:
+    """A build with fakes: what it returned, what its collaborators were asked, what it reported."""
+
+    build: flow.Build
+    runner: FakeRunner | DieRunner
+    links: int
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        assert isinstance(self.runner, FakeRunner)
+        return self.runner.counts
+
+    @property
+    def ran(self) -> set[tuple[str, str]]:
+        """Kind and entry of each action that ran."""
+        return {(action.kind, action.entry) for action in self.build.ran}
+
+
+@dataclass(frozen=True)
+class Command:
+    """What came of a command that ran in this process."""
+
+    code: int
+    out: str
+    err: str
+    links: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """A workspace in a folder of its own."""
+
+    root: Path
+
+    def write(self, files: Mapping[str, str]) -> Space:
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return self
+
+    def read(self, name: str) -> str:
+        return (self.root / name).read_text(encoding="utf-8")
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace a text that must occur once."""
+        text = self.read(name)
+        assert text.count(old) == 1, f"{name} holds {old!r} {text.count(old)} times"
+        self.write({name: text.replace(old, new)})
+
+    def json(self, name: str) -> Any:
+        return json.loads(self.read(name))
+
+    def records(self, kind: str) -> list[Path]:
+        return sorted(self.root.glob(f"cache/*/{kind}/*.json"))
+
+    def copy_of(self, root: Path, *folders: str) -> Space:
+        """Return another workspace with the same declarations and, of the rest, these folders alone."""
+        root.mkdir(parents=True)
+        for path in self.root.iterdir():
+            if path.is_file() and path.name != "workloads.lock":
+                shutil.copy(path, root)
+        for folder in (*DECLARED, *folders):
+            if (self.root / folder).is_dir():
+                shutil.copytree(self.root / folder, root / folder)
+        return Space(root)
+
+    def artifact(self, target: str = "host") -> Path:
+        """Return the folder of the one artifact of a target."""
+        (folder,) = self.root.glob(f"dist/*/{target}")
+        return folder
+
+    def artifact_files(self) -> dict[str, str]:
+        """Return the digest of every file of every artifact, by path."""
+        files = (path for path in sorted((self.root / "dist").rglob("*")) if path.is_file())
+        return {str(path.relative_to(self.root)): digest(path.read_bytes()) for path in files}
+
+    # The real command
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start `kerneldecl` here, in a session of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "kerneldecl", *arguments],
+            cwd=self.root,
+            env={**clean_environment(), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `kerneldecl` here to its end, which must be with this exit code."""
+        with self.start(*arguments, **environment) as process:
+            out, err = process.communicate(timeout=180)
+        assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    def run_json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code).stdout)
+
+    # In process, with fakes
+
+    def command(self, *arguments: str, runner: FakeRunner | DieRunner | None = None) -> Command:
+        """Run `kerneldecl` in this process, on fakes; without a runner, one that must not be asked anything."""
+        linker, out, err = FakeLinker(), io.StringIO(), io.StringIO()
+
+        @contextlib.contextmanager
+        def runners(jobs: int, cores: int) -> Iterator[Runner]:
+            assert jobs >= 1
+            assert cores >= 1
+            yield runner or DieRunner()
+
+        with (
+            mock.patch("kerneldecl.api.LocalRunner", runners),
+            mock.patch("kerneldecl.cxx.link_shared_library", linker),
+            mock.patch("sys.argv", ["kerneldecl", "-C", str(self.root), *arguments]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = kerneldecl.__main__.main()
+        return Command(code, out.getvalue(), err.getvalue(), linker.calls)
+
+    def open(self) -> Workspace:
+        return open_workspace(self.root)
+
+    def plan(self) -> Plan:
+        return flow.make_plan(self.open())
+
+    def build(self, runner: FakeRunner | DieRunner | None = None, patterns: Sequence[str] = (), **options: bool) -> Built:
+        """Build with fakes; entries that fail are left to the caller to look at."""
+        workspace, linker = self.open(), FakeLinker()
+        chosen = frozenset(w.entry for w in select(workspace.declaration.workloads, patterns)) if patterns else None
+        built = Built(None, runner or FakeRunner(), 0)  # type: ignore[arg-type]  # filled in below
+
+        @contextlib.contextmanager
+        def runners() -> Iterator[Runner]:
+            yield built.runner
+
+        built.build = flow.build(workspace, flow.Options(selected=chosen, **options), runners, linker, built.events.append)
+        built.links = linker.calls
+        return built
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without what would change how the command behaves."""
+    dropped = {"CI", "NO_COLOR", "FORCE_COLOR", "TVM_NUM_THREADS"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
