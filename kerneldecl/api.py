@@ -15,6 +15,7 @@ from kerneldecl import cxx, flow, fresh, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import TuningError
 from kerneldecl.key import digest
+from kerneldecl.link import Linker
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Report
@@ -39,15 +40,24 @@ def build(
     return {target: load(folder) for target, folder in done.artifacts.items()}
 
 
-def run_build(workspace: Workspace, patterns: Sequence[str], options: flow.Options, jobs: int | None, report: Report) -> flow.Build:
+def run_build(  # noqa: PLR0913  the last two are for those who bring their own
+    workspace: Workspace,
+    patterns: Sequence[str],
+    options: flow.Options,
+    jobs: int | None,
+    report: Report,
+    *,
+    runners: flow.Runners | None = None,
+    linker: Linker = cxx.link_shared_library,
+) -> flow.Build:
     """Build the entries that the patterns select, all if there are none, and note the result for the next null build."""
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
     cores = os.cpu_count() or 1
     archs = workspace.inputs.archs.values()
-    runners = functools.partial(LocalRunner, jobs or cores, max((arch.cpu.cores for arch in archs), default=cores))
-    done = flow.build(workspace, options, runners, cxx.link_shared_library, report)
+    local = functools.partial(LocalRunner, jobs or cores, max((arch.cpu.cores for arch in archs), default=cores))
+    done = flow.build(workspace, options, runners or local, linker, report)
     if not done.failures and not done.plan.misses:
         _note_complete(done)
     return done

@@ -23,7 +23,7 @@ from kerneldecl.progress import Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import Miss, Record
-from kerneldecl.tune import BUILD_SECS, Runner, Task, record_result, tune, winner_object
+from kerneldecl.tune import BUILD_SECS, Runner, Task, ceilings, record_result, tune, winner_object
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
@@ -210,7 +210,9 @@ def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
         _fail(at_work, action, blobs)
         return
     build_key = key(f"{winner.scheduled} {code}")
-    result = record_result(task, measurements, tied, policy, {"code": code, "build_key": build_key, **blobs})
+    result = record_result(
+        task, measurements, tied, policy, {"code": code, "build_key": build_key, "ceilings": ceilings(_runner(at_work)), **blobs}
+    )
     workspace.store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
     at_work.report(Finished(entry.entry, "tune", f"{lockfile.shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us"))
 

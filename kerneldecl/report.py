@@ -5,6 +5,7 @@ Knows nothing of terminals, exit codes or of how results came about.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,7 +104,10 @@ def _candidate_json(measurement: Mapping[str, Any], result: Mapping[str, Any], a
     run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
     flops, moved = result["flops"] / run_secs, result["least_bytes"] / run_secs
     dtype = result["signature"]["inputs"][0]["dtype"]
-    shares = {"peak_share": flops / arch.cpu.peak_flops_per_s(dtype), "bandwidth_share": moved / arch.cpu.dram_bytes_per_s}
+    # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
+    measured = result.get("ceilings", {}) if arch.is_detected else {}
+    cpu = dataclasses.replace(arch.cpu, **measured)
+    shares = {"peak_share": flops / cpu.peak_flops_per_s(dtype), "bandwidth_share": moved / cpu.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
     return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
 

@@ -199,8 +199,14 @@ def _keep(task: Task, measurement: Measurement, store: LocalStore) -> None:
     store.write("measure", _manifest(task, measurement.code), result, is_local=task.arch.is_detected)
 
 
-def record_result(task: Task, measurements: Sequence[Measurement], tied: int, policy: str, blobs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tuning record's content: every candidate, winner first, and where the winner's blobs are."""
+def ceilings(runner: Runner) -> dict[str, float]:
+    """Return what the machine reaches just now, to judge the figures by; empty where it cannot be found out."""
+    answer = runner.measure({"do": "ceilings"}, PREPARE_SECS)
+    return {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
+
+
+def record_result(task: Task, measurements: Sequence[Measurement], tied: int, policy: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tuning record's content: every candidate, winner first; `found` is what else is known of the winner."""
     winner = measurements[0]
     return {
         "computation": task.lowered["computation"],
@@ -214,7 +220,7 @@ def record_result(task: Task, measurements: Sequence[Measurement], tied: int, po
         "run_secs": float(f"{winner.run_secs:.4g}"),
         "error": winner.error,
         "tied": tied,
-        **blobs,
+        **found,
         "measurements": [_measurement_json(m) for m in measurements],
         "provenance": {
             "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),

@@ -14,17 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.key import digest
-from kerneldecl.model import frozen
+from kerneldecl.key import build_manifest, digest, key
+from kerneldecl.model import Arch
 from kerneldecl.plugins import load_rule, load_template
-from kerneldecl.rule import Rule, WorkspaceFile
+from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
+from kerneldecl.stores.local import LocalStore, Record
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
 
 RULE = """\
 from dataclasses import dataclass
+from pathlib import Path
 
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature, WorkspaceFile
 
@@ -40,7 +42,8 @@ class {name}(Rule):
         return Signature((Arg("X", (self.n,), self.dtype),), (Arg("Y", (self.n,), self.dtype),))
 
     def lower(self):
-        return f"Y[i] = X[i] * {{self.factor}}"
+        table = Path(self.table).read_text() if self.table else ""
+        return f"Y[i] = X[i] * {{self.factor}} {{table}}"
 
     def reference(self, x):
         return x * self.factor
@@ -96,17 +99,19 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
+        self.compiled = 0
 
     @property
     def counts(self) -> Counter[str]:
-        """How many requests of each kind there were; samples count once for each candidate and entry."""
+        """How many requests of each kind there were; samples count once for each candidate, builds as far as they compile."""
         sampled = {request["library"] for request in self.asked if request["do"] == "sample"}
-        return Counter(request["do"] for request in self.asked if request["do"] != "sample") + Counter(sample=len(sampled))
+        asked = Counter(request["do"] for request in self.asked if request["do"] not in {"sample", "build"})
+        return +(asked + Counter(sample=len(sampled), compile=self.compiled))
 
-    def cases(self, *kinds: str) -> set[tuple[str, str]]:
+    def cases(self, *kinds: str) -> set[str]:
         """Return rule and attributes, as JSON, of the requests of some kinds."""
         cases = [request.get("case", request) for request in self.asked if request["do"] in kinds]
-        return {(case["rule"], json.dumps(case["attrs"], sort_keys=True)) for case in cases}
+        return {json.dumps([case["rule"], case["attrs"]], sort_keys=True) for case in cases}
 
     def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
@@ -121,14 +126,17 @@ class FakeRunner:
         self.asked.append(request)
         # What a worker gets has been through JSON.
         fields = {name: value for name, value in json.loads(json.dumps(request)).items() if name != "do"}
-        return json.loads(json.dumps(_ACTIONS[request["do"]](**fields)))
+        answer: Answer = json.loads(json.dumps(_ACTIONS[request["do"]](**fields)))
+        self.compiled += answer.pop("compiled", 0)
+        return answer
 
 
 class DieRunner:
     """Must not be asked anything."""
 
     def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-        raise AssertionError(f"asked within {limit_secs} s: {requests}")
+        assert not requests, f"asked within {limit_secs} s: {requests}"
+        return iter(())
 
     def measure(self, request: Request, limit_secs: float) -> Answer:
         raise AssertionError(f"asked within {limit_secs} s: {request}")
@@ -146,16 +154,17 @@ class FakeLinker:
 
 
 def _rule(root: str, rule: str, attrs: Mapping[str, Any]) -> Rule:
-    return load_rule(Path(root), rule)(**{name: frozen(value) for name, value in attrs.items()})
+    return load_rule(Path(root), rule).of(Path(root), attrs)
 
 
 def _computation(root: str, rule: str, attrs: Mapping[str, Any]) -> str:
     declared = _rule(root, rule, attrs)
-    table = attrs["table"] and WorkspaceFile((Path(root) / attrs["table"]).read_text(encoding="utf-8"))
-    return f"{declared.lower()} [{declared.signature()}] {table}"
+    return f"{declared.lower()} [{declared.signature()}]"
 
 
 def _lower(root: str, rule: str, attrs: Mapping[str, Any]) -> Answer:
+    if attrs["factor"] == 0:
+        return {"failure": "ValueError: nothing to compute"}
     declared = _rule(root, rule, attrs)
     return {
         "computation": digest(_computation(root, rule, attrs).encode()),
@@ -167,40 +176,48 @@ def _lower(root: str, rule: str, attrs: Mapping[str, Any]) -> Answer:
     }
 
 
-def _scheduled(root: str, rule: str, attrs: Mapping[str, Any], candidate: Answer, arch: Answer) -> str | None:
-    template = load_template(Path(root), candidate["template"])
-    made = template.apply(_computation(root, rule, attrs), candidate["params"], arch_from_json(arch))
+def _scheduled(case: Answer, candidate: Answer, arch: Arch) -> str | None:
+    text = _computation(case["root"], case["rule"], case["attrs"])
+    assert digest(text.encode()) == case["computation"]
+    made = load_template(Path(case["root"]), candidate["template"]).apply(text, candidate["params"], arch)
     return None if made is None else str(made)
 
 
-def _build(root: str, rule: str, attrs: Mapping[str, Any], candidate: Answer, arch: Answer, folder: str) -> Answer:  # noqa: PLR0913, PLR0917
-    scheduled = _scheduled(root, rule, attrs, candidate, arch)
+def _build(case: Answer, candidate: Answer, arch: Answer, toolchain: Answer, folder: str, *, afresh: bool) -> Answer:
+    parsed = arch_from_json(arch)
+    scheduled = _scheduled(case, candidate, parsed)
     if scheduled is None:
         return {"failure": "the template does not apply"}
-    symbol = f"kd_{digest(_computation(root, rule, attrs).encode())[:20]}"
-    content = f"{symbol}: {scheduled} for {dict(arch_from_json(arch).tvm_target)}\n".encode()
-    code = digest(content)
+    symbol = f"kd_{case['computation'][:20]}"
+    manifest = build_manifest(digest(scheduled.encode()), symbol, parsed, toolchain)
+    store = LocalStore(Path(case["root"]) / "cache")
+    known = store.read("build", key(manifest), is_local=parsed.is_detected)
+    if isinstance(known, Record) and not afresh:
+        return {"scheduled": digest(scheduled.encode()), **known.result}
+    content = f"{symbol}: {scheduled} for {dict(parsed.tvm_target)}\n".encode()
+    built = {"code": digest(content), "code_bytes": len(content)}
     for suffix in (".o", ".so"):
-        (Path(folder) / f"{code}{suffix}").write_bytes(content)
-    return {"scheduled": digest(scheduled.encode()), "code": code, "code_bytes": len(content), "symbol": symbol}
+        (Path(folder) / f"{built['code']}{suffix}").write_bytes(content)
+    store.write("build", manifest, built, is_local=parsed.is_detected)
+    return {"scheduled": digest(scheduled.encode()), **built, "compiled": 1}
 
 
-def _describe(root: str, rule: str, attrs: Mapping[str, Any], candidate: Answer, arch: Answer) -> Answer:
-    scheduled = _scheduled(root, rule, attrs, candidate, arch)
+def _describe(case: Answer, candidate: Answer, arch: Answer) -> Answer:
+    scheduled = _scheduled(case, candidate, arch_from_json(arch))
     database = {"workloads": [f'["{scheduled}"]'], "trace": [candidate], "target": arch["tvm_target"], "args": []}
     return {"database": json.dumps(database, sort_keys=True), "source": f"# {scheduled}\n"}
 
 
-def _prepare(root: str, rule: str, attrs: Mapping[str, Any], seed: int) -> Answer:
-    assert seed
-    assert _rule(root, rule, attrs)
+def _prepare(case: Answer) -> Answer:
+    assert case["seed"]
+    assert _rule(case["root"], case["rule"], case["attrs"])
     return {}
 
 
 def _verify(case: Answer, library: str, symbol: str) -> Answer:
+    _prepare(case)
     code = Path(library).read_text(encoding="utf-8")
     assert code.startswith(f"{symbol}: ")
-    _prepare(**case)
     if "crashing" in code:
         return {"failure": "its process was killed by SIGSEGV"}
     return {"error": 0.5 if "wrong" in code else 1e-6, "secs": _secs(library)}

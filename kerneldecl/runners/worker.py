@@ -20,6 +20,7 @@ _MODULES = {
     "lower": "kerneldecl.compiler.actions",
     "build": "kerneldecl.compiler.actions",
     "describe": "kerneldecl.compiler.actions",
+    "ceilings": "kerneldecl.runners.ceilings",
     "prepare": "kerneldecl.runners.timing",
     "verify": "kerneldecl.runners.timing",
     "sample": "kerneldecl.runners.timing",

@@ -146,7 +146,7 @@ def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
 
 def _is_output(sch: Schedule, leaf: Leaf) -> bool:
     params = sch.mod["main"].params
-    return any(region.buffer.same_as(param) for region in sch.get(leaf.rv).writes for param in params)
+    return any(region.source.same_as(param) for region in sch.get(leaf.rv).writes for param in params)
 
 
 def lanes_of(dtype: str, vector_bytes: int) -> int:
@@ -226,19 +226,17 @@ class Nest:
     """A loop whose last iterations are partial, and how many are whole."""
 
 
-def start(sch: Schedule, nests: Sequence[Nest]) -> None:
-    """Set initial values before the loops of reductions."""
-    for nest in nests:
-        for block, loop in nest.starts:
-            sch.decompose_reduction(block, loop)
+def start(sch: Schedule, nest: Nest) -> None:
+    """Set initial values before the loops of a nest's reductions."""
+    for block, loop in nest.starts:
+        sch.decompose_reduction(block, loop)
 
 
-def even(sch: Schedule, nests: Sequence[Nest]) -> None:
-    """Make loops of their own of iterations that are partial, so that the others lose their predicate."""
-    for nest in nests:
-        if nest.uneven is not None:
-            loop, whole = nest.uneven
-            sch.loop_partition(loop, [whole, None])
+def even(sch: Schedule, nest: Nest) -> None:
+    """Make a loop of its own of the iterations that are partial, so that the others lose their predicate."""
+    if nest.uneven is not None:
+        loop, whole = nest.uneven
+        sch.loop_partition(loop, [whole, None])
 
 
 def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut) -> Nest:

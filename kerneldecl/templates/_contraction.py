@@ -15,6 +15,26 @@ from tvm.tirx import IterVar
 from kerneldecl.model import Arch, dtype_bytes
 
 
+class Operand(NamedTuple):
+    """Where an operand stands among the block's reads, and which of its dimensions are indexed by m or n, and by k."""
+
+    position: int
+    rank: int
+    spatial_dim: int
+    reduce_dim: int
+
+
+class Product(NamedTuple):
+    """Positions of the block's axes, batch axes first in the order of the output, and its operands."""
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    left: Operand
+    right: Operand
+
+
 class Panels(NamedTuple):
     """How an operand is cut into panels: dimension `dim` in steps of `tile`, `outer` dimensions before the panels, `inner` within them."""
 
@@ -119,3 +139,37 @@ def pack(sch: Schedule, block: Any, position: int, layout: Panels, *, is_paralle
     if is_parallel:
         parallelize(sch, task)
     vectorize_lanes(sch, element, layout.tile)
+
+
+def is_tiled(extent: int, tile: int, block: int) -> bool:
+    """Say whether blocks are whole tiles and divide the extent, once it is rounded up to tiles."""
+    return block % tile == 0 and -(-extent // tile) * tile % block == 0
+
+
+def product_of(block: Any) -> Product | None:
+    """Read the axes of a block that multiplies two operands, each indexed by plain axes; None for any other block."""
+    axes = [axis.var for axis in block.iter_vars]
+    reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce]
+    accesses = [plain_positions(region, axes) for region in (*block.writes, *block.reads)]
+    if len(block.writes) != 1 or len(block.reads) != 2 or len(reduced) != 1:
+        return None
+    out, first, second = accesses
+    if out is None or first is None or second is None or not out:
+        return None
+    k, n = reduced[0], out[-1]
+    if (n in first) == (n in second) or k not in first or k not in second:
+        return None
+    left, right = (first, second) if n in second else (second, first)
+    rows = [axis for axis in out[:-1] if axis not in right]
+    if len(rows) != 1 or rows[0] not in left:
+        return None
+    m = rows[0]
+    places = (0, 1) if n in second else (1, 0)
+    return Product(
+        tuple(axis for axis in out[:-1] if axis != m),
+        m,
+        n,
+        k,
+        Operand(places[0], len(left), left.index(m), left.index(k)),
+        Operand(places[1], len(right), right.index(n), right.index(k)),
+    )

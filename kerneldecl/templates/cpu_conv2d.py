@@ -102,11 +102,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     # 4. Bring padding and epilogue to the place that needs them. Loop kinds come first: the initialisation inherits them.
     for producer in padding:
         if tiles.pad_at == "task":
-            sch.compute_at(producer, task)
+            sch.compute_at(producer, task, preserve_unit_loops=True)
         elif is_parallel:
             parallelize(sch, sch.fuse(*sch.get_loops(producer)[:2]))
         vectorize_lanes(sch, sch.get_loops(producer)[-1], lanes)
-    sch.reverse_compute_at(tail, pieces[-1])
+    sch.reverse_compute_at(tail, pieces[-1], preserve_unit_loops=True)
     parallelize(sch, task)
     sch.unroll(w_col)
     vectorize_lanes(sch, f_lane, lanes)

@@ -58,8 +58,8 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
             sch.reverse_compute_at(leaf.rv, nest.outer)
     if params["parallel"]:
         sch.parallel(nest.outer)
-    _blocks.start(sch, [nest])
-    _blocks.even(sch, [nest])
+    _blocks.start(sch, nest)
+    _blocks.even(sch, nest)
     return True
 
 

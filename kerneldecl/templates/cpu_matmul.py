@@ -13,44 +13,24 @@ Parameters:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm import IRModule
 from tvm.s_tir import Schedule
-from tvm.tirx import IterVar
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._contraction import (
     Panels,
     epilogue_of,
+    is_tiled,
     merge,
     only_reduction,
     pack,
     parallelize,
-    plain_positions,
+    product_of,
     vector_lanes,
     vectorize_lanes,
 )
-
-
-class _Operand(NamedTuple):
-    """Where an operand stands among the block's reads, and which of its dimensions are indexed by m or n, and by k."""
-
-    position: int
-    rank: int
-    spatial_dim: int
-    reduce_dim: int
-
-
-class _Product(NamedTuple):
-    """Positions of the block's axes, batch axes first in the order of the output, and its operands."""
-
-    batch: tuple[int, ...]
-    m: int
-    n: int
-    k: int
-    left: _Operand
-    right: _Operand
 
 
 class _Tiles(NamedTuple):
@@ -71,13 +51,13 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
-    product = None if block is None else _product(sch.get(block))
+    product = None if block is None else product_of(sch.get(block))
     if product is None or sch.get_producers(block):
         return None
     epilogue = epilogue_of(sch, block)
     extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
     m, n, k = extents[product.m], extents[product.n], extents[product.k]
-    if epilogue is None or not _fits(m, tiles.tile_m, tiles.block_m) or not _fits(n, tiles.tile_n, tiles.block_n):
+    if epilogue is None or not is_tiled(m, tiles.tile_m, tiles.block_m) or not is_tiled(n, tiles.tile_n, tiles.block_n):
         return None
     lanes = vector_lanes(arch, sch.get(block))
     is_blocked = 0 < tiles.block_k < k
@@ -116,44 +96,10 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     task = sch.fuse(*tasks)
 
     # 4. Bring the epilogue to the tile that it completes. Loop kinds come first: the initialisation inherits them.
-    sch.reverse_compute_at(tail, task if is_blocked else tile_loops[-1])
+    sch.reverse_compute_at(tail, task if is_blocked else tile_loops[-1], preserve_unit_loops=True)
     parallelize(sch, task)
     sch.unroll(m_row)
     vectorize_lanes(sch, n_col, lanes)
     vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
     sch.decompose_reduction(block, k_loops[0])
     return sch
-
-
-def _fits(extent: int, tile: int, block: int) -> bool:
-    """Say whether blocks are whole tiles and divide the extent, once it is rounded up to tiles."""
-    return block % tile == 0 and -(-extent // tile) * tile % block == 0
-
-
-def _product(block: Any) -> _Product | None:
-    """Read the axes of a block that multiplies two operands, each indexed by plain axes; None for any other block."""
-    axes = [axis.var for axis in block.iter_vars]
-    reduced = [i for i, axis in enumerate(block.iter_vars) if axis.iter_type == IterVar.CommReduce]
-    accesses = [plain_positions(region, axes) for region in (*block.writes, *block.reads)]
-    if len(block.writes) != 1 or len(block.reads) != 2 or len(reduced) != 1:
-        return None
-    out, first, second = accesses
-    if out is None or first is None or second is None or not out:
-        return None
-    k, n = reduced[0], out[-1]
-    if (n in first) == (n in second) or k not in first or k not in second:
-        return None
-    left, right = (first, second) if n in second else (second, first)
-    rows = [axis for axis in out[:-1] if axis not in right]
-    if len(rows) != 1 or rows[0] not in left:
-        return None
-    m = rows[0]
-    positions = (0, 1) if n in second else (1, 0)
-    return _Product(
-        tuple(axis for axis in out[:-1] if axis != m),
-        m,
-        n,
-        k,
-        _Operand(positions[0], len(left), left.index(m), left.index(k)),
-        _Operand(positions[1], len(right), right.index(n), right.index(k)),
-    )

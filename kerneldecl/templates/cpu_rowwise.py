@@ -30,30 +30,34 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     rows = None if found is None else _rows(found)
     if found is None or rows is None:
         return False
-    # 2. Each reduction in vectors.
-    nests = []
-    loops = []
+    # 2. A nest for each block, reductions in vectors. The order matters: no loop becomes parallel once a reduction has
+    #    lost its start, and an uneven one can lose it only as long as no other block has changed.
+    nests, loops = [], []
     for leaf in found:
-        lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes)
         if leaf.block.is_reduction:
-            nests.append(_blocks.row_reduction(sch, leaf, _blocks.RowCut(lanes, _blocks.count(params, "vectors"))))
-            loops.append(nests[-1].outer)
+            nest = _blocks.row_reduction(sch, leaf, _blocks.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors")))
+            loops.append(nest.outer)
+            nests.append(nest)
         else:
             loops.append(sch.fuse(*leaf.loops[:rows]))
-    # 3. One parallel loop over rows. Merging loops leaves those inside alone, where moving blocks would drop the
-    #    predicates of uneven ones. The order matters: no loop becomes parallel once a reduction has lost its start.
-    if params["parallel"]:
-        for loop in loops:
-            sch.parallel(loop)
-    _blocks.start(sch, nests)
+        if params["parallel"]:
+            sch.parallel(loops[-1])
+        if leaf.block.is_reduction:
+            _blocks.start(sch, nest)
+    # 3. One loop over rows. Merging loops leaves those inside alone; moving blocks would drop predicates of uneven ones.
     if len(loops) > 1:
         sch.merge(*loops)
-    # 4. Vectors of what is not a reduction.
-    _blocks.even(sch, nests)
+    # 4. Special cases, and vectors of what is not a reduction.
+    for nest in nests:
+        _blocks.even(sch, nest)
     for leaf in found:
         if not leaf.block.is_reduction:
-            _blocks.vectorize_under(sch, leaf.rv, _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes))
+            _blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))
     return True
+
+
+def _lanes(leaf: _blocks.Leaf, arch: Arch) -> int:
+    return _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes)
 
 
 def _rows(found: list[_blocks.Leaf]) -> int | None:

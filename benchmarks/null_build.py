@@ -1,0 +1,388 @@
+"""Owns the measurement of builds that have nothing to do: kerneldecl beside ninja, GNU make and doit, whole processes.
+
+Knows nothing of how fast kernels are. Tuning ten thousand kernels would take days; the workspaces are therefore built by
+the real flow with workers and a linker that answer at once. All that a null build or a plan reads is what a real build
+leaves: records, blobs, artifact, lock, stamp, memo.
+
+The other tools copy N files to N outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from _table import machine, quantiles, show, show_machine, take_turns, write_json
+
+import kerneldecl
+from kerneldecl.api import run_build
+from kerneldecl.flow import Options
+from kerneldecl.key import digest
+from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
+from kerneldecl.plugins import load_rule, plugin_names
+from kerneldecl.runners.process import Answer
+from kerneldecl.serial import to_json
+from kerneldecl.workspace import open_workspace
+
+LIMITS_MS = {100: 50, 1_000: 65, 10_000: 120}
+EDIT_LIMIT_MS = {10_000: 700}
+IMPORT_LIMIT_MS = 40
+UNWANTED = ("tvm", "tvm_ffi", "numpy", "pydantic", "rich")
+PATH = os.pathsep.join([str(Path(kerneldecl.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**{name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}, "PYTHONPATH": PATH}
+KERNELDECL = (sys.executable, "-m", "kerneldecl")
+
+
+# Workspaces of N entries
+
+Shape = tuple[int, int]
+Layout = Callable[[Sequence[Shape]], str]
+HEAD = """\
+edition = 1
+
+[artifact]
+name = "many"
+version = "0.1.0"
+
+[target.host]
+arch = "host"
+
+[defaults]
+targets = ["host"]
+policy = "first"
+top_k = 1
+"""
+# Beside the one that proposes, every standard policy takes part, as under `auto`: their digests belong to the keys.
+POLICY = """\
+from kerneldecl.model import Candidate, Proposal
+
+TEMPLATES = ()
+BY_KIND = {{"cpu": {names}}}
+
+
+def propose(space, arch, top_k, measured):
+    return () if measured else (Proposal(Candidate.of("cpu_elementwise", {{"vectors": 4}}), 1e-6),)
+"""
+
+
+def tables(shapes: Sequence[Shape]) -> str:
+    """Return a file with a table for each entry."""
+    return HEAD + "".join(
+        f'\n[[workload]]\nname = "relu_{index}"\nrule = "elementwise"\nop = "relu"\nshape = [{m}, {n}]\n'
+        for index, (m, n) in enumerate(shapes)
+    )
+
+
+def one_table(shapes: Sequence[Shape]) -> str:
+    """Return a file with one table whose list of shapes expands to the entries."""
+    listed = "".join(f"    [{m}, {n}],\n" for m, n in shapes)
+    return f'{HEAD}\n[[workload]]\nname = "relu"\nrule = "elementwise"\nop = "relu"\nshape = [\n{listed}]\n'
+
+
+LAYOUTS: Mapping[str, Layout] = {"a table each": tables, "one table": one_table}
+
+
+def shapes_of(count: int) -> list[Shape]:
+    return [(64, n) for n in range(1, count + 1)]
+
+
+class InstantRunner:
+    """Answers requests at once, with answers of the form that workers give."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+        del limit_secs
+        actions = {"lower": _lowered, "build": _built, "describe": _described}
+        for index, request in enumerate(requests):
+            yield index, actions[request["do"]](request)
+
+    def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        del limit_secs
+        answers: dict[str, Answer] = {"verify": {"error": 1e-7, "secs": 1e-6}, "sample": {"samples": [1e-6]}}
+        return answers.get(request["do"], {})
+
+
+def _lowered(request: Mapping[str, Any]) -> Answer:
+    attrs = {name: frozen(value) for name, value in request["attrs"].items()}
+    rule = load_rule(Path(request["root"]), request["rule"])(**attrs)
+    signature = rule.signature()
+    (output,) = signature.outputs
+    axes = tuple(Axis(f"i{dim}", extent, "spatial") for dim, extent in enumerate(output.shape))
+    index = tuple(((dim, 1),) for dim in range(len(axes)))
+    reads, writes = (tuple(Access(arg.name, arg.shape, arg.dtype, index) for arg in args) for args in (signature.inputs, signature.outputs))
+    space = IterSpace((Block(output.name, axes, reads, writes, 1),), tuple(a.name for a in signature.inputs), (output.name,))
+    return {
+        "computation": digest(repr((request["rule"], sorted(attrs.items()))).encode()),
+        "signature": to_json(signature),
+        "flops": rule.flops(),
+        "least_bytes": rule.least_bytes(),
+        "tolerance": rule.tolerance(),
+        "space": to_json(space),
+    }
+
+
+def _built(request: Mapping[str, Any]) -> Answer:
+    content = repr(sorted(request["case"]["attrs"].items())).encode().ljust(2000, b"\0")
+    code = digest(content)
+    (Path(request["folder"]) / f"{code}.o").write_bytes(content)
+    return {"scheduled": digest(b"scheduled" + content), "code": code, "code_bytes": len(content)}
+
+
+def _described(request: Mapping[str, Any]) -> Answer:
+    attrs = repr(sorted(request["case"]["attrs"].items()))
+    return {"database": f'{{"workloads": ["{digest(attrs.encode())}"], "trace": [], "target": {{}}, "args": []}}', "source": f"# {attrs}\n"}
+
+
+def _linked(library: Path, objects: Sequence[Path]) -> None:
+    library.write_bytes(b"".join(path.read_bytes() for path in objects))
+
+
+def make_workspace(root: Path, text: str, like: Path | None) -> None:
+    """Leave a workspace in which everything is up to date. Records of `like`, which declares the same work, are used."""
+    folder = root / "policies"
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "workloads.toml").write_text(text, encoding="utf-8")
+    names = (name for name in plugin_names("policies", root) if name not in {"auto", "first"})
+    _write_if_other(folder / "first.py", POLICY.format(names=("first", *names)))
+    if like and not (root / "cache").exists():
+        shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
+    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linker=_linked)
+    if done.failures or done.plan.misses:
+        sys.exit(f"{root} could not be built: {[*done.failures.values()][:1] or done.plan.misses[:1]}")
+
+
+def _write_if_other(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+# Jobs: a command in a folder, and what it says when it has nothing to do
+
+
+@dataclass(frozen=True)
+class Job:
+    """A whole process to be timed."""
+
+    command: tuple[str, ...]
+    folder: Path
+    says: str
+    """What its output must match, so that no other kind of run is timed by mistake."""
+
+    def run(self) -> float:
+        """Return the seconds from the start of the process to its end."""
+        start = time.perf_counter()
+        process = subprocess.run(self.command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        secs = time.perf_counter() - start
+        if process.returncode or not re.fullmatch(self.says, process.stdout.strip(), re.DOTALL):
+            sys.exit(f"{' '.join(self.command)} in {self.folder} was to say {self.says!r}:\n{process.stdout[-500:]}{process.stderr[-500:]}")
+        return secs
+
+
+def copying_jobs(folder: Path, count: int) -> dict[str, Job]:
+    """Return the other tools' null builds, after their first builds; those that are not installed are left out."""
+    makers: dict[str, Callable[[Path, int], Job]] = {"ninja": _ninja, "make": _make, "doit": _doit}
+    jobs: dict[str, Job] = {}
+    for tool, maker in makers.items():
+        if not has_tool(tool):
+            continue
+        place = folder / tool
+        if not (place / "out").is_dir():
+            for name in ("src", "out"):
+                (place / name).mkdir(parents=True, exist_ok=True)
+            for index in range(count):
+                (place / "src" / str(index)).write_text(f"{index}\n", encoding="utf-8")
+        jobs[tool] = maker(place, count)
+        subprocess.run(jobs[tool].command, cwd=place, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
+    return jobs
+
+
+def has_tool(name: str) -> bool:
+    if name == "doit":
+        return subprocess.run([sys.executable, "-c", "import doit"], capture_output=True, check=False).returncode == 0
+    return shutil.which(name) is not None
+
+
+def _ninja(place: Path, count: int) -> Job:
+    edges = "".join(f"build out/{index}: cp src/{index}\n" for index in range(count))
+    _write_if_other(place / "build.ninja", f"rule cp\n  command = cp $in $out\n{edges}")
+    return Job(("ninja",), place, "ninja: no work to do.")
+
+
+def _make(place: Path, count: int) -> Job:
+    outputs = " ".join(f"out/{index}" for index in range(count))
+    rules = "".join(f"out/{index}: src/{index}\n\tcp src/{index} out/{index}\n" for index in range(count))
+    # Without built-in rules, as makefiles of this size are written: make would look for a source of each source.
+    _write_if_other(place / "Makefile", f"MAKEFLAGS += -rR\n.PHONY: all\nall: {outputs}\n{rules}")
+    return Job(("make",), place, "make: Nothing to be done for 'all'.")
+
+
+DODO = """\
+import shutil
+
+
+def task_cp():
+    for index in range({count}):
+        source, output = f"src/{{index}}", f"out/{{index}}"
+        yield {{"name": str(index), "actions": [(shutil.copyfile, [source, output])], "file_dep": [source], "targets": [output]}}
+"""
+
+
+def _doit(place: Path, count: int) -> Job:
+    _write_if_other(place / "dodo.py", DODO.format(count=count))
+    return Job((sys.executable, "-m", "doit"), place, r"(-- cp:\d+\s*)+")
+
+
+# Measurements
+
+
+def null_builds(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure builds with nothing to do."""
+    says = f"{count} entries: {count} up to date"
+    jobs: dict[str, Job] = {}
+    before: Path | None = None
+    for name, layout in LAYOUTS.items():
+        root = folder / name.replace(" ", "-")
+        make_workspace(root, layout(shapes_of(count)), before)
+        before = root
+        jobs[f"kerneldecl, {name}"] = Job((*KERNELDECL, "build"), root, says)
+    script = Path(sys.executable).with_name("kerneldecl")
+    if script.exists():
+        jobs["kerneldecl's script, a table each"] = Job((str(script), "build"), folder / "a-table-each", says)
+    jobs |= copying_jobs(folder, count)
+    samples = take_turns({name: job.run for name, job in jobs.items()}, rounds)
+    limits = {name: LIMITS_MS.get(count) for name in samples if name.startswith("kerneldecl")}
+    return [_row({"entries": count, "tool": name}, secs, limits.get(name)) for name, secs in samples.items()]
+
+
+def edited(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure plans and builds after workloads.toml was edited."""
+    rows: list[dict[str, Any]] = []
+    for name, layout in LAYOUTS.items():
+        root, shapes, limit = folder / name.replace(" ", "-"), shapes_of(count), EDIT_LIMIT_MS.get(count)
+        editor = Editor(root, layout, shapes)
+        cases = {
+            "plan, a comment changed": lambda e=editor: e.after_comment("plan"),
+            "build, a comment changed": lambda e=editor: e.after_comment("build"),
+            "plan, one entry changed": lambda e=editor: e.after_change(),
+            "plan, memo lost": lambda e=editor: e.without_memo(),
+        }
+        samples = take_turns(cases, rounds)
+        editor.restore()
+        limits = {case: limit for case in samples if "changed" in case}
+        rows += [_row({"entries": count, "file": name, "case": case}, secs, limits.get(case)) for case, secs in samples.items()]
+    return rows
+
+
+class Editor:
+    """Edits a workspace's file before each run, every time in another way."""
+
+    def __init__(self, root: Path, layout: Layout, shapes: Sequence[Shape]) -> None:
+        self._root, self._layout, self._shapes, self._edits = root, layout, shapes, 0
+        self._memo = (root / "cache" / "memo.json").read_bytes()
+
+    def after_comment(self, command: str) -> float:
+        self._write(self._layout(self._shapes), self._memo)
+        return self._run(command, len(self._shapes))
+
+    def after_change(self) -> float:
+        shapes = [(65 + self._edits, 1), *self._shapes[1:]]
+        self._write(self._layout(shapes), self._memo)
+        return self._run("plan", len(shapes) - 1)
+
+    def without_memo(self) -> float:
+        self._write(self._layout(self._shapes), None)
+        return self._run("plan", len(self._shapes))
+
+    def restore(self) -> None:
+        self._write(self._layout(self._shapes), self._memo)
+        (self._root / "workloads.toml").write_text(self._layout(self._shapes), encoding="utf-8")
+        self._run("build", len(self._shapes))
+
+    def _write(self, text: str, memo: bytes | None) -> None:
+        self._edits += 1
+        (self._root / "workloads.toml").write_text(f"{text}# edit {self._edits}\n", encoding="utf-8")
+        path = self._root / "cache" / "memo.json"
+        if memo is None:
+            path.unlink()
+        else:
+            path.write_bytes(memo)
+
+    def _run(self, command: str, up_to_date: int) -> float:
+        return Job((*KERNELDECL, command), self._root, rf".*{len(self._shapes)} entries: {up_to_date} up to date.*").run()
+
+
+def imports(rounds: int) -> dict[str, Any]:
+    """Measure what `import kerneldecl` adds to an interpreter that does nothing."""
+    here = Path.cwd()
+    cases = {code: Job((sys.executable, "-c", code), here, "").run for code in ("pass", "import kerneldecl")}
+    samples = take_turns(cases, rounds)
+    differences = [after - before for before, after in zip(samples["pass"], samples["import kerneldecl"], strict=True)]
+    nothing = _row({"case": "python -c pass"}, samples["pass"], None)
+    return {"nothing": nothing, "import": _row({"case": "import kerneldecl, less that"}, differences, IMPORT_LIMIT_MS)}
+
+
+def imported_modules(root: Path) -> list[str]:
+    """Return the modules that a null build imports beyond those of the bare interpreter."""
+    bare, build = (
+        set(re.findall(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)", _stderr((sys.executable, "-X", "importtime", *rest), root)))
+        for rest in (("-c", "pass"), ("-m", "kerneldecl", "build"))
+    )
+    return sorted(build - bare)
+
+
+def _stderr(command: Sequence[str], folder: Path) -> str:
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True).stderr
+
+
+def _row(labels: Mapping[str, Any], samples: Sequence[float], limit_ms: float | None) -> dict[str, Any]:
+    _, median, _ = quantiles(samples)
+    row = {**labels, "median ms": round(median * 1e3, 1), "min ms": round(min(samples) * 1e3, 1), "runs": len(samples)}
+    return row if limit_ms is None else {**row, "limit ms": limit_ms, "within": "yes" if median * 1e3 <= limit_ms else "NO"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time builds that have nothing to do: kerneldecl beside ninja, GNU make and doit.")
+    parser.add_argument("--entries", type=int, nargs="+", default=list(LIMITS_MS), help="sizes of the workspaces")
+    parser.add_argument("--rounds", type=int, default=11, help="runs of each")
+    parser.add_argument("--folder", type=Path, help="where the workspaces lie, to be used again; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    asked = parser.parse_args()
+    described = machine()
+    show_machine(described)
+    missing = [tool for tool in ("ninja", "make", "doit") if not has_tool(tool)]
+    if missing:
+        print(f"not installed, left out: {', '.join(missing)}")
+    with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory(prefix="null-build-") as folder:
+        places = {count: Path(folder).resolve() / str(count) for count in asked.entries}
+        null = [row for count, place in places.items() for row in null_builds(place, count, asked.rounds)]
+        show("Nothing to do, nothing changed", null)
+        edits = [row for count, place in places.items() for row in edited(place, count, asked.rounds)]
+        show("workloads.toml edited", edits)
+        modules = imported_modules(next(iter(places.values())) / "a-table-each")
+    importing = imports(asked.rounds)
+    show("Imports", list(importing.values()))
+    unwanted = [name for name in modules if name.partition(".")[0] in UNWANTED]
+    print(f"\nA null build imports {len(modules)} modules: {', '.join(modules)}")
+    print(f"Of {', '.join(UNWANTED)}: {', '.join(unwanted) or 'none'}")
+    results = {"null_builds": null, "edited": edits, "imports": importing, "modules": modules, "missing": missing}
+    write_json(asked.json, described, results)
+
+
+if __name__ == "__main__":
+    main()
