@@ -162,9 +162,11 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     _write_if_other(folder / "first.py", POLICY.format(names=("first", *names)))
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
-    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linker=_linked)
+    workspace = open_workspace(root)
+    for _ in range(2):  # the second finds all done, whatever the first had to do
+        done = run_build(workspace, (), Options(), None, lambda _: None, runners=InstantRunner, linker=_linked)
     if done.failures or done.plan.misses:
-        sys.exit(f"{root} could not be built: {[*done.failures.values()][:1] or done.plan.misses[:1]}")
+        sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
 
 
 def _write_if_other(path: Path, text: str) -> None:

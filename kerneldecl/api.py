@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kerneldecl import cxx, flow, fresh, memo
+from kerneldecl import cxx, flow, fresh, host, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import TuningError
 from kerneldecl.key import digest
@@ -54,9 +54,9 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
-    cores = os.cpu_count() or 1
-    archs = workspace.inputs.archs.values()
-    local = functools.partial(LocalRunner, jobs or cores, max((arch.cpu.cores for arch in archs), default=cores))
+    here = host.detect().cpu.cores
+    threads = min(here, max(arch.cpu.cores for arch in workspace.inputs.archs.values()))
+    local = functools.partial(LocalRunner, jobs or here, threads)
     done = flow.build(workspace, options, runners or local, linker, report)
     if not done.failures and not done.plan.misses:
         _note_complete(done)

@@ -95,7 +95,7 @@ class Live:
             # Building is about half of an entry's time, measuring the rest.
             share = {"built": 0.0, "verified": 0.5, "racing": 0.75}[event.doing]
             part = share + (0.5 if event.doing == "built" else 0.25) * event.done / max(event.total, 1) * (event.doing != "racing")
-            self._progress.update(self._task, completed=int(self._done + part), at=step_text(event))
+            self._progress.update(self._task, completed=self._done + part, at=step_text(event))
         elif isinstance(event, Finished):
             self._done += event.kind == "tune"
             style = "red" if event.has_failed else "green"

@@ -75,23 +75,21 @@ def build(workspace: Workspace, options: Options, runners: Runners, linker: link
     at_work = Build(workspace, options, runners, linker, report, first, first)
     needs_runner = any(not action.is_hit for entry in at_work.entries for action in entry.actions)
     report(Started(len(first.entries), *(_misses(at_work.entries, kind) for kind in ("lower", "tune", "build"))))
-    if not needs_runner:
-        _run(at_work, (check_lock, link_artifacts, write_lock, remember))
-        return at_work
-    with runners() as runner:
-        at_work.runner = runner
-        _run(at_work, STAGES)
+    if needs_runner:
+        with runners() as at_work.runner:
+            _run(at_work, STAGES)
+    else:
+        _run(at_work, (check_lock, link_artifacts, write_lock))
+    at_work.plan = make_plan(workspace)
+    remember(at_work)
     return at_work
 
 
 def _run(at_work: Build, stages: Sequence[Callable[[Build], None]]) -> None:
-    try:
-        for stage in stages:
-            stage(at_work)
-            if at_work.is_over:
-                break
-    finally:
-        remember(at_work)
+    for stage in stages:
+        stage(at_work)
+        if at_work.is_over:
+            break
 
 
 def _misses(entries: Iterable[EntryPlan], kind: str) -> int:
@@ -290,7 +288,7 @@ def link_artifacts(at_work: Build) -> None:
         folder = link.artifact_folder(workspace.root, declaration.artifact, declaration.version, action.target)
         if action.is_hit:
             at_work.artifacts[action.target] = folder
-        elif action.key and not at_work.failures:
+        elif action.key and action.target not in {entry.rpartition("@")[2] for entry in at_work.failures}:
             _link_artifact(at_work, action, folder)
 
 
@@ -329,7 +327,7 @@ def remember(at_work: Build) -> None:
     """Keep the keys and the reasons of this build for the next one's explanations."""
     path = at_work.workspace.store.root / "state.json"
     last = state.read_state(path)
-    final = make_plan(at_work.workspace)
+    final = at_work.plan
     keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
     for linked in final.links:
         keys[linked.entry] = {"link": linked.key} if linked.is_hit else last.keys.get(linked.entry, {})

@@ -37,10 +37,14 @@ def _action_json(action: Action) -> Json:
 def plan_text(actions: Sequence[Action]) -> str:
     """Return the actions that a build would run, a line each with the reason, and a summary."""
     misses = [action for action in actions if not action.is_hit]
-    width = max((len(action.entry) for action in misses), default=0)
-    lines = [f"{action.kind:<5}  {action.entry:<{width}}  {action.reason}" for action in misses]
+    by_entry: dict[str, list[Action]] = {}
+    for action in misses:
+        by_entry.setdefault(action.entry, []).append(action)
+    width = max(map(len, by_entry), default=0)
+    # What waits for an action before it has no reason of its own.
+    lines = [f"{', '.join(a.kind for a in several):<18} {entry:<{width}}  {several[0].reason}" for entry, several in by_entry.items()]
     entries = {action.entry for action in actions if action.kind != "link"}
-    done = len(entries - {action.entry for action in misses})
+    done = len(entries - by_entry.keys())
     return "\n".join([*lines, f"{len(entries)} entries: {done} up to date; {len(misses)} actions to run"])
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from kerneldecl.model import Access, Block, Candidate, Cpu, Proposal, dtype_bytes
 
-
 HALF_PAGE_BYTES = 2048
 
 
@@ -76,7 +75,8 @@ def ranked(estimates: Iterable[Estimate], same_tile: int) -> tuple[Proposal, ...
     The model is surer of caches than of the code that a compiler makes of a register tile, so the first few should differ in it.
     """
     seen: dict[tuple[int, int], int] = {}
-    first, later = [], []
+    first: list[Proposal] = []
+    later: list[Proposal] = []
     for estimate in sorted(estimates, key=lambda e: (e.secs, e.moved_bytes, e.candidate.params)):
         seen[estimate.tile] = seen.get(estimate.tile, 0) + 1
         (first if seen[estimate.tile] <= same_tile else later).append(Proposal(estimate.candidate, estimate.secs))

@@ -15,8 +15,8 @@ from kerneldecl.policies._cpu_model import (
     Estimate,
     Work,
     busiest_share,
-    divisors,
     compute_lanes,
+    divisors,
     output_axes,
     plain_axes,
     predicted_secs,
@@ -153,7 +153,7 @@ def _spaced(extent: int) -> list[int]:
 
 
 def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
-    """Return (tile_w, tile_f) that divide the output and whose accumulators fit the vector registers, those with the fewest cycles first."""
+    """Return (tile_w, tile_f) that divide the output and whose accumulators fit the vector registers, fewest cycles first."""
     lanes = compute_lanes(cpu, conv.out_dtype)
     tiles = []
     for tile_f in divisors(conv.group_f):

@@ -15,8 +15,8 @@ from kerneldecl.policies._cpu_model import (
     Estimate,
     Work,
     busiest_share,
-    divisors,
     compute_lanes,
+    divisors,
     output_axes,
     plain_axes,
     predicted_secs,
@@ -24,7 +24,7 @@ from kerneldecl.policies._cpu_model import (
     spread_cycles,
 )
 
-TEMPLATES = ("cpu_matmul",)
+TEMPLATES = ("cpu_matmul", "cpu_dot")
 
 L1_WAYS = 8
 """Lines of one set of the first cache: rows whose distance is a multiple of a page all fall into the same set."""
@@ -33,6 +33,7 @@ FMA_LATENCY_CYCLES = 4
 TILE_SHAPES = 10
 """Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
 SAME_TILE = 3
+ORDERS = ("nm", "mn")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The parameters of the template `cpu_matmul`."""
+    """A template and its parameters; `cpu_dot` neither blocks the reduction nor packs."""
 
+    template: str
     tile_m: int
     tile_n: int
     block_m: int
@@ -67,7 +69,9 @@ class Tiling:
     order: str
 
     def candidate(self) -> Candidate:
-        return Candidate.of("cpu_matmul", vars(self))
+        names = ("tile_m", "tile_n", "block_m", "block_n", "order")
+        own = ("block_k", "pack_m", "pack_n") if self.template == "cpu_matmul" else ()
+        return Candidate.of(self.template, {name: getattr(self, name) for name in (*names, *own)})
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
@@ -132,14 +136,16 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
 
 def tilings(product: Product, cpu: Cpu) -> Iterator[Tiling]:
     """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings and packings."""
-    for (tile_m, tile_n), block_k in itertools.product(register_tiles(product, cpu)[:TILE_SHAPES], _reduction_blocks(product, cpu)):
-        steps = block_k or product.k
-        blocks_m = _blocks(product.m, tile_m, cpu.l2_bytes // 2 // (steps * product.left_bytes))
-        blocks_n = _blocks(product.n, tile_n, cpu.l2_bytes // 2 // (steps * product.right_bytes))
+    shapes = itertools.product(register_tiles(product, cpu)[:TILE_SHAPES], _reduction_blocks(product, cpu))
+    for (tile_m, tile_n), block_k in shapes:
         packs_m = (False, True) if product.m % tile_m == 0 else (True,)
         packs_n = (False, True) if product.n % tile_n == 0 and product.is_right_row_major else (True,)
-        for block_m, block_n, *rest in itertools.product(blocks_m, blocks_n, packs_m, packs_n, ("nm", "mn")):
-            yield Tiling(tile_m, tile_n, block_m, block_n, block_k, *rest)
+        blocks = _blocks(product, tile_m, tile_n, block_k or product.k, cpu)
+        for (block_m, block_n), pack_m, pack_n, order in itertools.product(blocks, packs_m, packs_n, ORDERS):
+            yield Tiling("cpu_matmul", tile_m, tile_n, block_m, block_n, block_k, pack_m, pack_n, order)
+    for tile_m, tile_n in dot_tiles(product, cpu)[:TILE_SHAPES]:
+        for (block_m, block_n), order in itertools.product(_blocks(product, tile_m, tile_n, product.k, cpu), ORDERS):
+            yield Tiling("cpu_dot", tile_m, tile_n, block_m, block_n, 0, pack_m=False, pack_n=False, order=order)
 
 
 def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
@@ -154,11 +160,32 @@ def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
         # One register holds the broadcast element and `vectors` hold the row of the other operand.
         rows = min(product.m, (cpu.vector_registers - 1) // vectors - 1)
         tiles += [(tile_m, tile_n) for tile_m in range(1, rows + 1)]
-    return sorted(tiles, key=lambda tile: (_micro_cycles(product, tile[0], tile[1], cpu), tile))
+    return sorted(tiles, key=lambda tile: (_micro_cycles(product, "cpu_matmul", tile, cpu), tile))
 
 
-def _blocks(extent: int, tile: int, most: int) -> list[int]:
-    """Return a few block extents, in elements: all of it, its half, and those next below what half a cache holds and a quarter of that."""
+def dot_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return (tile_m, tile_n) whose partial sums fit the vector registers, fewest cycles first; none unless both operands lie along k."""
+    if not product.is_left_row_major or product.is_right_row_major or product.k % compute_lanes(cpu, product.out_dtype):
+        return []
+    # The rows of one operand stay in registers beside the partial sums while the other's are read in turn.
+    tiles = [
+        (tile_m, tile_n)
+        for tile_m, tile_n in itertools.product(divisors(product.m), divisors(product.n))
+        if tile_m * tile_n + tile_m + 1 <= cpu.vector_registers
+    ]
+    return sorted(tiles, key=lambda tile: (_micro_cycles(product, "cpu_dot", tile, cpu), tile))
+
+
+def _blocks(product: Product, tile_m: int, tile_n: int, steps: int, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return pairs of block extents that are multiples of the tile, for panels of `steps` of the reduction."""
+    half_bytes = cpu.l2_bytes // 2
+    blocks_m = _block_extents(product.m, tile_m, half_bytes // (steps * product.left_bytes))
+    blocks_n = _block_extents(product.n, tile_n, half_bytes // (steps * product.right_bytes))
+    return list(itertools.product(blocks_m, blocks_n))
+
+
+def _block_extents(extent: int, tile: int, most: int) -> list[int]:
+    """Return all of an extent, its half, and what comes next below `most` and a quarter of it."""
     tiles = -(-extent // tile)
     parts = divisors(tiles)
     fitting = [max((part for part in parts if part * tile <= limit), default=1) for limit in (most, most // 4)]
@@ -173,15 +200,21 @@ def _reduction_blocks(product: Product, cpu: Cpu) -> list[int]:
     return [0, fitting] if most <= fitting < product.k else [0]
 
 
-def _micro_cycles(product: Product, tile_m: int, tile_n: int, cpu: Cpu) -> float:
+def _micro_cycles(product: Product, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in the first cache."""
-    vectors = -(-tile_n // compute_lanes(cpu, product.out_dtype))
-    fma_cycles = tile_m * vectors / cpu.fma_per_cycle
+    tile_m, tile_n = tile
+    lanes = compute_lanes(cpu, product.out_dtype)
+    vectors = tile_n if template == "cpu_dot" else -(-tile_n // lanes)
     # A broadcast reads one element and costs half of a full vector's load.
-    load_cycles = (vectors + tile_m / 2) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
-    step_cycles = max(fma_cycles, load_cycles, FMA_LATENCY_CYCLES)
-    # Accumulators are cleared, written and read once each.
-    tile_cycles = product.k * step_cycles + 3 * tile_m * vectors + 20
+    loads = vectors + (tile_m if template == "cpu_dot" else tile_m / 2)
+    load_cycles = loads * cpu.vector_bytes / cpu.l1_bytes_per_cycle
+    step_cycles = max(tile_m * vectors / cpu.fma_per_cycle, load_cycles, FMA_LATENCY_CYCLES)
+    if template == "cpu_dot":
+        # In the end, the lanes of each partial sum are added one by one.
+        tile_cycles = product.k / lanes * step_cycles + tile_m * tile_n * lanes + 20
+    else:
+        # Accumulators are cleared, written and read once each.
+        tile_cycles = product.k * step_cycles + 3 * tile_m * vectors + 20
     return product.batch * math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * tile_cycles
 
 
@@ -215,8 +248,8 @@ def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
         near_bytes += 2 * out_bytes * (product.k / steps)
     operand_bytes = product.batch * product.k * (product.m * product.left_bytes + product.n * product.right_bytes)
     first_bytes = tasks * (block_m + block_n) * (product.k / steps)
-    cycles = _micro_cycles(product, tiling.tile_m, tiling.tile_n, cpu) + _tail_cycles(product, tiling)
-    if not tiling.pack_n:
+    cycles = _micro_cycles(product, tiling.template, (tiling.tile_m, tiling.tile_n), cpu) + _tail_cycles(product, tiling)
+    if not tiling.pack_n and product.is_right_row_major:
         cycles += visits * steps * spread_cycles(cpu, product.n * product.right_bytes, tiling.tile_n * product.right_bytes)
     return Work(
         compute_cycles=share * cycles,
@@ -233,7 +266,7 @@ def _tail_cycles(product: Product, tiling: Tiling) -> float:
 
 
 def _packing(product: Product, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
-    """Yield the work of copying operands into panels: at the third cache's rate, or element by element where the copy transposes or pads."""
+    """Yield the work of copying operands into panels: at the third cache's rate, or one by one where the copy transposes or pads."""
     is_parallel = product.batch > 1 or tiling.block_m < product.m or tiling.block_n < product.n
     cores = cpu.cores if is_parallel else 1
     for is_packed, extent, tile, item_bytes, is_straight in (

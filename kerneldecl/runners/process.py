@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 Answer = dict[str, Any]
+_INTERRUPTED: Answer = {"failure": "interrupted"}
 
 
 class Worker:
@@ -39,7 +40,15 @@ class Worker:
         """Return the worker's answer, or `{"failure": reason}` if it dies or takes longer than the limit."""
         process = self._started()
         if process is None:
-            return {"failure": "interrupted"}
+            return _INTERRUPTED
+        try:
+            return self._answer(process, request, limit_secs)
+        except (OSError, ValueError):
+            if self._is_stopped:
+                return _INTERRUPTED  # `stop` has closed the pipes under our hands
+            raise
+
+    def _answer(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_secs: float) -> Answer:
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -50,17 +59,14 @@ class Worker:
         if line is None:
             self._kill()
             return {"failure": f"took more than {limit_secs:g} s"}
-        return json.loads(line) if line.endswith(b"\n") else self._death(process)
+        answer: Answer = json.loads(line) if line.endswith(b"\n") else self._death(process)
+        return answer
 
     def stop(self) -> None:
         """End the process at once; requests under way and later ones fail."""
         with self._starting:
             self._is_stopped = True
             self._kill()
-
-    def restart(self) -> None:
-        """End the process; the next request starts a fresh one."""
-        self._kill()
 
     def _started(self) -> subprocess.Popen[bytes] | None:
         with self._starting:
@@ -108,7 +114,7 @@ class Worker:
         words = self._last_words()
         self._kill()
         if self._is_stopped:
-            return {"failure": "interrupted"}
+            return _INTERRUPTED
         cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
         return {"failure": f"its process was {cause}" if status < 0 else f"its process {cause}", "words": words}
 

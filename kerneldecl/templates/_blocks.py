@@ -227,16 +227,22 @@ class Nest:
 
 
 def start(sch: Schedule, nest: Nest) -> None:
-    """Set initial values before the loops of a nest's reductions."""
+    """Set initial values before the loops, and make a loop of its own of iterations that are partial: others lose their predicate."""
     for block, loop in nest.starts:
         sch.decompose_reduction(block, loop)
-
-
-def even(sch: Schedule, nest: Nest) -> None:
-    """Make a loop of its own of the iterations that are partial, so that the others lose their predicate."""
     if nest.uneven is not None:
         loop, whole = nest.uneven
         sch.loop_partition(loop, [whole, None])
+
+
+def start_merged(sch: Schedule, nest: Nest) -> None:
+    """Do what `start` does for a nest that was merged with others: there, only lowering can still divide an uneven loop."""
+    starts = nest.starts
+    if nest.uneven is not None:
+        sch.annotate(nest.uneven[0], "pragma_loop_partition_hint", 1)
+        starts = starts[1:]
+    for block, loop in starts:
+        sch.decompose_reduction(block, loop)
 
 
 def row_reduction(sch: Schedule, leaf: Leaf, cut: RowCut) -> Nest:

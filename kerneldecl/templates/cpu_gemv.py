@@ -59,7 +59,6 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if params["parallel"]:
         sch.parallel(nest.outer)
     _blocks.start(sch, nest)
-    _blocks.even(sch, nest)
     return True
 
 

@@ -54,5 +54,4 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if params["parallel"]:
         sch.parallel(nest.outer)
     _blocks.start(sch, nest)
-    _blocks.even(sch, nest)
     return True

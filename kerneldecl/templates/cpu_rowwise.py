@@ -30,26 +30,21 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     rows = None if found is None else _rows(found)
     if found is None or rows is None:
         return False
-    # 2. A nest for each block, reductions in vectors. The order matters: no loop becomes parallel once a reduction has
-    #    lost its start, and an uneven one can lose it only as long as no other block has changed.
+    # 2. A nest for each block, reductions in vectors.
     nests, loops = [], []
     for leaf in found:
         if leaf.block.is_reduction:
-            nest = _blocks.row_reduction(sch, leaf, _blocks.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors")))
-            loops.append(nest.outer)
-            nests.append(nest)
+            nests.append(_blocks.row_reduction(sch, leaf, _blocks.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors"))))
+            loops.append(nests[-1].outer)
         else:
             loops.append(sch.fuse(*leaf.loops[:rows]))
-        if params["parallel"]:
-            sch.parallel(loops[-1])
-        if leaf.block.is_reduction:
-            _blocks.start(sch, nest)
     # 3. One loop over rows. Merging loops leaves those inside alone; moving blocks would drop predicates of uneven ones.
-    if len(loops) > 1:
-        sch.merge(*loops)
-    # 4. Special cases, and vectors of what is not a reduction.
+    row = sch.merge(*loops) if len(loops) > 1 else loops[0]
+    if params["parallel"]:
+        sch.parallel(row)
+    # 4. Initial values, and vectors of what is not a reduction.
     for nest in nests:
-        _blocks.even(sch, nest)
+        _blocks.start_merged(sch, nest)
     for leaf in found:
         if not leaf.block.is_reduction:
             _blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))

@@ -114,12 +114,16 @@ def accumulators(tile: int, width: int, dtype: str, cpu: Cpu) -> int:
 
 
 @CPUS
-@pytest.mark.parametrize("space", [matmul(512, 512, 512), matmul(37, 129, 65, "tn"), matmul(16, 3, 1, "nt", "float64")])
+@pytest.mark.parametrize(
+    "space", [matmul(512, 512, 512), matmul(37, 129, 65, "tn"), matmul(16, 3, 1, "nt", "float64"), matmul(16, 512, 512, "nt")]
+)
 def test_matmul_tiles_fit_registers_and_blocks(space: IterSpace, cpu: Cpu) -> None:
     m, n, _ = (axis.extent for axis in space.blocks[0].axes)
     for proposal in cpu_matmul.propose(space, arch(cpu), 20, ()):
         tiling = params(proposal.candidate)
-        assert accumulators(tiling["tile_m"], tiling["tile_n"], space.blocks[0].writes[0].dtype, cpu) < cpu.vector_registers
+        dtype = space.blocks[0].writes[0].dtype
+        sums = accumulators(tiling["tile_m"], tiling["tile_n"], dtype, cpu)
+        assert (tiling["tile_m"] * tiling["tile_n"] if proposal.candidate.template == "cpu_dot" else sums) < cpu.vector_registers
         for extent, tile, block in ((m, tiling["tile_m"], tiling["block_m"]), (n, tiling["tile_n"], tiling["block_n"])):
             assert block % tile == 0
             assert -(-extent // tile) * tile % block == 0
@@ -153,7 +157,13 @@ def test_work_is_spread_over_all_cores(cpu: Cpu) -> None:
 @CPUS
 def test_a_transposed_operand_is_packed_or_read_along_its_rows(cpu: Cpu) -> None:
     for proposal in cpu_matmul.propose(matmul(512, 512, 512, "nt"), arch(cpu), 20, ()):
-        assert params(proposal.candidate)["pack_n"]
+        assert proposal.candidate.template == "cpu_dot" or params(proposal.candidate)["pack_n"]
+
+
+@CPUS
+def test_few_rows_of_a_transposed_operand_are_not_worth_packing(cpu: Cpu) -> None:
+    best = cpu_matmul.propose(matmul(4, 1024, 1024, "nt"), arch(cpu), 1, ())[0]
+    assert best.candidate.template == "cpu_dot"
 
 
 def test_the_slowest_part_of_the_machine_sets_the_time() -> None:

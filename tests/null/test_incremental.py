@@ -244,6 +244,6 @@ def _artifacts(space: Space, version: int) -> dict[str, Any]:
 
 def test_incremental_builds_give_what_clean_builds_give() -> None:
     limits = settings(
-        max_examples=15, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+        max_examples=15, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None, report_multiple_bugs=False
     )
     run_state_machine_as_test(Edits, settings=limits)

@@ -21,7 +21,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.model import Arch, Cpu
 from kerneldecl.policies import cpu_conv2d as conv2d_policy
 from kerneldecl.policies import cpu_matmul as matmul_policy
-from kerneldecl.templates import cpu_conv2d, cpu_matmul
+from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_matmul
 
 # A vector width and a target that any x86-64 machine runs; the templates take both from the arch.
 CPU = Cpu(
@@ -46,6 +46,7 @@ TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-1
 MATMUL = {
     "tile_m": 4, "tile_n": 8, "block_m": 4, "block_n": 8, "block_k": 0, "pack_m": False, "pack_n": True, "order": "nm",
 }  # fmt: skip
+DOT = {"tile_m": 2, "tile_n": 3, "block_m": 4, "block_n": 12, "order": "nm"}
 CONV2D = {"tile_w": 5, "tile_f": 8, "block_h": 1, "block_f": 8, "pack_f": True, "order": "fw", "pad_at": "task"}
 
 
@@ -125,14 +126,17 @@ def matmul(m: int, n: int, k: int, layout: str = "nn", **options: Any) -> tvm.IR
 
 def check_matmul(params: dict[str, Any], m: int, n: int, k: int, layout: str = "nn", **options: Any) -> None:
     mod = matmul(m, n, k, layout, **options)
-    sch = cpu_matmul.apply(mod, {**MATMUL, **params}, ARCH)
+    check_product(mod, cpu_matmul.apply(mod, {**MATMUL, **params}, ARCH), layout, options.get("epilogue", ()))
+
+
+def check_product(mod: tvm.IRModule, sch: Any, layout: str, steps: tuple[str, ...]) -> None:
     assert sch is not None
     rng = np.random.default_rng(0)
     types = [param.ty for param in mod["main"].params]
     a, b, *operands = (random(rng, tuple(int(extent) for extent in ty.shape), str(ty.dtype)) for ty in types[:-1])
     left = a.astype("float64") if layout[0] == "n" else a.astype("float64").swapaxes(-1, -2)
     right = b.astype("float64") if layout[1] == "n" else b.astype("float64").swapaxes(-1, -2)
-    want = epilogue_reference(options.get("epilogue", ()), left @ right, operands)
+    want = epilogue_reference(steps, left @ right, operands)
     assert relative_error(run(sch, a, b, *operands), want) <= TOLERANCE[str(types[-1].dtype)]
 
 
@@ -167,6 +171,27 @@ def test_epilogues_join_the_tile(shape: tuple[int, int, int], steps: tuple[str, 
 def test_dtypes_and_batches(dtype: str, accum: str) -> None:
     check_matmul({"block_m": 8}, 13, 24, 20, "nt", dtype=dtype, accum=accum, batch=(3,))
     check_matmul({"block_m": 8, "pack_m": True, "pack_n": False}, 16, 24, 20, dtype=dtype, accum=accum, batch=(1,))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+@pytest.mark.parametrize(
+    ("shape", "params"),
+    [
+        ((8, 24, 32), {}),
+        ((8, 24, 32), {"block_m": 8, "block_n": 24, "order": "mn"}),
+        ((1, 7, 16), {"tile_m": 1, "tile_n": 1, "block_m": 1, "block_n": 7}),
+        ((1, 1, 4), {"tile_m": 1, "tile_n": 1, "block_m": 1, "block_n": 1}),
+    ],
+)
+def test_dot_products_match_numpy(layout: str, shape: tuple[int, int, int], params: dict[str, Any]) -> None:
+    for batch, dtype, steps in (((), "float32", ()), ((3,), "float32", ("bias", "gate")), ((), "float16", ("relu", "float16"))):
+        mod = matmul(*shape, layout, batch=batch, dtype=dtype, accum="float32", epilogue=steps)
+        check_product(mod, cpu_dot.apply(mod, {**DOT, **params}, ARCH), layout, steps)
+
+
+def test_dot_products_need_whole_vectors_and_tiles() -> None:
+    assert cpu_dot.apply(matmul(8, 24, 30, "nt"), DOT, ARCH) is None
+    assert cpu_dot.apply(matmul(9, 24, 32, "nt"), {**DOT, "block_m": 10}, ARCH) is None
 
 
 def conv2d(h: int, c: int, f: int, **options: Any) -> tvm.IRModule:
@@ -272,10 +297,11 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
     convolution = conv2d(10, 16, 16, size=3, epilogue=("bias", "relu"))
     schedules = [
         cpu_matmul.apply(product, {**MATMUL, "block_m": 8, "block_k": 8}, ARCH),
+        cpu_dot.apply(product, {**DOT, "tile_m": 1, "block_m": 13}, ARCH),
         cpu_conv2d.apply(convolution, CONV2D, ARCH),
     ]
     folders = []
-    for i, (mod, sch) in enumerate(zip((product, convolution), schedules, strict=True)):
+    for i, (mod, sch) in enumerate(zip((product, product, convolution), schedules, strict=True)):
         folders.append(tmp_path / str(i))
         folders[-1].mkdir()
         database = JSONDatabase(work_dir=str(folders[-1]))
@@ -287,22 +313,24 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "template", "mod"),
+    ("policy", "mod"),
     [
-        (matmul_policy, cpu_matmul, matmul(37, 129, 65, "nt")),
-        (matmul_policy, cpu_matmul, matmul(1, 64, 64, "nn")),
-        (matmul_policy, cpu_matmul, matmul(64, 3, 64, "tn", batch=(2,))),
-        (matmul_policy, cpu_matmul, matmul(1, 1, 1)),
-        (conv2d_policy, cpu_conv2d, conv2d(10, 16, 16, size=3)),
-        (conv2d_policy, cpu_conv2d, conv2d(9, 3, 10, size=3, stride=2)),
-        (conv2d_policy, cpu_conv2d, conv2d(10, 16, 16, size=3, groups=16)),
-        (conv2d_policy, cpu_conv2d, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
-        (conv2d_policy, cpu_conv2d, conv2d(3, 16, 16, size=3, padding=0)),
-        (conv2d_policy, cpu_conv2d, conv2d(10, 16, 1, size=1, padding=0)),
+        (matmul_policy, matmul(37, 129, 65, "nt")),
+        (matmul_policy, matmul(1, 64, 64, "nn")),
+        (matmul_policy, matmul(4, 64, 64, "nt")),
+        (matmul_policy, matmul(64, 3, 64, "tn", batch=(2,))),
+        (matmul_policy, matmul(1, 1, 1)),
+        (conv2d_policy, conv2d(10, 16, 16, size=3)),
+        (conv2d_policy, conv2d(9, 3, 10, size=3, stride=2)),
+        (conv2d_policy, conv2d(10, 16, 16, size=3, groups=16)),
+        (conv2d_policy, conv2d(10, 16, 24, size=3, groups=4, padding=0)),
+        (conv2d_policy, conv2d(3, 16, 16, size=3, padding=0)),
+        (conv2d_policy, conv2d(10, 16, 1, size=1, padding=0)),
     ],
 )
-def test_every_proposal_applies(policy: Any, template: Any, mod: tvm.IRModule) -> None:
+def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
     proposals = policy.propose(iter_space(mod), ARCH, 20, ())
     assert proposals
-    schedules = [template.apply(mod, dict(proposal.candidate.params), ARCH) for proposal in proposals]
+    templates = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
+    schedules = [templates[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), ARCH) for proposal in proposals]
     assert all(sch is not None for sch in schedules)

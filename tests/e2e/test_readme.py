@@ -1,0 +1,48 @@
+"""The README's example is built and called as it stands there, and its tables say what the command line has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def example(name: str) -> str:
+    found = re.search(rf"<!-- example: {re.escape(name)} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found is not None, f"README.md has no example {name}"
+    return found[1]
+
+
+def run(*command: str, cwd: Path) -> str:
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_example_goes_from_a_declaration_to_a_called_kernel(tmp_path: Path) -> None:
+    for name in ("workloads.toml", "use.py"):
+        (tmp_path / name).write_text(example(name), encoding="utf-8")
+    run(sys.executable, "-m", "kerneldecl", "build", cwd=tmp_path)
+    run(sys.executable, "use.py", cwd=tmp_path)
+    assert "2 up to date" in run(sys.executable, "-m", "kerneldecl", "build", cwd=tmp_path)
+    shown = run(sys.executable, "-m", "kerneldecl", "show", "projection[m=128]", cwd=tmp_path)
+    assert "predicted" in shown
+    assert "8 verified" in shown
+
+
+def test_every_command_stands_in_the_readme() -> None:
+    from kerneldecl.cli import main
+
+    listed = {line.split("`")[1].split()[1] for line in README.splitlines() if line.startswith("| `kerneldecl ")}
+    assert listed == set(main.commands)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "rules").glob("[!_]*.py")))
+def test_every_standard_rule_stands_in_the_readme(name: str) -> None:
+    assert f"`{name}`" in README
