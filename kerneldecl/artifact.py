@@ -5,6 +5,7 @@ Knows nothing of how it was made, and needs neither a compiler nor the workspace
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ class Artifact(Mapping[str, Callable[..., object]]):
         return f"<Artifact {self.manifest['name']} {self.manifest['version']} for {self.manifest['target']}: {len(self)} kernels>"
 
 
-def load(path: str | Path) -> Artifact:
-    """Load the artifact in a folder, or in the one target's folder below it.
+def load(path: str | Path, threads: int | None = None) -> Artifact:
+    """Load the artifact in a folder, or in the one target's folder below it; set the threads of this process's kernels.
 
+    Without `threads` they are the cores that the kernels were tuned for, as far as this process may use so many.
     Every file is compared with the manifest before any code is loaded; raise ArtifactError where one differs.
     """
     folder = _artifact_folder(Path(path))
@@ -52,6 +54,9 @@ def load(path: str | Path) -> Artifact:
         raise ArtifactError(f"{folder}: {defect}; build it again")
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), "artifact_defect has read it"
+    from kerneldecl.kernels import set_threads  # as above
+
+    set_threads(threads or min(manifest["arch"]["cpu"]["cores"], len(os.sched_getaffinity(0))))
     return Artifact(folder, manifest)
 
 

@@ -351,7 +351,9 @@ def _distinct(at_work: Build, kind: Any) -> list[EntryPlan]:
     """Return entries whose action of this kind is a miss that can run now, one for each key; it counts as run from here on."""
     actions = [(e, e.action(kind)) for e in at_work.entries]
     at_work.ran += [action for _, action in actions if not action.is_hit and action.key]
-    return list({action.key: e for e, action in reversed(actions) if not action.is_hit and action.key}.values())[::-1]
+    # A key may be wanted in both parts of the store, for a detected arch and for a declared one.
+    wanted = {(action.key, e.arch.is_detected): e for e, action in reversed(actions) if not action.is_hit and action.key}
+    return list(wanted.values())[::-1]
 
 
 def _replan(at_work: Build) -> None:

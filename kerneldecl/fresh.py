@@ -2,7 +2,7 @@
 
 Knows nothing of what is declared, of plans or of TVM, and imports next to nothing: a null build ends here.
 
-The last complete build leaves a stamp with four digests: of workloads.toml and its lock, of what else a plan depends on
+The last complete build leaves a stamp with five digests: of workloads.toml, of its lock, of what else a plan depends on
 (contents of rules, policies, templates and archs, this package, the machine), of the listing of the tuning records, and
 of the listing of the artifacts. Where all are as they were, the plan would be as it was, namely
 empty. Anything else, and the planner has a look. A listing holds each file's size and times: a file that was written to
@@ -61,17 +61,17 @@ def restamp(root: str, entries: int) -> int:
         now = _stamp(root, old["extra"], old["folders"], entries)
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-    if any(old.get(name) != now[name] for name in ("schema", "context", "artifacts", "records")):
+    if any(old.get(name) != now[name] for name in ("schema", "lock", "context", "artifacts", "records")):
         return 0
     write_stamp(root, old["extra"], old["folders"], entries)
     return entries
 
 
 def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> dict[str, object]:
-    declared = _content(os.path.join(root, "workloads.toml")) + b"\0" + _content(os.path.join(root, "workloads.lock"))
     return {
         "schema": SCHEMA,
-        "declared": sha256(declared).hexdigest(),
+        "declared": sha256(_content(os.path.join(root, "workloads.toml"))).hexdigest(),
+        "lock": sha256(_content(os.path.join(root, "workloads.lock"))).hexdigest(),
         "context": context(root, extra),
         "artifacts": _listing(root, [os.path.join(folder, below) for folder in folders for below in _ARTIFACT]),
         "records": records(root),

@@ -60,6 +60,13 @@ class _Retyped:
         return self._array.__dlpack_device__()
 
 
+def set_threads(count: int) -> None:
+    """Have parallel kernels of this process run on so many threads; TVM's own choice is half of the logical cores."""
+    _load_runtime()
+    # The first argument is TVM's affinity mode: 1 prefers the fastest cores, where they differ.
+    tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+
+
 def load_library(library: Path) -> Any:
     """Return the loaded library. A path that was loaded before gives the code it held then: paths must carry a digest."""
     _load_runtime()

@@ -6,6 +6,7 @@ Knows nothing of what a test expects.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from unittest import mock
 
 import kerneldecl.__main__
 from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunner
-from kerneldecl import flow
+from kerneldecl import api, flow
 from kerneldecl.key import digest
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan
@@ -183,14 +184,12 @@ class Space:
         linker, out, err = FakeLinker(), io.StringIO(), io.StringIO()
 
         @contextlib.contextmanager
-        def runners(jobs: int, cores: int) -> Iterator[Runner]:
-            assert jobs >= 1
-            assert cores >= 1
+        def runners() -> Iterator[Runner]:
             yield runner or DieRunner()
 
+        on_fakes = functools.partial(api.run_build, runners=runners, linker=linker)
         with (
-            mock.patch("kerneldecl.api.LocalRunner", runners),
-            mock.patch("kerneldecl.cxx.link_shared_library", linker),
+            mock.patch("kerneldecl.api.run_build", on_fakes),
             mock.patch("sys.argv", ["kerneldecl", "-C", str(self.root), *arguments]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

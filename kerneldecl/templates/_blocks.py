@@ -5,7 +5,7 @@ Knows nothing of policies, of parameters or of any one operator.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +141,8 @@ def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
         if not consumers or (keep_shared and len(consumers) > 1 and leaf.block.flops_per_point):
             continue
         if not _is_output(sch, leaf):
-            sch.compute_inline(leaf.rv)
+            with contextlib.suppress(ScheduleError):  # a block that TVM cannot inline stays
+                sch.compute_inline(leaf.rv)
 
 
 def _is_output(sch: Schedule, leaf: Leaf) -> bool:
@@ -202,6 +203,17 @@ def is_across(leaf: Leaf) -> bool:
     return axis is not None and leaf.block.axes[axis].kind == "spatial"
 
 
+def only_reduction(sch: Schedule) -> tuple[Leaf, list[Leaf]] | None:
+    """Inline what comes before a function's one reduction; return it and the blocks after it, None if that is not what is left."""
+    inline_producers(sch)
+    give_loops(sch)
+    found = leaves(sch)
+    if found is None or not found[0].block.is_reduction or any(leaf.block.is_reduction for leaf in found[1:]):
+        return None
+    first, *rest = found
+    return (first, rest) if first.loops_of("reduce") and first.block.reads else None
+
+
 def main_walk(leaf: Leaf) -> tuple[int | None, ...]:
     """Return the strides of the largest operand that a block reads."""
     return strides(max(leaf.block.reads, key=lambda access: math.prod(access.shape)), len(leaf.loops))
@@ -211,7 +223,7 @@ def memory_order(leaf: Leaf, kind: str) -> list[int]:
     """Return the axes of a kind that have loops, in the order in which the largest operand lies in memory, outermost first."""
     walk = main_walk(leaf)
     axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == kind and leaf.loops[at] is not None)
-    return sorted(axes, key=lambda at: -abs(walk[at] or 0))
+    return sorted(axes, key=lambda at: (leaf.block.axes[at].extent > 1, -abs(walk[at] or 0)))
 
 
 @dataclass(frozen=True)
@@ -233,6 +245,16 @@ def start(sch: Schedule, nest: Nest) -> None:
     if nest.uneven is not None:
         loop, whole = nest.uneven
         sch.loop_partition(loop, [whole, None])
+
+
+def complete(sch: Schedule, nest: Nest, rest: Sequence[Leaf], params: Mapping[str, Value]) -> None:
+    """Compute what follows a reduction in its nest, unless chunks are to be combined first; spread it over cores; start it."""
+    if count(params, "chunks") == 1:
+        for leaf in rest:
+            sch.reverse_compute_at(leaf.rv, nest.outer)
+    if params["parallel"]:
+        sch.parallel(nest.outer)
+    start(sch, nest)
 
 
 def start_merged(sch: Schedule, nest: Nest) -> None:
@@ -359,11 +381,13 @@ class ColumnCut:
     """Parts of a column that are computed apart, where there is too little else to share among cores."""
 
 
-def column_reduction(sch: Schedule, leaf: Leaf, column: int, cut: ColumnCut) -> Nest:
-    """Arrange a reduction across contiguous memory, whose axis is `column`: partial results of many columns side by side.
+def column_reduction(sch: Schedule, leaf: Leaf, cut: ColumnCut) -> Nest:
+    """Arrange a reduction across contiguous memory: partial results of many columns side by side.
 
     With chunks, the block itself combines them, outside of the nest.
     """
+    column = contiguous_axis(leaf)
+    assert column is not None
     # 1. Loops: the other spatial axes, the columns, what is reduced; a block of its own for chunks.
     others = [loop for at, loop in enumerate(leaf.loops) if leaf.block.axes[at].kind == "spatial" and at != column and loop is not None]
     reduce = [leaf.loops[axis] for axis in memory_order(leaf, "reduce")]

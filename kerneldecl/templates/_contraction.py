@@ -131,10 +131,8 @@ def pack(sch: Schedule, block: Any, position: int, layout: Panels, *, is_paralle
     sch.transform_layout(block, ("read", position), panels)
     loops = sch.get_loops(copy)
     panel, element = sch.split(loops[layout.dim], [None, layout.tile])
-    # The line that a transposing copy reads stays in the first cache until each element of the panel took its part of it.
-    step, line = sch.split(loops[layout.inner[-1]], [None, 16])
-    outer, inner = ([loops[dim] for dim in dims] for dims in (layout.outer, layout.inner[:-1]))
-    sch.reorder(*outer, panel, *inner, step, line, element)
+    outer, inner = ([loops[dim] for dim in dims] for dims in (layout.outer, layout.inner))
+    sch.reorder(*outer, panel, *inner, element)
     task = sch.fuse(*outer, panel)
     if is_parallel:
         parallelize(sch, task)

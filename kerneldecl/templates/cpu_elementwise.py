@@ -42,6 +42,8 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     loops = [_blocks.fused(sch, [leaf.loops[axis] for axis in group], leaf.rv) for group in groups]
     # 3. Tiles where an operand is contiguous along another axis than the output, else vectors.
     across = _transposed(leaf, groups)
+    if across is not None and "tile" not in params:
+        return False
     if across is None:
         _vectors(sch, loops, leaf, params, arch)
     else:
@@ -57,17 +59,20 @@ def _groups(leaf: _blocks.Leaf) -> list[list[int]] | None:
     if len(written) < count:
         return None
     groups: list[list[int]] = []
-    for axis in sorted((axis for axis in range(count) if leaf.loops[axis] is not None), key=lambda axis: -abs(written[axis])):
-        inner = leaf.block.axes[axis].extent
-        if groups and all(_continues(walk[groups[-1][-1]], walk[axis], inner) for walk in walks):
+    extents = [axis.extent for axis in leaf.block.axes]
+    axes = (axis for axis in range(count) if leaf.loops[axis] is not None)
+    for axis in sorted(axes, key=lambda axis: (extents[axis] > 1, -abs(written[axis]))):
+        if groups and all(_continues(walk, groups[-1][-1], axis, extents) for walk in walks):
             groups[-1].append(axis)
         else:
             groups.append([axis])
     return groups
 
 
-def _continues(outer: int | None, inner: int | None, extent: int) -> bool:
-    return outer is not None and inner is not None and outer == inner * extent
+def _continues(walk: tuple[int | None, ...], outer: int, inner: int, extents: list[int]) -> bool:
+    """Say whether an operand is walked through two nested axes as it would be through one."""
+    steps = walk[outer], walk[inner]
+    return extents[outer] == 1 or (None not in steps and steps[0] == (steps[1] or 0) * extents[inner])
 
 
 def _transposed(leaf: _blocks.Leaf, groups: list[list[int]]) -> int | None:

@@ -26,39 +26,21 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    # 1. One reduction of several operands, then spatial blocks alone.
-    _blocks.inline_producers(sch)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
-    if found is None or not found[0].block.is_reduction or any(leaf.block.is_reduction for leaf in found[1:]):
+    found = _blocks.only_reduction(sch)
+    if found is None or len(found[0].block.reads) < 2 or _blocks.is_across(found[0]) != ("columns" in params):
         return False
-    product, *rest = found
-    if not product.loops_of("reduce") or len(product.block.reads) < 2:
-        return False
-    # 2. Along the matrix's rows or across them.
-    column = _blocks.contiguous_axis(product)
-    is_across = column is not None and product.block.axes[column].kind == "spatial"
-    if is_across != ("columns" in params):
-        return False
-    chunks = _blocks.count(params, "chunks")
-    if is_across:
-        columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
-        nest = _blocks.column_reduction(sch, product, column, columns)
+    product, rest = found
+    if "columns" in params:
+        columns = _blocks.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = _blocks.column_reduction(sch, product, columns)
     else:
         lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.cpu.vector_bytes)
-        rows = _blocks.count(params, "rows")
-        if product.extent_of("spatial") % rows:
+        cut = _blocks.RowCut(lanes, *(_blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
+        if product.extent_of("spatial") % cut.rows:
             return False
         _unzip(sch, product, lanes)
-        cut = _blocks.RowCut(lanes, _blocks.count(params, "vectors"), rows, chunks)
         nest = _blocks.row_reduction(sch, product, cut)
-    # 3. What follows, unless it needs the chunks combined first.
-    if chunks == 1:
-        for leaf in rest:
-            sch.reverse_compute_at(leaf.rv, nest.outer)
-    if params["parallel"]:
-        sch.parallel(nest.outer)
-    _blocks.start(sch, nest)
+    _blocks.complete(sch, nest, rest, params)
     return True
 
 

@@ -25,33 +25,16 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    # 1. One reduction, then spatial blocks alone.
-    _blocks.inline_producers(sch)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
-    if found is None or not found[0].block.is_reduction or any(leaf.block.is_reduction for leaf in found[1:]):
+    found = _blocks.only_reduction(sch)
+    if found is None or _blocks.is_across(found[0]) != ("columns" in params):
         return False
-    first, *rest = found
-    if not first.loops_of("reduce") or not first.block.reads:
-        return False
-    # 2. Along rows or down columns.
-    chunks = _blocks.count(params, "chunks")
-    column = _blocks.contiguous_axis(first)
-    if column is not None and first.block.axes[column].kind == "spatial":
-        if "columns" not in params:
-            return False
-        columns = _blocks.ColumnCut(_blocks.count(params, "columns"), _blocks.count(params, "steps"), chunks)
-        nest = _blocks.column_reduction(sch, first, column, columns)
+    first, rest = found
+    if "columns" in params:
+        columns = _blocks.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = _blocks.column_reduction(sch, first, columns)
     else:
-        if "vectors" not in params:
-            return False
         lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.cpu.vector_bytes)
-        nest = _blocks.row_reduction(sch, first, _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=chunks))
-    # 3. What follows, unless it needs the chunks combined first.
-    if chunks == 1:
-        for leaf in rest:
-            sch.reverse_compute_at(leaf.rv, nest.outer)
-    if params["parallel"]:
-        sch.parallel(nest.outer)
-    _blocks.start(sch, nest)
+        cut = _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=_blocks.count(params, "chunks"))
+        nest = _blocks.row_reduction(sch, first, cut)
+    _blocks.complete(sch, nest, rest, params)
     return True

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ CPU = Cpu(
     parallel_secs=5e-6,
 )
 ARCH = Arch("any", "cpu", "", (("kind", "llvm"), ("num-cores", 2)), CPU)
+TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
 TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12, "int32": 0.0}
 
 MATMUL = {
@@ -331,6 +333,35 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
 def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
     proposals = policy.propose(iter_space(mod), ARCH, 20, ())
     assert proposals
-    templates = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
-    schedules = [templates[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), ARCH) for proposal in proposals]
+    schedules = [TEMPLATES[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), ARCH) for proposal in proposals]
     assert all(sch is not None for sch in schedules)
+
+
+def hottest_loop(assembly: str) -> list[str]:
+    """Return the instructions of the innermost loop with the most fused multiply-adds."""
+    lines = [line.strip() for line in assembly.splitlines()]
+    labels = {line.partition(":")[0]: i for i, line in enumerate(lines) if line.startswith(".LBB")}
+    jumps = [(i, line.split()[-1]) for i, line in enumerate(lines) if line.startswith("j") and line.split()[-1] in labels]
+    loops = [lines[labels[label] + 1 : i] for i, label in jumps if labels[label] < i]
+    innermost = [loop for loop in loops if not any(line.startswith(".LBB") for line in loop)]
+    return max(innermost, key=lambda loop: sum("fmadd" in line for line in loop))
+
+
+@pytest.mark.parametrize(
+    ("policy", "mod"),
+    [
+        (matmul_policy, matmul(512, 512, 512, "nt")),
+        (matmul_policy, matmul(500, 260, 300, "tn", epilogue=("bias", "relu"))),
+        (matmul_policy, matmul(4, 512, 512, "nt")),
+        (conv2d_policy, conv2d(28, 64, 64, size=3, epilogue=("bias", "relu"))),
+    ],
+)
+def test_accumulators_stay_in_registers_while_the_reduction_runs(policy: Any, mod: tvm.IRModule) -> None:
+    wide = replace(ARCH, cpu=replace(CPU, vector_bytes=64, vector_registers=32))
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "mtriple": "x86_64-linux-gnu", "num-cores": 2})
+    for proposal in policy.propose(iter_space(mod), wide, 2, ()):
+        sch = TEMPLATES[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), wide)
+        loop = hottest_loop(tvm.tirx.build(sch.mod, target=target).inspect_source("asm"))
+        assert sum("fmadd" in line and "zmm" in line for line in loop) >= 8
+        # AT&T syntax: the last operand is the destination, and memory is written (…).
+        assert not [line for line in loop if line.startswith("vmov") and line.split("#")[0].rstrip().endswith(")")]

@@ -1,0 +1,40 @@
+"""Owns in which order the ways that fit every function are tried on a CPU.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kerneldecl.model import Arch, Block, Candidate, Cpu, IterSpace, Proposal
+from kerneldecl.policies._cpu_model import Work, busiest_share, compute_lanes, predicted_secs
+from kerneldecl.policies._cpu_traffic import moved_bytes, points
+
+TEMPLATES = ("cpu_fallback",)
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return all combinations of cores and vectors, last the one that changes nothing."""
+    if measured:
+        return ()
+    ways = [(is_parallel, is_vector) for is_parallel in (True, False) for is_vector in (True, False)]
+    *some, plain = ways
+    timed = {way: _secs(space, arch.cpu, *way) for way in ways}
+    return tuple(_proposal(way, timed[way]) for way in (*sorted(some, key=timed.__getitem__), plain))[:top_k]
+
+
+def _proposal(way: tuple[bool, bool], secs: float) -> Proposal:
+    is_parallel, is_vector = way
+    return Proposal(Candidate.of("cpu_fallback", {"parallel": is_parallel, "vectorize": is_vector}), secs)
+
+
+def _secs(space: IterSpace, cpu: Cpu, is_parallel: bool, is_vector: bool) -> float:
+    return sum(_block_secs(block, cpu, is_parallel, is_vector) for block in space.blocks) + moved_bytes(space) / cpu.dram_bytes_per_s
+
+
+def _block_secs(block: Block, cpu: Cpu, is_parallel: bool, is_vector: bool) -> float:
+    lanes = compute_lanes(cpu, block.writes[0].dtype) if is_vector else 1
+    share = busiest_share(points(block, "spatial"), cpu.cores) if is_parallel else 1.0
+    cycles = points(block) * (block.flops_per_point + len(block.reads) + len(block.writes)) / lanes
+    return predicted_secs(cpu, Work(compute_cycles=cycles * share, parallel_regions=int(is_parallel)))

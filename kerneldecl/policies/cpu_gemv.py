@@ -1,0 +1,27 @@
+"""Owns how a matrix-vector product should be cut into rows, vectors, columns and chunks on a CPU, and what to try first.
+
+Knows nothing of TVM or of how the template applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kerneldecl.model import Arch, IterSpace, Proposal
+from kerneldecl.policies._cpu_reduction import MAX_REUSE, across, along, is_across, reuse
+from kerneldecl.policies._cpu_traffic import only_reduction, ranked
+
+TEMPLATES = ("cpu_gemv",)
+
+VECTORS = (4, 2, 1)
+ROWS = (1, 2, 4, 8)
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return ways to multiply a matrix by a vector; nothing where the matrix is used more often than a vector would."""
+    found = only_reduction(space)
+    if measured or found is None or len({access.operand for access in found[0].reads}) < 2 or reuse(found[0]) > MAX_REUSE:
+        return ()
+    block, _ = found
+    timed = across(space, block, arch.cpu) if is_across(block) else along(space, block, arch.cpu, VECTORS, ROWS)
+    return ranked("cpu_gemv", timed, top_k)
