@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,11 @@ class _Retyped:
 
 
 def set_threads(count: int) -> None:
-    """Have parallel kernels of this process run on so many threads; TVM's own choice is half of the logical cores."""
-    _load_runtime()
-    # The first argument is TVM's affinity mode: 1 prefers the fastest cores, where they differ.
-    tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+    """Have parallel kernels run on so many threads, unless TVM_NUM_THREADS says otherwise or one has run already.
+
+    TVM's own choice is half of the logical cores, which is one where a machine has two.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(count))
 
 
 def load_library(library: Path) -> Any:

@@ -17,6 +17,7 @@ from kerneldecl.policies._cpu_traffic import (
     Stream,
     access_cycles,
     moved_bytes,
+    only_reduction,
     points,
     ranked,
     stream_secs,
@@ -32,14 +33,13 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     """Return how many vectors of partial results to keep; nothing where reductions do not share their rows, the leading axes."""
     reductions = [block for block in space.blocks if block.is_reduction]
     rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
-    if measured or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
+    # For nothing but a reduction there are better ways.
+    if measured or only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
         return ()
     (shape,) = rows
     last = space.blocks[-1]
     if not shape or tuple(axis.extent for axis in last.axes[: len(shape)]) != shape:
         return ()
-    if len(reductions) == 1 and points(last) == points(reductions[0], "spatial"):
-        return ()  # nothing but a reduction, for which there are better ways
     cpu, timed = arch.cpu, []
     for vectors, is_parallel in itertools.product(VECTORS, (True, False)):
         cycles = 0.0

@@ -87,16 +87,10 @@ class LocalStore:
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, or why they are a miss. A blob with the wrong content is removed, so that it is made again."""
         path = self.blob_path(blob_digest)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return Miss("the blob is not in the store")
-        except OSError as error:
-            return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
-        if digest(content) != blob_digest:
+        found = _blob(path)
+        if found is _OTHER:
             path.unlink(missing_ok=True)
-            return Miss(f"{_shown(path)} has other content than its name says")
-        return content
+        return found
 
     def write_blob(self, content: bytes) -> str:
         """Keep bytes and return their digest."""
@@ -118,13 +112,14 @@ def _body(result: Result) -> str:
 def _parsed(content: bytes, kind: str, record_key: str, shown: str) -> Record | Miss:
     try:
         fields = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Miss(f"{shown} is not JSON (cut off?)")
     if not isinstance(fields, dict) or not {"schema", "kind", "manifest", "digest", "result"} <= fields.keys():
         return Miss(f"{shown} lacks fields of a record")
     if fields["schema"] != SCHEMA or fields["kind"] != kind:
         return Miss(f"{shown} is a {fields['kind']} record of schema {fields['schema']}, not {kind} of {SCHEMA}")
-    manifest = "".join(f"{line}\n" for line in fields["manifest"])
+    lines = fields["manifest"] if isinstance(fields["manifest"], list) else []
+    manifest = "".join(f"{line}\n" for line in lines)
     if key(manifest) != record_key:
         return Miss(f"{shown} holds another manifest than its name says")
     if not isinstance(fields["result"], dict) or digest(_body(fields["result"]).encode()) != fields["digest"]:
@@ -153,10 +148,10 @@ def store_stats(store: LocalStore) -> dict[str, Any]:
     damaged: list[str] = []
     for folder in sorted(path for side in ("record", "local") for path in (store.root / side).glob("*") if path.is_dir()):
         files = sorted(folder.glob("*.json"))
-        kinds.append({"kind": "/".join(folder.parts[-2:]), "count": len(files), "bytes": sum(f.stat().st_size for f in files)})
+        kinds.append({"kind": "/".join(folder.parts[-2:]), "count": len(files), "bytes": sum(f.lstat().st_size for f in files)})
         found = (store.read(folder.name, file.stem, is_local=folder.parent.name == "local") for file in files)
         damaged += [miss.reason for miss in found if isinstance(miss, Miss)]
     blobs = sorted(path for path in (store.root / "blob").glob("*/*") if not path.name.startswith("."))
-    kinds.append({"kind": "blob", "count": len(blobs), "bytes": sum(path.stat().st_size for path in blobs)})
-    damaged += [f"{_shown(path)} has other content than its name says" for path in blobs if digest(path.read_bytes()) != path.name]
+    kinds.append({"kind": "blob", "count": len(blobs), "bytes": sum(path.lstat().st_size for path in blobs)})
+    damaged += [miss.reason for miss in (_blob(path) for path in blobs) if isinstance(miss, Miss)]
     return {"schema": 1, "kinds": kinds, "damaged": damaged}

@@ -46,9 +46,8 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         return False
     if across is None:
         _vectors(sch, loops, leaf, params, arch)
-    else:
-        _tiles(sch, loops, across, leaf, params)
-    return True
+        return True
+    return _tiles(sch, loops, across, leaf, params)
 
 
 def _groups(leaf: _blocks.Leaf) -> list[list[int]] | None:
@@ -93,22 +92,24 @@ def _vectors(sch: Schedule, loops: list[Any], leaf: _blocks.Leaf, params: Mappin
         sch.parallel(_blocks.fused(sch, outer, leaf.rv) if outer else inner)
 
 
-def _tiles(sch: Schedule, loops: list[Any], across: int, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> None:
+def _tiles(sch: Schedule, loops: list[Any], across: int, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> bool:
     tile = params["tile"]
     assert isinstance(tile, tuple)
-    sizes = [min(int(str(size)), _blocks.extent(sch, loop)) for size, loop in zip(tile, (loops[across], loops[-1]), strict=True)]
-    are_whole = all(_blocks.extent(sch, loop) % size == 0 for size, loop in zip(sizes, (loops[across], loops[-1]), strict=True))
+    extents = [_blocks.extent(sch, loop) for loop in (loops[across], loops[-1])]
+    rows, columns = (min(int(str(size)), extent) for size, extent in zip(tile, extents, strict=True))
+    if params["packed"] and (extents[0] % rows or extents[1] % columns):
+        return False  # the copy would be moved, and what bounds it at the ends would be lost
     copy = sch.cache_write(leaf.rv, 0, "local") if params["packed"] else None
-    row, row_in = sch.split(loops[across], [None, sizes[0]])
-    column, column_in = sch.split(loops[-1], [None, sizes[1]])
+    row, row_in = sch.split(loops[across], [None, rows])
+    column, column_in = sch.split(loops[-1], [None, columns])
     others = [loop for at, loop in enumerate(loops[:-1]) if at != across]
     outer = [row, column] if params["rows_outermost"] else [column, row]
-    sch.reorder(*others, *outer, *([column_in, row_in] if params["packed"] else [row_in, column_in]))
+    sch.reorder(*others, *outer, *([row_in, column_in] if copy is None else [column_in, row_in]))
     if copy is not None:
         # The tile is read in whole lines into a local array, already transposed, and written in whole lines from there.
         sch.reverse_compute_at(copy, outer[-1])
-        if are_whole:
-            sch.vectorize(row_in)
-            sch.vectorize(sch.get_loops(copy)[-1])
+        sch.vectorize(row_in)
+        sch.vectorize(sch.get_loops(copy)[-1])
     if params["parallel"]:
         sch.parallel(sch.fuse(*others, *outer))
+    return True

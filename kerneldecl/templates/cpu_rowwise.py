@@ -62,7 +62,7 @@ def _rows(found: list[_blocks.Leaf]) -> int | None:
         return None
     extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
     results = {access.operand for leaf in found for access in leaf.block.writes}
-    rows = tuple(((axis, 1),) for axis in range(len(extents)))
+    rows = tuple(((axis, 1),) if extent > 1 else () for axis, extent in enumerate(extents))
     for leaf in found:
         leading = [axis.extent for axis in leaf.block.axes[: len(extents)] if axis.kind == "spatial"]
         accesses = [access for access in (*leaf.block.reads, *leaf.block.writes) if access.operand in results]
