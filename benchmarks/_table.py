@@ -12,18 +12,19 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kerneldecl import __version__
 from kerneldecl.host import detect
 
 SCHEMA = 1
 Row = Mapping[str, Any]
+Sample = TypeVar("Sample")
 
 
-def take_turns(cases: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Return each case's seconds over the rounds. Every round runs every case once, so that a change of load meets all."""
-    samples: dict[str, list[float]] = {name: [] for name in cases}
+def take_turns(cases: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
+    """Return each case's samples over the rounds. Every round runs every case once, so that a change of load meets all."""
+    samples: dict[str, list[Sample]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, run in cases.items():
             samples[name].append(run())

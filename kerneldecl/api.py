@@ -70,15 +70,14 @@ def _note_complete(done: flow.Build) -> None:
     if document is None or digest((root / FILE).read_bytes()) != done.workspace.declaration.digest:
         return  # edited while we built: the next build looks again
     extra, folders = (sorted(_relative(root, paths)) for paths in (done.workspace.extra_files, done.artifacts.values()))
-    rows: list[list[memo.Row]] = []
-    line = -1
+    rows: dict[int, list[memo.Row]] = {}
     for entry in done.plan.entries:
-        if entry.workload.line != line:
-            rows.append([])
-            line = entry.workload.line
         lower, tune, build = (action.key for action in entry.actions)
-        rows[-1].append((entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry)))
-    memo.write_memo(root, document, rows, extra)
+        row = (entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry))
+        rows.setdefault(entry.workload.line, []).append(row)
+    digests = (memo.table_digest(table) for table in document["workload"])
+    known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), {link.target: link.key for link in done.plan.links})
+    memo.write_memo(root, document, known, extra, folders)
     fresh.write_stamp(str(root), extra, folders, len(done.plan.entries))
 
 

@@ -89,6 +89,12 @@ def _print(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
     print(json.dumps(value, indent=1) if as_json else text(value))
 
 
+def _print_plan(as_json: bool, actions: Any) -> None:
+    from kerneldecl import report
+
+    print(json.dumps(report.plan_json(actions), indent=1) if as_json else report.plan_text(actions))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("-C", "folder", type=click.Path(path_type=Path), default=Path(), help="Work in this folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print failures only.")
@@ -134,7 +140,7 @@ def init(settings: Settings) -> None:
 @click.pass_obj
 def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
     """Check the declarations, and with --stale whether everything is up to date. Builds nothing."""
-    from kerneldecl import flow, report
+    from kerneldecl import flow
 
     workspace = _workspace(settings)
     chosen = _chosen(workspace, patterns)
@@ -143,7 +149,7 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
         return
     plan = flow.make_plan(workspace)
     actions = [a for a in plan.actions if not patterns or a.entry in set(chosen)]
-    _print(as_json, report.plan_json(actions), lambda _: report.plan_text(actions))
+    _print_plan(as_json, actions)
     out_of_date = sorted({action.entry for action in actions if not action.is_hit})
     if out_of_date:
         raise StaleError(f"{len(out_of_date)} out of date: {', '.join(out_of_date[:5])}{' …' if len(out_of_date) > 5 else ''}")
@@ -157,7 +163,6 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
 @click.pass_obj
 def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
     """Say what a build would do, and why. Runs nothing."""
-    from kerneldecl import report
     from kerneldecl.quick import quick_plan
 
     actions = None if patterns else quick_plan(settings.root)
@@ -167,7 +172,7 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
         workspace = _workspace(settings)
         chosen = set(_chosen(workspace, patterns))
         actions = [a for a in flow.make_plan(workspace).actions if not patterns or a.entry in chosen]
-    _print(as_json, report.plan_json(actions), lambda _: report.plan_text(actions))
+    _print_plan(as_json, actions)
 
 
 @main.command()

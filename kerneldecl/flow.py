@@ -18,7 +18,7 @@ from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
 from kerneldecl.model import Arch, Candidate
-from kerneldecl.planning import MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
+from kerneldecl.planning import BLOBS, MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
 from kerneldecl.progress import Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
@@ -72,6 +72,8 @@ class Build:
 def build(workspace: Workspace, options: Options, runners: Runners, linker: link.Linker, report: Report) -> Build:
     """Bring the workspace's artifacts up to date, as far as no entry fails, and return what came of it."""
     first = make_plan(workspace)
+    if _drop_damaged(workspace, first):
+        first = make_plan(workspace)
     at_work = Build(workspace, options, runners, linker, report, first, first)
     needs_runner = any(not action.is_hit for entry in at_work.entries for action in entry.actions)
     report(Started(len(first.entries), *(_misses(at_work.entries, kind) for kind in ("lower", "tune", "build"))))
@@ -83,6 +85,14 @@ def build(workspace: Workspace, options: Options, runners: Runners, linker: link
     at_work.plan = make_plan(workspace)
     remember(at_work)
     return at_work
+
+
+def _drop_damaged(workspace: Workspace, planned: Plan) -> bool:
+    """Remove the blobs that a link would stumble over, for plans go by their names alone; say whether any is missing."""
+    targets = {action.target for action in planned.links if not action.is_hit}
+    results = [e.tuned.result for e in planned.entries if e.tuned and e.workload.target in targets]
+    found = [workspace.store.read_blob(result[name]) for result in results for name in BLOBS]
+    return any(isinstance(blob, Miss) for blob in found)
 
 
 def _run(at_work: Build, stages: Sequence[Callable[[Build], None]]) -> None:
@@ -117,7 +127,8 @@ def _past(workspace: Workspace) -> Past:
 
     def manifest(entry: str, kind: str) -> str:
         record_key = last.keys.get(entry, {}).get(kind, "")
-        found = store.read(kind, record_key, is_local=detected.get(entry.rpartition("@")[2], True)) if record_key else None
+        is_local = kind == "link" or detected.get(entry.rpartition("@")[2], True)
+        found = store.read(kind, record_key, is_local=is_local) if record_key else None
         return found.manifest if isinstance(found, Record) else ""
 
     def defect(target: str, link_key: str) -> str:
@@ -145,10 +156,18 @@ def check_lock(at_work: Build) -> None:
 def check_toolchain(at_work: Build) -> None:
     """Refuse to run with other tools than the declared ones: their results would stand under a wrong key."""
     for tool, package in _PACKAGES.items():
-        declared, installed = at_work.workspace.inputs.toolchain[tool], metadata.version(package)
+        declared, installed = at_work.workspace.inputs.toolchain[tool], _installed(package)
         if declared != installed:
-            sentence = f"workloads.toml asks for {tool} {declared}, but {package} {installed} is installed"
+            found = f"{package} {installed} is installed" if installed else f"{package} is not installed"
+            sentence = f"workloads.toml asks for {tool} {declared}, but {found}"
             raise ToolchainError(f'{sentence}; run `pip install "{package}=={declared}"` or change [toolchain]')
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def lower_entries(at_work: Build) -> None:
@@ -284,11 +303,12 @@ def _described(at_work: Build, task: Task, candidate: Candidate) -> dict[str, st
 def link_artifacts(at_work: Build) -> None:
     """Link the targets whose entries are all there."""
     workspace, declaration = at_work.workspace, at_work.workspace.declaration
+    without_objects = {entry.workload.target for entry in at_work.plan.entries if not entry.action("build").is_hit}
     for action in at_work.plan.links:
         folder = link.artifact_folder(workspace.root, declaration.artifact, declaration.version, action.target)
         if action.is_hit:
             at_work.artifacts[action.target] = folder
-        elif action.key and action.target not in {entry.rpartition("@")[2] for entry in at_work.failures}:
+        elif action.key and action.target not in without_objects:
             _link_artifact(at_work, action, folder)
 
 

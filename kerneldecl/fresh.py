@@ -73,7 +73,7 @@ def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> dic
         "declared": sha256(_content(os.path.join(root, "workloads.toml"))).hexdigest(),
         "lock": sha256(_content(os.path.join(root, "workloads.lock"))).hexdigest(),
         "context": context(root, extra),
-        "artifacts": _listing(root, [os.path.join(folder, below) for folder in folders for below in _ARTIFACT]),
+        "artifacts": artifacts(root, folders),
         "records": records(root),
         "extra": extra,
         "folders": folders,
@@ -90,6 +90,11 @@ def context(root: str, extra: Iterable[str]) -> str:
         state.update(f"{path} {len(content)}\n".encode() + content)
     state.update(_listing(_PACKAGE, ("", *_package_folders())).encode())
     return state.hexdigest()
+
+
+def artifacts(root: str, folders: Iterable[str]) -> str:
+    """Return a digest of the listing of the artifacts in these folders."""
+    return _listing(root, [os.path.join(folder, below) for folder in folders for below in _ARTIFACT])
 
 
 def records(root: str) -> str:

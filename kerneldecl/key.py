@@ -9,12 +9,15 @@ and the tests read the same text, so a key and its explanation cannot disagree.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
+from json import JSONEncoder
+from json.encoder import encode_basestring_ascii
 
-from kerneldecl.model import Arch, Candidate, Workload
+from kerneldecl.model import Arch, Workload
 
+_ENCODER = JSONEncoder(separators=(",", ":"))
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 
@@ -28,8 +31,13 @@ def digest(content: bytes) -> str:
 
 def manifest(action: str, fields: Fields) -> str:
     """Return the manifest: nested mappings become dotted names, values are JSON, lines are sorted."""
-    lines = [f"{name} = {json.dumps(value, separators=(',', ':'))}\n" for name, value in _flat("", fields)]
+    lines = [f"{name} = {_encoded(value)}\n" for name, value in _flat("", fields)]
     return "".join(sorted([f'action = "{action}"\n', f"version = {KEY_VERSION}\n", *lines]))
+
+
+def _encoded(value: object) -> str:
+    # Most values are strings, for which the general way is ten times slower.
+    return encode_basestring_ascii(value) if type(value) is str else _ENCODER.encode(value)
 
 
 def _flat(prefix: str, fields: Fields) -> Iterable[tuple[str, object]]:
@@ -71,13 +79,13 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping
     the policies and templates that may take part.
     """
     fields = {"computation": computation, "arch": arch_fields(arch), "search": dict(search), "plugins": dict(plugins)}
-    return manifest("tune", {**fields, "toolchain": _compilers(arch, toolchain)})
+    return manifest("tune", {**fields, "toolchain": compilers(arch, toolchain)})
 
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str]) -> str:
     """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
     fields = {"scheduled": scheduled, "symbol": symbol, "arch": {"target": dict(arch.tvm_target)}}
-    return manifest("build", {**fields, "toolchain": _compilers(arch, toolchain)})
+    return manifest("build", {**fields, "toolchain": compilers(arch, toolchain)})
 
 
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
@@ -86,19 +94,17 @@ def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
 
 
 def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str]) -> str:
-    """Return what an artifact depends on. `entries` gives the tune record's digest for each entry's name."""
+    """Return what an artifact depends on. `entries` gives a digest of what is told and held of each entry, by name."""
     return manifest("link", {"artifact": {"name": name, "version": version, "target": target}, "entries": dict(entries)})
 
 
-def arch_fields(arch: Arch) -> dict[str, object]:
+@functools.cache
+def arch_fields(arch: Arch) -> Mapping[str, object]:
     """Return the values of an arch that results depend on: all but its name and how it was found."""
     return {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target), "cpu": dataclasses.asdict(arch.cpu)}
 
 
-def _compilers(arch: Arch, toolchain: Mapping[str, str]) -> dict[str, str]:
+def compilers(arch: Arch, toolchain: Mapping[str, str]) -> dict[str, str]:
+    """Return the tools of the toolchain that code for an arch depends on."""
     names = ("tvm", "tvm_ffi") if arch.kind == "cpu" else ("tvm", "tvm_ffi", "cuda")
     return {name: toolchain[name] for name in names}
-
-
-def candidate_digest(candidate: Candidate) -> str:
-    return digest(json.dumps(candidate.to_json(), sort_keys=True).encode())

@@ -16,13 +16,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.key import arch_fields, digest
+from kerneldecl.key import arch_fields, compilers, digest
 from kerneldecl.model import Arch, Workload
 from kerneldecl.stores.local import LocalStore, Miss, Record
 
@@ -72,8 +72,8 @@ def _swap(fresh: Path, folder: Path) -> None:
 
 
 def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
-    by_symbol = {record.result["symbol"]: record for _, record in sorted(linked.entries, key=lambda pair: pair[0].name, reverse=True)}
-    records = [by_symbol[symbol] for symbol in sorted(by_symbol)]
+    kernels = _kernels(record for _, record in linked.entries)
+    records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
     _write_database(records, store, folder / "database")
     for record in records:
@@ -86,12 +86,30 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "target": linked.target,
         "key": linked.key,
         "arch": {"name": linked.arch.name, **arch_fields(linked.arch)},
-        "toolchain": dict(linked.toolchain),
+        "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
-        "entries": [_entry(workload, record) for workload, record in sorted(linked.entries, key=lambda pair: pair[0].name)],
+        "entries": [_entry(workload, record, kernels) for workload, record in sorted(linked.entries, key=lambda pair: pair[0].name)],
         "files": files,
     }
     _write_file(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _kernels(records: Iterable[Record]) -> dict[str, Record]:
+    """Return the record that each symbol's kernel comes from, sorted by symbol.
+
+    Searches with other settings may have found several kernels of one computation. A symbol can stand for one: the
+    fastest of those that are within everyone's tolerance.
+    """
+    by_symbol: dict[str, list[Record]] = {}
+    for record in records:
+        by_symbol.setdefault(record.result["symbol"], []).append(record)
+    return {symbol: _best(several) for symbol, several in sorted(by_symbol.items())}
+
+
+def _best(records: Sequence[Record]) -> Record:
+    strictest = min(record.result["tolerance"] for record in records)
+    right = (record for record in records if record.result["error"] <= strictest)
+    return min(right, key=lambda record: (record.result["run_secs"], record.key))
 
 
 def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore, folder: Path, linker: Linker) -> str:
@@ -129,8 +147,8 @@ def _blob(store: LocalStore, record: Record, name: str) -> bytes:
     return content
 
 
-def _entry(workload: Workload, record: Record) -> dict[str, Any]:
-    result = record.result
+def _entry(workload: Workload, record: Record, kernels: Mapping[str, Record]) -> dict[str, Any]:
+    result = kernels[record.result["symbol"]].result
     return {
         "name": workload.name,
         "rule": workload.rule,
@@ -144,7 +162,7 @@ def _entry(workload: Workload, record: Record) -> dict[str, Any]:
         "run_secs": result["run_secs"],
         "flops": result["flops"],
         "least_bytes": result["least_bytes"],
-        "verdict": {"verified": True, "error": result["error"], "tolerance": result["tolerance"]},
+        "verdict": {"verified": True, "error": result["error"], "tolerance": record.result["tolerance"]},
         "provenance": result["provenance"],
     }
 

@@ -8,10 +8,10 @@ memo in any way leaves the matter to the full plan, which also words every mista
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli
 
@@ -21,7 +21,13 @@ MEMO = "cache/memo.json"
 SCHEMA = 1
 Row = tuple[str, str, str, str, str, str]
 """Name, target, keys of lower, tune and build, and the digest that stands for the entry in the link's manifest."""
-Tables = Mapping[str, list[Row]]
+
+
+class Memo(NamedTuple):
+    """What the last complete build knew: rows of each table, by the table's digest, and the key of each target's artifact."""
+
+    tables: Mapping[str, list[Row]]
+    links: Mapping[str, str]
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
@@ -44,18 +50,25 @@ def parse(content: bytes) -> dict[str, Any] | None:
         return None
 
 
-def write_memo(root: Path, document: Mapping[str, Any], rows: Iterable[list[Row]], extra: list[str]) -> None:
-    """Keep what is known of each table; `rows` come in the order of the document's tables."""
-    tables = {table_digest(table): several for table, several in zip(document["workload"], rows, strict=True)}
-    fields = {"schema": SCHEMA, "head": head_digest(document), "context": fresh.context(str(root), extra), "extra": extra}
-    text = json.dumps({**fields, "records": fresh.records(str(root)), "tables": tables}, separators=(",", ":"))
+def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list[str], folders: list[str]) -> None:
+    """Keep what is known; `extra` are files that keys depend on beside plug-ins, `folders` the artifacts."""
+    fields = {
+        "schema": SCHEMA,
+        "head": head_digest(document),
+        "context": fresh.context(str(root), extra),
+        "records": fresh.records(str(root)),
+        "artifacts": fresh.artifacts(str(root), folders),
+        "extra": extra,
+        "folders": folders,
+        **known._asdict(),
+    }
     temporary = root / f"{MEMO}.part"
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(json.dumps(fields, separators=(",", ":")), encoding="utf-8")
     temporary.replace(root / MEMO)
 
 
-def known_tables(root: Path, document: Mapping[str, Any]) -> Tables | None:
-    """Return the rows of each table that the last complete build knew, None where the memo does not hold any more."""
+def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
+    """Return the memo, None where it does not hold any more. Of an artifact that is not as it was left, it knows no key."""
     try:
         memo = json.loads((root / MEMO).read_bytes())
         holds = (
@@ -64,7 +77,8 @@ def known_tables(root: Path, document: Mapping[str, Any]) -> Tables | None:
             and memo["context"] == fresh.context(str(root), memo["extra"])
             and memo["records"] == fresh.records(str(root))
         )
-        tables: Tables = memo["tables"]
+        is_whole = holds and memo["artifacts"] == fresh.artifacts(str(root), memo["folders"])
+        known = Memo(memo["tables"], memo["links"] if is_whole else {})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return tables if holds else None
+    return known if holds else None

@@ -5,9 +5,10 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kerneldecl import key as keys
 from kerneldecl.model import Arch, Workload
@@ -19,6 +20,10 @@ Read = Callable[[str, str, bool], Record | Miss]
 
 MEASURING: Mapping[str, str | int] = {"protocol": "cpu-warm-1", "seed": 20}
 """How candidates are checked and timed (runners/timing.py, race.py) and what their random inputs start from."""
+
+
+BLOBS = ("code", "database", "source")
+"""What a tune record names of its winner: the object file, the lines for TVM's database, the scheduled TensorIR."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,7 @@ class Inputs:
     """Digests of those policies and of the templates they may use, by (policy, kind of arch)."""
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(NamedTuple):
     """Something with a key, done or not."""
 
     entry: str
@@ -175,15 +179,18 @@ def _short(value: str | None) -> str:
 def _build_action(workload: Workload, tuned: Record | None, past: Past) -> Action:
     if tuned is None:
         return Action(workload.entry, workload.target, "build", False, "", "waits for tune")
-    missing = [name for name in ("code", "database", "source") if not past.has_blob(tuned.result[name])]
+    missing = [name for name in BLOBS if not past.has_blob(tuned.result[name])]
     reason = f"the winner's {' and '.join(missing)} is not in the store" if missing else ""
     return Action(workload.entry, workload.target, "build", not missing, tuned.result["build_key"], reason)
 
 
 def link_digest(entry: EntryPlan) -> str:
-    """Return what stands for a tuned entry in the link's manifest: its key with its winner's code."""
+    """Return what stands for a tuned entry in the link's manifest: all that the artifact tells of it, or holds for it."""
     assert entry.tuned is not None
-    return keys.digest(f"{entry.tuned.key} {entry.tuned.result['code']}".encode())
+    workload, tuned = entry.workload, entry.tuned
+    found = {name: value for name, value in tuned.result.items() if name != "measurements"}
+    told = [entry.arch.name, workload.rule, workload.attrs, workload.tags, tuned.key, found]
+    return keys.digest(json.dumps(told, sort_keys=True).encode())
 
 
 def link_action(

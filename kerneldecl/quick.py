@@ -27,16 +27,17 @@ def quick_plan(root: Path) -> list[Action] | None:
     document = memo.parse(content)
     if document is None:
         return None
-    known = memo.known_tables(root, document)
+    known = memo.read_memo(root, document)
     tables = document.get("workload")
     if known is None or not isinstance(tables, list):
         return None
     digests = [memo.table_digest(table) for table in tables]
-    rows = [row for digest in digests for row in known.get(digest, ())]
-    planned = _planned(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known])
+    rows = [row for digest in digests for row in known.tables.get(digest, ())]
+    planned = _planned(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
     if planned is None or _has_duplicates(rows, planned):
         return None
-    return [*_hits(rows), *(action for entry in planned for action in entry.actions), *_links(root, document, rows, planned)]
+    links = _links(document, rows, planned, known.links)
+    return [*_hits(rows), *(action for entry in planned for action in entry.actions), *links]
 
 
 def _planned(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) -> list[EntryPlan] | None:
@@ -68,15 +69,14 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
     ]
 
 
-def _links(root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> list[Action]:
-    from kerneldecl.link import artifact_folder, has_key
+def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]) -> list[Action]:
     from kerneldecl.planning import link_action, link_digest
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
     entries: dict[str, dict[str, str]] = {}
+    waiting: dict[str, list[str]] = {}
     for row in rows:
         entries.setdefault(row[1], {})[row[0]] = row[5]
-    waiting: dict[str, list[str]] = {}
     for entry in planned:
         of_target = entries.setdefault(entry.workload.target, {})
         if entry.tuned is None:
@@ -85,6 +85,6 @@ def _links(root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], pl
             of_target[entry.workload.name] = link_digest(entry)
 
     def defect(target: str, key: str) -> str:
-        return "" if has_key(artifact_folder(root, name, version, target), key) else "the artifact holds other kernels"
+        return "" if linked.get(target) == key else "the artifact holds other kernels"
 
     return [link_action((name, version, target), digests, waiting.get(target, []), defect) for target, digests in entries.items()]

@@ -58,6 +58,7 @@ def space(tmp_path: Path) -> Space:
 
 
 @pytest.fixture
-def fakes(space: Space) -> Space:
+def fakes(space: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     """Return a workspace of three entries whose plug-ins are text, for builds with a fake runner."""
+    monkeypatch.setattr("os.fsync", lambda _: None)  # nobody pulls the plug
     return space.write(FAKES)

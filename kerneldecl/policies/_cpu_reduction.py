@@ -46,7 +46,7 @@ def along(space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], rows
     lanes = compute_lanes(cpu, block.writes[0].dtype)
     count, size = points(block, "spatial"), points(block, "reduce")
     fitting = [row for row in rows if count % row == 0] or [1]
-    for row, vector, chunks, is_parallel in itertools.product(fitting, vectors, _chunks(cpu, block), (True, False)):
+    for row, vector, chunks, is_parallel in itertools.product(fitting, vectors, _chunks(cpu, block, count), (True, False)):
         if vector > 1 and vector * lanes > size:
             continue
         turns = count // row * -(-size // (lanes * vector))
@@ -72,7 +72,7 @@ def across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
     width, size = block.axes[axis].extent, points(block, "reduce")
     others = points(block, "spatial") // width
     element, out = dtype_bytes(largest(block).dtype), dtype_bytes(block.writes[0].dtype)
-    for columns, steps, chunks, is_parallel in itertools.product(_columns(cpu, block, width), STEPS, _chunks(cpu, block), (True, False)):
+    for columns, steps, chunks, is_parallel in itertools.product(_columns(cpu, block, width), STEPS, _chunks(cpu, block, 1), (True, False)):
         if steps > size:
             continue
         groups = -(-width // columns)
@@ -88,13 +88,11 @@ def across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
         yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)
 
 
-def _chunks(cpu: Cpu, block: Block) -> list[int]:
-    """Return into how many parts to cut a reduction: one, and where that leaves cores idle, as many as there are cores."""
+def _chunks(cpu: Cpu, block: Block, rows: int) -> list[int]:
+    """Return into how many parts to cut a reduction: one, and where rows may leave cores idle, as many as there are cores."""
     size = points(block, "reduce")
-    return [
-        1,
-        *(cpu.cores * times for times in (1, 2) if cpu.cores > 1 and size >= 8 * cpu.cores * times and size % (cpu.cores * times) == 0),
-    ]
+    counts = [cpu.cores, 2 * cpu.cores] if 1 < cpu.cores and rows < 4 * cpu.cores else []
+    return [1, *(count for count in counts if size >= 8 * count and size % count == 0)]
 
 
 def _columns(cpu: Cpu, block: Block, width: int) -> list[int]:

@@ -89,8 +89,8 @@ def only_reduction(space: IterSpace) -> tuple[Block, tuple[Block, ...]] | None:
 
 
 def largest(block: Block) -> Access:
-    """Return the largest operand that a block reads."""
-    return max(block.reads, key=operand_bytes)
+    """Return the operand of the most elements that a block reads."""
+    return max(block.reads, key=lambda access: math.prod(access.shape))
 
 
 def contiguous_axis(block: Block, access: Access) -> int | None:

@@ -14,7 +14,7 @@ from kerneldecl.policies._cpu_traffic import only_reduction, ranked
 TEMPLATES = ("cpu_gemv",)
 
 VECTORS = (4, 2, 1)
-ROWS = (1, 2, 4, 8)
+ROWS = (1, 2, 4)
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:

@@ -88,16 +88,15 @@ class LocalStore:
         """Return the bytes, or why they are a miss. A blob with the wrong content is removed, so that it is made again."""
         path = self.blob_path(blob_digest)
         found = _blob(path)
-        if found is _OTHER:
+        if isinstance(found, Miss) and path.is_file():
             path.unlink(missing_ok=True)
         return found
 
     def write_blob(self, content: bytes) -> str:
         """Keep bytes and return their digest."""
         blob_digest = digest(content)
-        path = self.blob_path(blob_digest)
-        if not path.exists():
-            _publish(path, content)
+        if isinstance(self.read_blob(blob_digest), Miss):
+            _publish(self.blob_path(blob_digest), content)
         return blob_digest
 
 
@@ -125,6 +124,16 @@ def _parsed(content: bytes, kind: str, record_key: str, shown: str) -> Record | 
     if not isinstance(fields["result"], dict) or digest(_body(fields["result"]).encode()) != fields["digest"]:
         return Miss(f"{shown} was changed after it was written")
     return Record(record_key, manifest, fields["result"])
+
+
+def _blob(path: Path) -> bytes | Miss:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Miss("the blob is not in the store")
+    except OSError as error:
+        return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
+    return content if digest(content) == path.name else Miss(f"{_shown(path)} has other content than its name says")
 
 
 def _publish(path: Path, content: bytes) -> None:

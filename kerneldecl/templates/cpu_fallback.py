@@ -23,8 +23,9 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     `parallel`: spread the outer spatial loops over all cores. `vectorize`: make vectors of the innermost spatial loop.
     """
     sch = Schedule(mod)
-    if params["parallel"] or params["vectorize"]:
-        _blocks.inline_producers(sch, keep_shared=True)
+    if not params["parallel"] and not params["vectorize"]:
+        return sch
+    _blocks.inline_producers(sch, keep_shared=True)
     for leaf in _blocks.leaves(sch) or ():
         lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes) if params["vectorize"] else 1
         # A primitive that refuses leaves the schedule as it was.
