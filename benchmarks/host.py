@@ -245,6 +245,7 @@ def measured(artifact: Artifact, entry: Mapping[str, Any], root: Path, rounds: i
     samples = contest(artifact, entry, root).pairs(rounds)
     kernel_secs, numpy_secs = (quantiles(column)[1] for column in zip(*samples, strict=True))
     low, ratio, high = quantiles([theirs / ours for ours, theirs in samples])
+    best_kernel, best_numpy = (min(column) for column in zip(*samples, strict=True))
     return {
         "entry": entry["name"],
         "kernel us": kernel_secs * 1e6,
@@ -252,6 +253,7 @@ def measured(artifact: Artifact, entry: Mapping[str, Any], root: Path, rounds: i
         "NumPy/kernel": round(ratio, 3),
         "10 %": round(low, 3),
         "90 %": round(high, 3),
+        "of bests": round(best_numpy / best_kernel, 3),
         "GFLOP/s": entry["flops"] / kernel_secs / 1e9,
         "NumPy's": entry["flops"] / numpy_secs / 1e9,
         "GB/s": entry["least_bytes"] / kernel_secs / 1e9,

@@ -73,7 +73,7 @@ def _note_complete(done: flow.Build) -> None:
     rows: dict[int, list[memo.Row]] = {}
     for entry in done.plan.entries:
         lower, tune, build = (action.key for action in entry.actions)
-        row = (entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry))
+        row = (entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry), memo.entry_digest(entry.workload))
         rows.setdefault(entry.workload.line, []).append(row)
     digests = (memo.table_digest(table) for table in document["workload"])
     known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), {link.target: link.key for link in done.plan.links})

@@ -1,12 +1,13 @@
 """Owns a plan's short cut: what the last complete build knew of each table of workloads.toml.
 
-Knows nothing of why a table's entries were up to date. A table that is as it was, under the same rules, policies, archs
-and records, is up to date still; only tables that are new or changed are declared and planned. What does not fit the
+Knows nothing of why its entries were up to date. A table that is as it was, under the same rules, policies, archs and
+records, is up to date still; only new or changed tables are declared, and only their new entries are planned. What does not fit the
 memo in any way leaves the matter to the full plan, which also words every mistake.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from hashlib import sha256
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 import tomli
 
 from kerneldecl import fresh
+from kerneldecl.model import Workload
 
 MEMO = "cache/memo.json"
 SCHEMA = 1
-Row = tuple[str, str, str, str, str, str]
-"""Name, target, keys of lower, tune and build, and the digest that stands for the entry in the link's manifest."""
+Row = tuple[str, str, str, str, str, str, str]
+"""Name, target, keys of lower, tune and build, what stands for the entry in the link's manifest, and the entry's digest."""
 
 
 class Memo(NamedTuple):
@@ -33,6 +35,11 @@ class Memo(NamedTuple):
 def table_digest(table: Mapping[str, Any]) -> str:
     """Return a digest of a table's keys and values in their order, which names of expanded entries depend on."""
     return sha256(repr(table).encode()).hexdigest()
+
+
+def entry_digest(workload: Workload) -> str:
+    """Return a digest of all that is declared of an entry, less where it stands."""
+    return sha256(repr(dataclasses.replace(workload, line=0)).encode()).hexdigest()
 
 
 def head_digest(document: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kerneldecl import memo
 
 if TYPE_CHECKING:
+    from kerneldecl.model import Workload
     from kerneldecl.planning import Action, EntryPlan
 
 FILE = "workloads.toml"
@@ -33,24 +34,37 @@ def quick_plan(root: Path) -> list[Action] | None:
         return None
     digests = [memo.table_digest(table) for table in tables]
     rows = [row for digest in digests for row in known.tables.get(digest, ())]
-    planned = _planned(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
-    if planned is None or _has_duplicates(rows, planned):
+    unknown = _expanded(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
+    if unknown is None:
+        return None
+    old = {row[6]: row for several in known.tables.values() for row in several} if unknown else {}
+    by_digest = {memo.entry_digest(workload): workload for workload in unknown}
+    rows += [old[digest] for digest in by_digest if digest in old]
+    planned = _planned(root, document, tuple(workload for digest, workload in by_digest.items() if digest not in old))
+    if _has_duplicates(rows, planned) or len(by_digest) != len(unknown):
         return None
     links = _links(document, rows, planned, known.links)
     return [*_hits(rows), *(action for entry in planned for action in entry.actions), *links]
 
 
-def _planned(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) -> list[EntryPlan] | None:
-    """Return the plans of tables that the memo does not know, None where a table has a mistake."""
+def _expanded(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) -> list[Workload] | None:
+    """Return the workloads of tables that the memo does not know, None where a table has a mistake."""
     if not tables:
         return []
-    from kerneldecl import declare, expand, flow, workspace
+    from kerneldecl import declare, expand
 
     scope = declare.scope_of(root, document)
     expansions = [expand.expand_table(table, scope) for table in tables]
     if any(expansion.findings for expansion in expansions):
         return None
-    workloads = tuple(workload for expansion in expansions for workload in expansion.workloads)
+    return [workload for expansion in expansions for workload in expansion.workloads]
+
+
+def _planned(root: Path, document: Mapping[str, Any], workloads: tuple[Workload, ...]) -> list[EntryPlan]:
+    if not workloads:
+        return []
+    from kerneldecl import declare, flow, workspace
+
     return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads))).entries)
 
 

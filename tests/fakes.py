@@ -8,9 +8,10 @@ that an answer depends on can be read in it, and its time is a function of its d
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,15 @@ class FakeLinker:
 
 
 def _rule(root: str, rule: str, attrs: Mapping[str, Any]) -> Rule:
-    return load_rule(Path(root), rule).of(Path(root), attrs)
+    path = Path(root)
+    return _loaded(load_rule, path, rule, (path / f"rules/{rule}.py").read_bytes()).of(path, attrs)
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(load: Callable[[Path, str], Any], root: Path, name: str, content: bytes) -> Any:
+    """Return a plug-in, loaded once for each content of its file."""
+    assert content
+    return load(root, name)
 
 
 def _computation(root: str, rule: str, attrs: Mapping[str, Any]) -> str:
@@ -179,7 +188,9 @@ def _lower(root: str, rule: str, attrs: Mapping[str, Any]) -> Answer:
 def _scheduled(case: Answer, candidate: Answer, arch: Arch) -> str | None:
     text = _computation(case["root"], case["rule"], case["attrs"])
     assert digest(text.encode()) == case["computation"]
-    made = load_template(Path(case["root"]), candidate["template"]).apply(text, candidate["params"], arch)
+    root, name = Path(case["root"]), candidate["template"]
+    template = _loaded(load_template, root, name, (root / f"templates/{name}.py").read_bytes())
+    made = template.apply(text, candidate["params"], arch)
     return None if made is None else str(made)
 
 
