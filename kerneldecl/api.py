@@ -75,9 +75,10 @@ def _note_complete(done: flow.Build) -> None:
         lower, tune, build = (action.key for action in entry.actions)
         row = (entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry), memo.entry_digest(entry.workload))
         rows.setdefault(entry.workload.line, []).append(row)
-    digests = (memo.table_digest(table) for table in document["workload"])
-    known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), {link.target: link.key for link in done.plan.links})
-    memo.write_memo(root, document, known, extra, folders)
+    digests = [memo.table_digest(table) for table in document["workload"]]
+    if len(digests) == len(rows):  # inline tables share a line, which tells tables apart elsewhere
+        known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), {link.target: link.key for link in done.plan.links})
+        memo.write_memo(root, document, known, extra, folders)
     fresh.write_stamp(str(root), extra, folders, len(done.plan.entries))
 
 

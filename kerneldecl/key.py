@@ -19,6 +19,8 @@ from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({str, int, float, bool, tuple})
+CODEGEN = 1
+"""Rises when compiler/codegen.py or compiler/intrinsics.py make other code of the same scheduled module."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 
@@ -82,13 +84,13 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping
     the policies and templates that may take part.
     """
     fields = {"computation": computation, "arch": arch_fields(arch), "search": dict(search), "plugins": dict(plugins)}
-    return manifest("tune", {**fields, "toolchain": compilers(arch, toolchain)})
+    return manifest("tune", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str]) -> str:
     """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
     fields = {"scheduled": scheduled, "symbol": symbol, "arch": {"target": dict(arch.tvm_target)}}
-    return manifest("build", {**fields, "toolchain": compilers(arch, toolchain)})
+    return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:

@@ -28,6 +28,7 @@ from kerneldecl.stores.local import LocalStore, Miss, Record
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+_NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
 
 
@@ -91,7 +92,18 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "entries": [_entry(workload, record, kernels) for workload, record in sorted(linked.entries, key=lambda pair: pair[0].name)],
         "files": files,
     }
-    _write_file(folder / MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    _write_file(folder / MANIFEST, _with_digest(manifest))
+
+
+def _with_digest(manifest: Mapping[str, Any]) -> bytes:
+    """Return the manifest's text with the digest of itself in it, taken while that is all zeros."""
+    text = (json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1, sort_keys=True) + "\n").encode()
+    return text.replace(_NO_DIGEST.encode(), digest(text).encode(), 1)
+
+
+def _has_its_digest(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    text = (folder / MANIFEST).read_bytes().replace(str(manifest["digest"]).encode(), _NO_DIGEST.encode(), 1)
+    return digest(text) == manifest["digest"]
 
 
 def _kernels(records: Iterable[Record]) -> dict[str, Record]:
@@ -180,6 +192,8 @@ def artifact_defect(folder: Path, key: str = "") -> str:
     manifest = read_manifest(folder)
     if isinstance(manifest, str):
         return manifest
+    if not _has_its_digest(folder, manifest):
+        return f"{MANIFEST} of the artifact was changed after it was written"
     if key and manifest["key"] != key:
         return "the artifact holds other kernels"
     for name, expected in manifest["files"].items():
@@ -206,7 +220,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
         return "there is no artifact yet"
     except (OSError, ValueError):
         return f"{MANIFEST} of the artifact cannot be read"
-    if not isinstance(manifest, dict) or not {"schema", "key", "entries", "files", "library"} <= manifest.keys():
+    if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "files", "library"} <= manifest.keys():
         return f"{MANIFEST} of the artifact lacks fields"
     if manifest["schema"] != SCHEMA:
         return f"the artifact has schema {manifest['schema']}; this kerneldecl reads {SCHEMA}"

@@ -41,7 +41,7 @@ class GemvI4(Rule):
         return Signature(inputs, (Arg("y", (self.n,), self.dtype),))
 
     def lower(self) -> list[Any]:
-        from tvm import te
+        from tvm import te, tirx
 
         w, scale, x = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
         accum, group_bytes = accum_dtype(self.dtype), self.group // 2
@@ -51,8 +51,9 @@ class GemvI4(Rule):
             group = te.reduce_axis((0, self.k // self.group), "group")
             byte = te.reduce_axis((0, group_bytes), "byte")
             nibble = te.reduce_axis((0, 2), "nibble")
-            packed = w(row, group * group_bytes + byte).astype("int32")
-            weight = ((packed >> (nibble.astype("int32") * 4)) & 15) - 8
+            # Shifted and masked as bytes: 64-bit indices would make vectors of eight bytes an element of it.
+            packed = w(row, group * group_bytes + byte)
+            weight = ((packed >> (nibble * 4).astype("uint8")) & tirx.const(15, "uint8")).astype("int32") - 8
             dequantised = weight.astype(accum) * scale(row, group).astype(accum)
             factor = x(group * self.group + byte * 2 + nibble).astype(accum)
             return te.sum(dequantised * factor, axis=[group, byte, nibble])

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
+from kerneldecl.compiler import intrinsics
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
 
@@ -80,6 +81,7 @@ def _unaligned(stmt: Any) -> Any:
 
 
 PIPELINE = "kerneldecl"
+intrinsics.register()
 compilation_pipeline.register_tir_pipeline(PIPELINE, _any_alignment)
 
 

@@ -91,7 +91,7 @@ def across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
 def _chunks(cpu: Cpu, block: Block, rows: int) -> list[int]:
     """Return into how many parts to cut a reduction: one, and where rows may leave cores idle, as many as there are cores."""
     size = points(block, "reduce")
-    counts = [cpu.cores, 2 * cpu.cores] if 1 < cpu.cores and rows < 4 * cpu.cores else []
+    counts = [cpu.cores, 2 * cpu.cores] if cpu.cores > 1 and rows < 4 * cpu.cores else []
     return [1, *(count for count in counts if size >= 8 * count and size % count == 0)]
 
 

@@ -22,16 +22,19 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
     `parallel`: spread the outer spatial loops over all cores. `vectorize`: make vectors of the innermost spatial loop.
     """
-    sch = Schedule(mod)
+    return _blocks.attempt(mod, lambda sch: _schedule_all(sch, params, arch))
+
+
+def _schedule_all(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if not params["parallel"] and not params["vectorize"]:
-        return sch
+        return True
     _blocks.inline_producers(sch, keep_shared=True)
     for leaf in _blocks.leaves(sch) or ():
         lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes) if params["vectorize"] else 1
         # A primitive that refuses leaves the schedule as it was.
         with contextlib.suppress(ScheduleError):
             _schedule(sch, leaf, lanes, bool(params["parallel"]))
-    return sch
+    return True
 
 
 def _schedule(sch: Schedule, leaf: _blocks.Leaf, lanes: int, is_parallel: bool) -> None:
@@ -49,7 +52,7 @@ def _schedule(sch: Schedule, leaf: _blocks.Leaf, lanes: int, is_parallel: bool) 
             vector = [lane]
     sch.reorder(*outer, inner, *reduce, *vector)
     # 2. Cores, then initial values: afterwards no loop becomes parallel.
-    if is_parallel and len(outer) > 0:
+    if is_parallel and outer:
         sch.parallel(sch.fuse(*outer))
     elif is_parallel:
         sch.parallel(inner)

@@ -12,7 +12,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates import _blocks, _reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -26,21 +26,21 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = _blocks.only_reduction(sch)
-    if found is None or len(found[0].block.reads) < 2 or _blocks.is_across(found[0]) != ("columns" in params):
+    found = _reductions.only_reduction(sch)
+    if found is None or len(found[0].block.reads) < 2 or _reductions.is_across(found[0]) != ("columns" in params):
         return False
     product, rest = found
     if "columns" in params:
-        columns = _blocks.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = _blocks.column_reduction(sch, product, columns)
+        columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = _reductions.column_reduction(sch, product, columns)
     else:
         lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.cpu.vector_bytes)
-        cut = _blocks.RowCut(lanes, *(_blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
+        cut = _reductions.RowCut(lanes, *(_blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
         if product.extent_of("spatial") % cut.rows:
             return False
         _unzip(sch, product, lanes)
-        nest = _blocks.row_reduction(sch, product, cut)
-    _blocks.complete(sch, nest, rest, params)
+        nest = _reductions.row_reduction(sch, product, cut)
+    _reductions.complete(sch, nest, rest, params)
     return True
 
 
@@ -49,7 +49,7 @@ def _unzip(sch: Schedule, product: _blocks.Leaf, lanes: int) -> None:
 
     Elements of a byte's nibbles alternate in the other operand: all that meet the first nibble come first in the copy.
     """
-    _, along, reused = _blocks.row_parts(product, lanes)
+    _, along, reused = _reductions.row_parts(product, lanes)
     if len(reused) != 1:
         return
     for at, access in enumerate(product.block.reads):

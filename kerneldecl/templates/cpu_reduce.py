@@ -11,7 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates import _blocks, _reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -25,16 +25,16 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = _blocks.only_reduction(sch)
-    if found is None or _blocks.is_across(found[0]) != ("columns" in params):
+    found = _reductions.only_reduction(sch)
+    if found is None or _reductions.is_across(found[0]) != ("columns" in params):
         return False
     first, rest = found
     if "columns" in params:
-        columns = _blocks.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = _blocks.column_reduction(sch, first, columns)
+        columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = _reductions.column_reduction(sch, first, columns)
     else:
         lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.cpu.vector_bytes)
-        cut = _blocks.RowCut(lanes, _blocks.count(params, "vectors"), chunks=_blocks.count(params, "chunks"))
-        nest = _blocks.row_reduction(sch, first, cut)
-    _blocks.complete(sch, nest, rest, params)
+        cut = _reductions.RowCut(lanes, _blocks.count(params, "vectors"), chunks=_blocks.count(params, "chunks"))
+        nest = _reductions.row_reduction(sch, first, cut)
+    _reductions.complete(sch, nest, rest, params)
     return True

@@ -11,7 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates import _blocks, _reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -34,7 +34,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     nests, loops = [], []
     for leaf in found:
         if leaf.block.is_reduction:
-            nests.append(_blocks.row_reduction(sch, leaf, _blocks.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors"))))
+            nests.append(_reductions.row_reduction(sch, leaf, _reductions.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors"))))
             loops.append(nests[-1].outer)
         else:
             loops.append(sch.fuse(*leaf.loops[:rows]))
@@ -44,7 +44,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         sch.parallel(row)
     # 4. Initial values, and vectors of what is not a reduction.
     for nest in nests:
-        _blocks.start_merged(sch, nest)
+        _reductions.start_merged(sch, nest)
     for leaf in found:
         if not leaf.block.is_reduction:
             _blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))
@@ -58,7 +58,7 @@ def _lanes(leaf: _blocks.Leaf, arch: Arch) -> int:
 def _rows(found: list[_blocks.Leaf]) -> int | None:
     """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
     reductions = [leaf for leaf in found if leaf.block.is_reduction]
-    if not reductions or any(not leaf.loops_of("reduce") or _blocks.is_across(leaf) for leaf in reductions):
+    if not reductions or any(not leaf.loops_of("reduce") or _reductions.is_across(leaf) for leaf in reductions):
         return None
     extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
     results = {access.operand for leaf in found for access in leaf.block.writes}

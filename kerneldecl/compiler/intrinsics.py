@@ -1,0 +1,85 @@
+"""Owns how functions that LLVM has no vector code for are computed: exp and erf in float32 as polynomials.
+
+Knows nothing of schedules, templates or rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+
+HIGHEST, LOWEST = 88.722839, -103.98
+"""Beyond these, the result is infinite or zero in float32."""
+LOG2_E = 1.44269504088896341
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+"""ln 2 in two parts, the first short enough for exact products."""
+COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""Of (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, highest power first (Cephes, expf.c, S. Moshier)."""
+
+
+ERF_NUMERATOR = (
+    -2.72614225801306e-10,
+    2.77068142495902e-08,
+    -2.10102402082508e-06,
+    -5.69250639462346e-05,
+    -7.34990630326855e-04,
+    -2.95459980854025e-03,
+    -1.60960333262415e-02,
+)
+ERF_DENOMINATOR = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02)
+"""erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, highest power first: the rational minimax approximation that Eigen and TVM's topi use."""
+
+
+def register() -> None:
+    """Have every later build for LLVM compute float32 exp and erf in vector code, and with exp sigmoid and tanh, which lower to it.
+
+    TVM leaves exp to LLVM and erf to the C library: one scalar call an element, 2 to 25 ns each.
+    """
+    tirx.register_intrin_lowering("tirx.exp", target="llvm", f=_exp, level=99)
+    tirx.register_intrin_lowering("tirx.erf", target="llvm", f=_erf, level=99)
+
+
+def _polynomial(x: Any, coefficients: Sequence[float], dtype: str) -> Any:
+    first, *others = coefficients
+    value = tirx.const(first, dtype)
+    for coefficient in others:
+        value = value * x + tirx.const(coefficient, dtype)
+    return value
+
+
+def _erf(call: Any) -> Any:
+    (x,) = call.args
+    dtype = str(x.ty.dtype)
+    if not dtype.startswith("float32"):
+        return call
+    inside = tirx.max(tirx.min(x, tirx.const(4.0, dtype)), tirx.const(-4.0, dtype))
+    square = inside * inside
+    y = inside * _polynomial(square, ERF_NUMERATOR, dtype) / _polynomial(square, ERF_DENOMINATOR, dtype)
+    return tirx.Select(x == x, y, x)  # noqa: PLR0124  false for NaN alone
+
+
+def _exp(call: Any) -> Any:
+    (x,) = call.args
+    dtype = str(x.ty.dtype)
+    if not dtype.startswith("float32"):
+        return call
+    whole = dtype.replace("float", "int")
+
+    def const(value: float) -> Any:
+        return tirx.const(value, dtype)
+
+    def power_of_two(exponent: Any) -> Any:
+        return tirx.reinterpret(dtype, (exponent + tirx.const(127, whole)) << tirx.const(23, whole))
+
+    inside = tirx.max(tirx.min(x, const(88.73)), const(-104.0))
+    n = tirx.floor(inside * const(LOG2_E) + const(0.5))
+    r = inside - n * const(LN2_HIGH) - n * const(LN2_LOW)
+    polynomial = _polynomial(r, COEFFICIENTS, dtype)
+    # 2^n as two factors: n may be 128, which is no exponent of a float32, or so low that the result is denormal.
+    exponent = tirx.Cast(whole, n)
+    half = exponent >> tirx.const(1, whole)
+    y = (polynomial * r * r + r + const(1.0)) * power_of_two(half) * power_of_two(exponent - half)
+    y = tirx.Select(x > const(HIGHEST), const(float("inf")), tirx.Select(x < const(LOWEST), const(0.0), y))
+    return tirx.Select(x == x, y, x)  # noqa: PLR0124  false for NaN alone

@@ -1,0 +1,189 @@
+"""Owns the tests of the race: who is timed how often, who wins, and what becomes of those that fail.
+
+Knows nothing of kernels: a sampler hands out seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerneldecl.key import digest
+from kerneldecl.model import Candidate, Measurement
+from kerneldecl.race import ROUNDS, SAMPLE_SECS, race, ranking
+
+SECS = st.floats(1e-6, 1.0)
+
+
+def verified(name: str, code_bytes: int = 100) -> Measurement:
+    return Measurement(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), code_bytes=code_bytes, error=1e-6)
+
+
+def timed(name: str, samples: list[float], code_bytes: int = 100) -> Measurement:
+    return dataclasses.replace(verified(name, code_bytes), samples=tuple(samples))
+
+
+def name_of(measurement: Measurement) -> str:
+    return measurement.candidate.template
+
+
+@dataclasses.dataclass
+class Sampler:
+    """Hands out the true time of each candidate, and writes down who was asked for how many calls."""
+
+    secs: dict[str, float]
+    asked: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    fails: frozenset[str] = frozenset()
+
+    def __call__(self, measurement: Measurement, calls: int) -> list[float] | str:
+        self.asked.append((name_of(measurement), calls))
+        return "crashed" if name_of(measurement) in self.fails else [self.secs[name_of(measurement)]]
+
+    def field(self) -> list[tuple[Measurement, float]]:
+        return [(verified(name), secs) for name, secs in self.secs.items()]
+
+
+def test_the_fastest_wins_by_its_median() -> None:
+    steady, lucky = timed("steady", [2.0, 2.0, 2.0]), timed("lucky", [1.0, 3.0, 3.0, 3.0, 3.0])
+    ranked, tied = ranking([lucky, steady])
+    assert [name_of(m) for m in ranked] == ["steady", "lucky"]
+    assert tied == 0
+
+
+def test_everyone_keeps_a_time() -> None:
+    sampler = Sampler({"a": 1e-3, "b": 2e-3, "c": 1e-1})
+    raced = race(sampler.field(), sampler)
+    assert {name_of(m): m.run_secs for m in raced} == {"a": 1e-3, "b": 2e-3, "c": 1e-1}
+
+
+def test_slow_ones_drop_out() -> None:
+    """Far behind after the first run: not even sampled. Behind after a round: sampled no more."""
+    sampler = Sampler({"best": 1e-3, "near": 1.05e-3, "behind": 1.4e-3, "far": 2e-3, "hopeless": 9e-3})
+    race(sampler.field(), sampler)
+    counts = Counter(name for name, _ in sampler.asked)
+    first, second, third = (samples for samples, _, _ in ROUNDS)
+    assert counts == {"best": first + second + third, "near": first + second + third, "behind": first + second, "far": first}
+
+
+def test_a_round_takes_the_fastest_few() -> None:
+    sampler = Sampler({f"c{i:02}": 1e-4 * (1 + i / 1e6) for i in range(30)})
+    race(sampler.field(), sampler)
+    counts = Counter(name for name, _ in sampler.asked)
+    first, second, third = (most for _, _, most in ROUNDS)
+    assert [counts[f"c{i:02}"] for i in (0, third - 1)] == [sum(samples for samples, _, _ in ROUNDS)] * 2
+    assert len(counts) == first
+    assert sum(count > ROUNDS[0][0] for count in counts.values()) == second
+
+
+def test_candidates_take_turns() -> None:
+    sampler = Sampler({"a": 1e-3, "b": 1.01e-3})
+    race(sampler.field(), sampler)
+    assert [name for name, _ in sampler.asked] == ["a", "b"] * (len(sampler.asked) // 2)
+
+
+def test_a_sample_is_long_enough_for_the_clock() -> None:
+    sampler = Sampler({"fast": 1e-6, "slow": 1e-2})
+    race([sampler.field()[0]], sampler)
+    race([sampler.field()[1]], sampler)
+    calls = dict(sampler.asked)
+    assert calls["fast"] * 1e-6 >= SAMPLE_SECS * 0.999
+    assert calls["slow"] == 1
+
+
+def test_slow_kernels_are_sampled_less_often() -> None:
+    sampler = Sampler({"slow": 2.0})
+    race(sampler.field(), sampler)
+    assert len(sampler.asked) == 3 * len(ROUNDS)
+
+
+def test_a_single_candidate_is_raced_too() -> None:
+    sampler = Sampler({"only": 1e-3})
+    (measured,) = race(sampler.field(), sampler)
+    assert len(measured.samples) == sum(samples for samples, _, _ in ROUNDS)
+    assert ranking([measured]) == ([measured], 0)
+
+
+def test_nobody_is_raced_where_nobody_passed() -> None:
+    assert race([], Sampler({})) == []
+    failed = dataclasses.replace(verified("wrong"), failure="wrong")
+    assert ranking([failed]) == ([failed], 0)
+
+
+def test_one_that_fails_in_the_race_is_kept_with_its_reason_and_asked_no_more() -> None:
+    sampler = Sampler({"good": 1e-3, "bad": 1e-3}, fails=frozenset({"bad"}))
+    raced = race(sampler.field(), sampler)
+    by_name = {name_of(m): m for m in raced}
+    assert by_name["bad"].failure == "crashed"
+    assert by_name["bad"].samples == ()
+    assert Counter(name for name, _ in sampler.asked)["bad"] == 1
+    ranked, _ = ranking(raced)
+    assert [name_of(m) for m in ranked] == ["good", "bad"]
+
+
+def test_one_that_fails_late_loses_its_samples() -> None:
+    sampler = Sampler({"good": 1e-3, "bad": 1e-3})
+    calls: Iterator[int] = iter(range(1000))
+
+    def fails_at_twenty(measurement: Measurement, count: int) -> list[float] | str:
+        return "hung" if name_of(measurement) == "bad" and next(calls) >= 9 else sampler(measurement, count)
+
+    bad = race(sampler.field(), fails_at_twenty)[1]
+    assert (bad.samples, bad.failure) == ((), "hung")
+
+
+def test_the_same_candidate_twice_is_two_runners() -> None:
+    """Equal values, as two proposals of one candidate are, must not be mixed up."""
+    sampler = Sampler({"a": 1e-3})
+    assert len(race([*sampler.field(), *sampler.field()], sampler)) == 2
+
+
+def test_among_equals_the_one_with_the_least_code_wins_then_the_lower_digest() -> None:
+    small, large = timed("small", [1.004, 1.004], code_bytes=10), timed("large", [1.0, 1.0], code_bytes=20)
+    ranked, tied = ranking([large, small])
+    assert ([name_of(m) for m in ranked], tied) == (["small", "large"], 1)
+    twins = [timed("x", [1.0]), timed("y", [1.0])]
+    first = min(twins, key=lambda m: m.code)
+    assert ranking(twins)[0][0] == ranking(twins[::-1])[0][0] == first
+
+
+def test_one_that_is_slower_beyond_noise_does_not_win_by_its_size() -> None:
+    small, large = timed("small", [1.02, 1.02], code_bytes=10), timed("large", [1.0, 1.0], code_bytes=20)
+    assert name_of(ranking([small, large])[0][0]) == "large"
+
+
+def test_noisy_samples_tie_where_quiet_ones_do_not() -> None:
+    noisy = [timed("a", [1.0, 1.1, 0.9, 1.05, 0.95]), timed("b", [1.02, 1.12, 0.92, 1.07, 0.97])]
+    quiet = [timed("a", [1.0] * 5), timed("b", [1.02] * 5)]
+    assert (ranking(noisy)[1], ranking(quiet)[1]) == (1, 0)
+
+
+@given(st.lists(st.tuples(SECS, st.integers(1, 3)), min_size=1, max_size=25), st.randoms())
+def test_the_winner_is_within_noise_of_the_fastest_whatever_the_order(times: list[tuple[float, int]], random: object) -> None:
+    sampler = Sampler({f"c{i}": secs for i, (secs, _) in enumerate(times)})
+    field = [(verified(f"c{i}", size), secs) for i, (secs, size) in enumerate(times)]
+    ranked, tied = ranking(race(field, sampler))
+    fastest = min(secs for secs, _ in times)
+    assert ranked[0].run_secs <= fastest * 1.0051
+    assert sorted(map(name_of, ranked)) == sorted(sampler.secs)
+    assert tied == sum(m.run_secs <= fastest * 1.005 for m in ranked) - 1
+    random.shuffle(field)  # type: ignore[attr-defined]
+    again, _ = ranking(race(field, sampler))
+    assert again[0] == ranked[0]
+
+
+@given(st.lists(st.lists(SECS, max_size=9), min_size=1, max_size=12))
+def test_ranking_keeps_everyone_fastest_first_and_failed_last(samples: list[list[float]]) -> None:
+    measurements = [timed(f"c{i}", several) for i, several in enumerate(samples)]
+    ranked, tied = ranking(measurements)
+    assert sorted(map(name_of, ranked)) == sorted(map(name_of, measurements))
+    times = [m.run_secs for m in ranked if m.samples]
+    assert times[1:] == sorted(times[1:])
+    assert [bool(m.samples) for m in ranked] == sorted((bool(m.samples) for m in ranked), reverse=True)
+    assert 0 <= tied < max(1, len(times))
+    for m in ranked[: len(times)]:
+        assert m.run_secs == statistics.median(m.samples)
