@@ -34,10 +34,8 @@ if TYPE_CHECKING:  # NumPy's BLAS counts its threads when it is imported, which 
 Call = Callable[[], object]
 MATMUL_RATIO_LIMIT = 0.8
 TUNING_SECS_LIMIT = 20.0
-SAMPLE_SECS = 5e-3
+SAMPLE_SECS = 1e-2
 """A sample is as many calls as take this long."""
-PAUSE_SECS = 0.05
-"""Idle threads of BLAS and of TVM keep their cores busy for a while; each waits until the other's have gone to sleep."""
 ERROR_LIMIT = 1e-4
 HEAD = """\
 edition = 1
@@ -207,9 +205,18 @@ class Contest:
 
 
 def _sample(call: Call, calls: int) -> float:
-    time.sleep(PAUSE_SECS)
+    _settle()
     _secs(call, max(1, calls // 4))  # wakes the threads, brings code and data into the caches
     return _secs(call, calls)
+
+
+def _settle() -> None:
+    """Wait until all threads sleep: those of TVM spin for 0.2 s after their work, those of OpenBLAS for 0.05 s, on cores that the other needs."""
+    busy_secs = math.inf
+    while busy_secs > 1e-3:
+        before = time.process_time()
+        time.sleep(0.02)
+        busy_secs = time.process_time() - before
 
 
 def _secs(call: Call, calls: int) -> float:
@@ -282,7 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time tuned kernels beside NumPy on this CPU.")
     parser.add_argument("patterns", nargs="*", default=["*"], help=f"which of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
-    parser.add_argument("--rounds", type=int, default=41, help="pairs of samples of each entry")
+    parser.add_argument("--rounds", type=int, default=21, help="pairs of samples of each entry")
     parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     asked = parser.parse_args()

@@ -206,12 +206,6 @@ def artifact_defect(folder: Path, key: str = "") -> str:
     return ""
 
 
-def has_key(folder: Path, key: str) -> bool:
-    """Say whether the artifact in a folder was linked under a key; its files are not looked at."""
-    manifest = read_manifest(folder)
-    return not isinstance(manifest, str) and manifest["key"] == key
-
-
 def read_manifest(folder: Path) -> dict[str, Any] | str:
     """Return an artifact's manifest, or what is wrong with it as a phrase."""
     try:

@@ -50,6 +50,7 @@ def workspace_of(root: Path, declaration: Declaration) -> Workspace:
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
     policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
     rules = {name: rule_files(root, name) for name in names}
+    plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items()}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
@@ -57,9 +58,11 @@ def workspace_of(root: Path, declaration: Declaration) -> Workspace:
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
-        plugins={chosen: _plugin_digests(root, several) for chosen, several in policies.items()},
+        plugins={chosen: {name: _digest(files) for name, files in several.items()} for chosen, several in plugins.items()},
     )
-    extra = {root / path for _, path in paths} | {file for files in rules.values() for file in files}
+    # Of policies and templates, the workspace's own: the package answers for its files itself.
+    own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
+    extra = {root / path for _, path in paths} | {file for files in rules.values() for file in files} | own
     return Workspace(root, declaration, inputs, tuple(sorted(extra)))
 
 
@@ -74,10 +77,11 @@ def _policies(root: Path, policy: str, kind: str) -> tuple[str, ...]:
     return (policy,) if several is None else tuple(several[kind])
 
 
-def _plugin_digests(root: Path, policies: Iterable[str]) -> dict[str, str]:
+def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each policy, and of each template that it may use, by kind and name."""
     templates = {name for policy in policies for name in load_policy(root, policy).TEMPLATES}
-    digests = {f"policy.{name}": _digest(plugin_files("policies", root, name)) for name in policies}
-    return digests | {f"template.{name}": _digest(plugin_files("templates", root, name)) for name in sorted(templates)}
+    files = {f"policy.{name}": plugin_files("policies", root, name) for name in policies}
+    return files | {f"template.{name}": plugin_files("templates", root, name) for name in sorted(templates)}
 
 
 def _digest(files: Iterable[Path]) -> str:
