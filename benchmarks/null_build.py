@@ -333,7 +333,7 @@ class Editor:
         (self._root / "workloads.toml").write_text(f"{text}# edit {self._edits}\n", encoding="utf-8")
         path = self._root / "cache" / "memo.json"
         if memo is None:
-            path.unlink()
+            path.unlink(missing_ok=True)
         else:
             path.write_bytes(memo)
 

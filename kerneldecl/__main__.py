@@ -6,6 +6,7 @@ Knows nothing of options beyond those a plain build may have.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 _QUIET = ("-q", "--quiet")
@@ -13,6 +14,7 @@ _QUIET = ("-q", "--quiet")
 
 def main() -> int:
     """Run the command and return its exit code."""
+    signal.signal(signal.SIGINT, _end)
     entries = _fresh_entries(sys.argv[1:])
     if entries is None:
         from kerneldecl.cli import run
@@ -21,6 +23,11 @@ def main() -> int:
     if not any(option in sys.argv for option in _QUIET):
         sys.stdout.write(f"{entries} entries: {entries} up to date\n")
     return 0
+
+
+def _end(*_: object) -> None:
+    """End at once: until the command line proper takes over there is nothing to be put away, and nothing to say."""
+    os._exit(130)
 
 
 def _fresh_entries(arguments: list[str]) -> int | None:

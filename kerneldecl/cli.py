@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -35,6 +36,7 @@ class Settings:
 
 def run() -> int:
     """Run the command line and return its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
     except click.exceptions.Abort:

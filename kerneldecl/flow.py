@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from kerneldecl.progress import Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import Miss, Record
+from kerneldecl.toolchain import PACKAGES, installed
 from kerneldecl.tune import BUILD_SECS, Runner, Task, ceilings, record_result, tune, winner_object
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
-_PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
 
 
 @dataclass(frozen=True)
@@ -155,19 +154,12 @@ def check_lock(at_work: Build) -> None:
 
 def check_toolchain(at_work: Build) -> None:
     """Refuse to run with other tools than the declared ones: their results would stand under a wrong key."""
-    for tool, package in _PACKAGES.items():
-        declared, installed = at_work.workspace.inputs.toolchain[tool], _installed(package)
-        if declared != installed:
-            found = f"{package} {installed} is installed" if installed else f"{package} is not installed"
-            sentence = f"workloads.toml asks for {tool} {declared}, but {found}"
+    for tool, package in PACKAGES.items():
+        declared, found = at_work.workspace.inputs.toolchain[tool], installed(package)
+        if declared != found:
+            there = f"{package} {found} is installed" if found else f"{package} is not installed"
+            sentence = f"workloads.toml asks for {tool} {declared}, but {there}"
             raise ToolchainError(f'{sentence}; run `pip install "{package}=={declared}"` or change [toolchain]')
-
-
-def _installed(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def lower_entries(at_work: Build) -> None:

@@ -103,7 +103,7 @@ def _with_digest(manifest: Mapping[str, Any]) -> bytes:
 
 def _has_its_digest(folder: Path, manifest: Mapping[str, Any]) -> bool:
     text = (folder / MANIFEST).read_bytes().replace(str(manifest["digest"]).encode(), _NO_DIGEST.encode(), 1)
-    return digest(text) == manifest["digest"]
+    return digest(text) == str(manifest["digest"])
 
 
 def _kernels(records: Iterable[Record]) -> dict[str, Record]:

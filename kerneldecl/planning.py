@@ -5,7 +5,6 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -187,10 +186,11 @@ def _build_action(workload: Workload, tuned: Record | None, past: Past) -> Actio
 def link_digest(entry: EntryPlan) -> str:
     """Return what stands for a tuned entry in the link's manifest: all that the artifact tells of it, or holds for it."""
     assert entry.tuned is not None
-    workload, tuned = entry.workload, entry.tuned
-    found = {name: value for name, value in tuned.result.items() if name != "measurements"}
-    told = [entry.arch.name, workload.rule, workload.attrs, workload.tags, tuned.key, found]
-    return keys.digest(json.dumps(told, sort_keys=True).encode())
+    workload, result = entry.workload, entry.tuned.result
+    declared = (entry.arch.name, workload.rule, workload.attrs, workload.tags)
+    # What else a record holds follows from its key and its winner's code; but a tuning that is repeated has other times.
+    found = (entry.tuned.key, *(result[name] for name in BLOBS), result["run_secs"], result["error"], sorted(result["provenance"].items()))
+    return keys.digest(repr((*declared, *found)).encode())
 
 
 def link_action(

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-from spaces import FAKES, Space
+from spaces import FAKES, REAL, Space
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -62,3 +61,17 @@ def fakes(space: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     """Return a workspace of three entries whose plug-ins are text, for builds with a fake runner."""
     monkeypatch.setattr("os.fsync", lambda _: None)  # nobody pulls the plug
     return space.write(FAKES)
+
+
+@pytest.fixture(scope="session")
+def built_real(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """Return a workspace that the real command has built; not to be changed, but to be copied."""
+    real = Space(tmp_path_factory.mktemp("real")).write(REAL)
+    real.run("build")
+    return real
+
+
+@pytest.fixture
+def real(built_real: Space, tmp_path: Path) -> Space:
+    """Return a workspace of one's own that is up to date but for its stamp."""
+    return built_real.copy_of(tmp_path / "real", "cache", "dist", "workloads.lock")

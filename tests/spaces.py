@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import kerneldecl.__main__
 from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunner
+
+import kerneldecl.__main__
 from kerneldecl import api, flow
 from kerneldecl.key import digest
 from kerneldecl.patterns import select
@@ -72,6 +74,67 @@ FAKES = {
     "templates/unrolled.py": TEMPLATE,
     "archs/test-cpu.toml": ARCH,
 }
+
+REAL = {
+    "workloads.toml": """\
+edition = 1
+
+[artifact]
+name = "mini"
+version = "0.1.0"
+
+[target.host]
+arch = "host"
+
+[defaults]
+policy = "plain"
+top_k = 2
+
+[[workload]]
+name = "add"
+rule = "elementwise"
+op = "add"
+shape = [[24, 32], [7, 9]]
+
+[[workload]]
+name = "relu"
+rule = "elementwise"
+op = "relu"
+shape = [24, 32]
+tags = ["activation"]
+
+[[workload]]
+name = "product"
+rule = "matmul"
+m = 16
+n = 24
+k = 32
+""",
+    "policies/plain.py": """\
+from kerneldecl.model import Candidate, Proposal
+
+TEMPLATES = ("plain",)
+CHOICES = (0, 1)
+
+
+def propose(space, arch, top_k, measured):
+    if measured:
+        return ()
+    return tuple(Proposal(Candidate.of("plain", {"parallel": p}), 1e-6) for p in CHOICES[:top_k])
+""",
+    "templates/plain.py": """\
+import tvm
+
+
+def apply(mod, params, arch):
+    sch = tvm.s_tir.Schedule(mod)
+    if params["parallel"]:
+        block = sch.get_child_blocks(sch.get_sblock("root"))[-1]
+        sch.parallel(sch.get_loops(block)[0])
+    return sch
+""",
+}
+"""A workspace of four small entries for real builds, of a few seconds each."""
 
 
 @dataclass
@@ -133,10 +196,10 @@ class Space:
         return sorted(self.root.glob(f"cache/*/{kind}/*.json"))
 
     def copy_of(self, root: Path, *folders: str) -> Space:
-        """Return another workspace with the same declarations and, of the rest, these folders alone."""
+        """Return another workspace with the same declarations and, of the rest, these files and folders alone."""
         root.mkdir(parents=True)
         for path in self.root.iterdir():
-            if path.is_file() and path.name != "workloads.lock":
+            if path.is_file() and (path.name != "workloads.lock" or path.name in folders):
                 shutil.copy(path, root)
         for folder in (*DECLARED, *folders):
             if (self.root / folder).is_dir():
@@ -187,6 +250,7 @@ class Space:
         def runners() -> Iterator[Runner]:
             yield runner or DieRunner()
 
+        interrupt = signal.getsignal(signal.SIGINT)
         on_fakes = functools.partial(api.run_build, runners=runners, linker=linker)
         with (
             mock.patch("kerneldecl.api.run_build", on_fakes),
@@ -195,6 +259,7 @@ class Space:
             contextlib.redirect_stderr(err),
         ):
             code = kerneldecl.__main__.main()
+        signal.signal(signal.SIGINT, interrupt)
         return Command(code, out.getvalue(), err.getvalue(), linker.calls)
 
     def open(self) -> Workspace:

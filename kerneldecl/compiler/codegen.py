@@ -94,6 +94,9 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     func = mod["main"].without_attr("global_symbol")
     annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
     forms = (_normalized(func), _normalized(annotated))
+    if not schedule.trace.insts:
+        # TVM passes over a record without instructions; this one does nothing.
+        schedule.get_sblock(func.body.block.name_hint)
     # TVM's own writer knows how to put index maps into JSON; its Python interface does not.
     with tempfile.TemporaryDirectory() as folder:
         database = meta_schedule.database.JSONDatabase(work_dir=folder)

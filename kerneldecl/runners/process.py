@@ -34,7 +34,8 @@ class Worker:
         self._lifeline = -1
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         self._is_stopped = False
-        self._starting = threading.Lock()
+        self._changing = threading.RLock()
+        """Held while the process starts or ends: `stop` comes from another thread than requests do."""
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         """Return the worker's answer, or `{"failure": reason}` if it dies or takes longer than the limit."""
@@ -64,12 +65,13 @@ class Worker:
 
     def stop(self) -> None:
         """End the process at once; requests under way and later ones fail."""
-        with self._starting:
+        with self._changing:
             self._is_stopped = True
             self._kill()
+            self._words.close()
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        with self._starting:
+        with self._changing:
             if self._is_stopped:
                 return None
             if self._process is None or self._process.poll() is not None:
@@ -124,16 +126,17 @@ class Worker:
         return self._words.read().decode(errors="replace").strip()
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(BrokenPipeError):
-                    assert pipe is not None
-                    pipe.close()
-        self._close_lifeline()
+        with self._changing:
+            process, self._process = self._process, None
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    with contextlib.suppress(BrokenPipeError):
+                        assert pipe is not None
+                        pipe.close()
+            self._close_lifeline()
 
     def _close_lifeline(self) -> None:
         if self._lifeline >= 0:

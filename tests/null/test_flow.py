@@ -13,15 +13,15 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-
 from fakes import POLICY, RULE, TEMPLATE, DieRunner, FakeRunner
+from spaces import ENTRIES, FAKES, HEAD, Built, Space
+
 from kerneldecl import flow, host, report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.lock import exclusive
 from kerneldecl.progress import Finished, Started, Step
 from kerneldecl.state import read_state
 from kerneldecl.stores.local import Record
-from spaces import ENTRIES, FAKES, HEAD, Built, Space
 
 ALL = frozenset({"small", "large", "tabled"})
 NONE: frozenset[str] = frozenset()

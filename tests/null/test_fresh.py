@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
-from kerneldecl.fresh import STAMP, is_fresh, restamp
 from spaces import Space, clean_environment
+
+from kerneldecl.fresh import STAMP, is_fresh, restamp
 
 Edit = Callable[[Space], object]
 HEAVY = {"tvm", "tvm_ffi", "numpy", "pydantic", "rich", "click", "filelock", "tomli", "psutil", "ml_dtypes"}
@@ -58,7 +58,9 @@ def test_a_null_build_imports_nothing_heavy(built: Space, arguments: list[str]) 
     assert out == ("" if "-q" in arguments else "3 entries: 3 up to date")
 
 
-@pytest.mark.parametrize("arguments", [["plan"], ["plan", "--json"], ["build"], ["check"], ["check", "--stale"], ["why", "small"], ["show"]])
+@pytest.mark.parametrize(
+    "arguments", [["plan"], ["plan", "--json"], ["build"], ["check"], ["check", "--stale"], ["why", "small"], ["show"]]
+)
 def test_nothing_that_only_reads_imports_tvm_or_numpy(built: Space, arguments: list[str]) -> None:
     built.edit("workloads.toml", 'name = "small"', 'name = "small" # a comment')
     _, modules = modules_of(built, *arguments)
@@ -72,7 +74,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def first(pattern: str) -> Callable[[Space], Path]:
-    return lambda space: sorted(space.root.glob(pattern))[0]
+    return lambda space: min(space.root.glob(pattern))
 
 
 def append(name: str, text: str = "# more\n") -> Edit:
@@ -157,7 +159,9 @@ def test_every_change_is_seen(built: Space, what: str) -> None:
     assert is_fresh(str(built.root)) is None
 
 
-@pytest.mark.parametrize("what", [what for what in CHANGES if what.startswith(("stamp", "artifact", "library", "database", "record", "lock"))])
+@pytest.mark.parametrize(
+    "what", [what for what in CHANGES if what.startswith(("stamp", "artifact", "library", "database", "record", "lock"))]
+)
 def test_after_damage_the_next_build_is_complete_and_the_one_after_it_is_null(built: Space, what: str) -> None:
     before = built.artifact_files(), built.read("workloads.lock")
     time.sleep(0.01)
@@ -179,7 +183,7 @@ def test_what_nobody_depends_on_does_not_matter(built: Space) -> None:
     assert is_fresh(str(built.root)) == 3
 
 
-@pytest.mark.parametrize("edit", [append("workloads.toml"), append("workloads.toml", "\n\n"), lambda space: remove("cache/state.json")(space)])
+@pytest.mark.parametrize("edit", [append("workloads.toml"), append("workloads.toml", "\n\n"), remove("cache/state.json")])
 def test_comments_take_the_second_short_way_and_then_the_first(built: Space, edit: Edit) -> None:
     edit(built)
     done = built.command("build")

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import HealthCheck, Phase, settings
+from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-
-from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
 from spaces import Command, Space
 
 HEAD = """\
@@ -260,7 +259,13 @@ def _artifacts(space: Space, version: int, targets: set[str]) -> dict[str, Any]:
 
 def test_incremental_builds_give_what_clean_builds_give() -> None:
     limits = settings(
-        max_examples=15, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None, report_multiple_bugs=False, phases=[Phase.generate]
+        max_examples=25,
+        stateful_step_count=20,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        report_multiple_bugs=False,
     )
     with mock.patch("os.fsync"):
         run_state_machine_as_test(Edits, settings=limits)

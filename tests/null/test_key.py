@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import ARCH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ARCH
 from kerneldecl import key as keys
 from kerneldecl.archfile import read_arch
 from kerneldecl.model import Arch, Workload

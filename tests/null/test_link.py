@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-
 from fakes import DieRunner, FakeLinker
+from spaces import ENTRIES, HEAD, Space
+
 from kerneldecl import link
 from kerneldecl.artifact import load
 from kerneldecl.errors import ArtifactError, ToolchainError
 from kerneldecl.key import digest
-from spaces import ENTRIES, HEAD, Space
 
 Damage = Callable[[Path], object]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import tomli
-
 from fakes import ARCH, FakeRunner
+from spaces import Space
+
 from kerneldecl.archfile import read_arch
 from kerneldecl.lockfile import lock_text, shown
 from kerneldecl.model import Candidate, Workload
 from kerneldecl.stores.local import Record
-from spaces import Space
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
 
@@ -54,7 +54,10 @@ def test_entries_of_a_detected_arch_are_left_out() -> None:
 
 
 def test_candidates_are_shown_in_one_line() -> None:
-    assert shown(Candidate.of("t", {"tile": (4, 16), "deep": True, "unroll": (), "order": "ijk"})) == "t(deep=true order=ijk tile=4x16 unroll=none)"
+    assert (
+        shown(Candidate.of("t", {"tile": (4, 16), "deep": True, "unroll": (), "order": "ijk"}))
+        == "t(deep=true order=ijk tile=4x16 unroll=none)"
+    )
 
 
 def test_a_build_locks_declared_archs_and_keeps_their_records_for_git(fakes: Space) -> None:

@@ -1,0 +1,248 @@
+"""Owns the tests of the real command from init to verify: exit codes, what is printed where, and the shape of JSON.
+
+Knows nothing of how results come about.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from spaces import REAL, Space
+
+from kerneldecl.host import detect
+
+SMALL_INIT = {"m = [16, 512]": "m = [4, 8]", "n = 512": "n = 16", "k = 512": "k = 8", "top_k = 20": "top_k = 2"}
+ENTRIES = {"add[shape=24x32]@host", "add[shape=7x9]@host", "relu@host", "product@host"}
+
+
+def test_from_init_to_verify(space: Space) -> None:
+    """One workspace through every command, as its owner would go."""
+    wrote = space.run("init")
+    assert "wrote workloads.toml" in wrote.stdout
+    assert "there is one already" in space.run("init", code=2).stderr
+    for old, new in SMALL_INIT.items():
+        space.edit("workloads.toml", old, new)
+
+    assert space.run("check").stdout == "2 entries declared, no mistakes\n"
+    stale = space.run("check", "--stale", code=3)
+    assert "3 out of date: host, projection[m=4]@host, projection[m=8]@host" in stale.stderr
+
+    planned = space.run_json("plan")
+    assert planned["summary"] == {"hit": 0, "miss": 7}
+    assert {tuple(sorted(action)) for action in planned["actions"]} == {("key", "kind", "reason", "state", "target", "workload")}
+    assert [a["kind"] for a in planned["actions"]] == ["lower", "tune", "build"] * 2 + ["link"]
+    assert not (space.root / "dist").exists(), "a plan runs nothing"
+
+    built = space.run("build")
+    assert built.stdout.startswith("2 entries: 0 up to date, 2 tuned\n")
+    tuned = [line for line in built.stderr.splitlines() if line.startswith("tuned [")]
+    assert [line[:9] for line in tuned] == ["tuned [1/", "tuned [2/"]
+    before = space.artifact_files()
+
+    again = space.run("build")
+    assert (again.stdout, again.stderr) == ("2 entries: 2 up to date\n", "")
+    assert space.run("build", "--locked").stdout == again.stdout
+    assert space.artifact_files() == before
+    assert space.run_json("plan")["summary"] == {"hit": 7, "miss": 0}
+    space.run("check", "--stale")
+
+    verified = space.run_json("verify")
+    assert [(entry["name"], entry["ok"]) for entry in verified["artifacts"][0]["entries"]] == [
+        ("projection[m=4]", True),
+        ("projection[m=8]", True),
+    ]
+
+
+@pytest.fixture(scope="module")
+def shown(built_real: Space, tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """Return a workspace that is up to date, for commands that change nothing."""
+    return built_real.copy_of(tmp_path_factory.mktemp("shown") / "real", "cache", "dist", "workloads.lock")
+
+
+def test_show_tells_of_every_candidate(shown: Space) -> None:
+    json_ = shown.run_json("show", "product")
+    assert (json_["schema"], json_["entry"], json_["rule"], json_["policy"]) == (1, "product@host", "matmul", "plain")
+    assert json_["flops"] == 2 * 16 * 24 * 32
+    assert json_["least_bytes"] == 4 * (16 * 32 + 32 * 24 + 16 * 24)
+    assert len(json_["candidates"]) == 2
+    for candidate in json_["candidates"]:
+        assert candidate["verdict"] == "verified"
+        assert candidate["gflop_per_s"] == pytest.approx(json_["flops"] / candidate["run_secs"] / 1e9)
+        assert 0 <= candidate["error"] <= json_["tolerance"]
+    text = shown.run("show", "product").stdout
+    assert "plain(parallel=0)" in text
+    assert "2 verified, 0 failed" in text
+
+
+def test_show_and_query_list_entries(shown: Space) -> None:
+    assert {entry["entry"] for entry in shown.run_json("show")["entries"]} == ENTRIES
+    found = shown.run_json("query", "tag:activation")["entries"]
+    assert [(entry["entry"], entry["rule"], entry["tags"]) for entry in found] == [("relu@host", "elementwise", ["activation"])]
+    assert set(found[0]["keys"]) == {"lower", "tune", "build"}
+    lines = shown.run("query", "add*").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["add[shape=24x32]@host", "add[shape=7x9]@host"]
+
+
+def test_why_tells_of_the_last_build_that_ran_something(shown: Space) -> None:
+    told = shown.run_json("why", "relu")
+    assert (told["entry"], told["pending"]) == ("relu@host", False)
+    assert [action["kind"] for action in told["actions"]][:2] == ["lower", "tune"]
+    assert "is up to date. The last build that ran something for it:" in shown.run("why", "relu").stdout
+
+
+def test_why_says_which_rule_shadows_a_standard_one(real: Space) -> None:
+    from kerneldecl.plugins import rule_file
+
+    standard = rule_file(real.root, "elementwise")
+    for neighbour in standard.parent.glob("_*.py"):
+        (real.root / "rules").mkdir(exist_ok=True)
+        shutil.copy(neighbour, real.root / "rules")
+    shutil.copy(standard, real.root / "rules")
+    assert real.run_json("why", "relu")["shadows"] == str(standard)
+
+
+def test_stats_count_the_store(shown: Space) -> None:
+    stats = shown.run_json("cache", "stats")
+    counts = {row["kind"]: row["count"] for row in stats["kinds"]}
+    assert (counts["local/lower"], counts["local/tune"], stats["damaged"]) == (4, 4, [])
+    assert counts["blob"] == len(list((shown.root / "cache/blob").glob("*/*")))
+    assert shown.run("cache", "stats").stdout.endswith("0 damaged\n")
+
+
+def test_the_schema_describes_this_workspaces_rules(shown: Space) -> None:
+    schema = json.loads(shown.run("schema").stdout)
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert "matmul" in json.dumps(schema)
+
+
+def test_the_doctor_looks_at_tools_and_machine(shown: Space) -> None:
+    rows = {row["name"]: row for row in shown.run_json("doctor")["checks"]}
+    assert {"python", "tvm", "tvm_ffi", "tvm with tvm_ffi", "C++ compiler", "host", "disk"} <= rows.keys()
+    assert rows["tvm with tvm_ffi"]["is_ok"]
+    assert detect().model in rows["host"]["found"]
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_do(shown: Space, tmp_path: Path) -> None:
+    done = shown.run("doctor", code=10, PATH=str(tmp_path))
+    assert "C++ compiler" in done.stdout
+    assert "apt-get install g++" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["build", "nothing*"], 4, "no entry matches"),
+        (["show", "rellu"], 4, 'did you mean "relu"?'),
+        (["why", "product@gpu"], 4, "product is declared for host"),
+        (["frobnicate"], 2, "No such command"),
+        (["build", "--jobs", "0"], 2, "--jobs"),
+        (["-C", "/nowhere", "plan"], 2, "no such file"),
+        (["verify", "/nowhere"], 6, ""),
+    ],
+)
+def test_every_way_to_fail_has_its_exit_code(shown: Space, arguments: list[str], code: int, words: str) -> None:
+    done = shown.run(*arguments, code=code)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_mistakes_are_all_told_and_nothing_is_written(space: Space) -> None:
+    space.write({"workloads.toml": REAL["workloads.toml"].replace('"relu"\nshape', '"rellu"\nshape').replace("m = 16", "m = 0")})
+    before = sorted(path for path in space.root.rglob("*"))
+    done = space.run("build", code=2)
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error: workloads.toml:")]) >= 2
+    assert 'did you mean "relu"' in done.stderr
+    assert sorted(path for path in space.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", [["build"], ["plan"], ["show"], ["check", "--stale"], ["why", "relu"], ["query", "relu"]])
+def test_it_works_from_anywhere(shown: Space, command: list[str], tmp_path: Path) -> None:
+    elsewhere = Space(tmp_path)
+    assert elsewhere.run("-C", str(shown.root), *command).stdout == shown.run(*command).stdout
+    assert elsewhere.run(*command, "-C", os.path.relpath(shown.root, tmp_path)).stdout == shown.run(*command).stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quiet_is_quiet_and_colour_is_for_terminals(real: Space) -> None:
+    real.edit("workloads.toml", "shape = [[24, 32], [7, 9]]", "shape = [[24, 32], [7, 10]]")
+    quiet = real.run("build", "-q", FORCE_COLOR="")
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    real.edit("workloads.toml", "[7, 10]", "[7, 11]")
+    assert "\x1b" not in real.run("build", "--color", "never").stderr
+
+
+def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
+    before = {path: path.read_bytes() for path in (real.root / "cache/local").rglob("*.json")}
+    real.edit("workloads.toml", "m = 16", "m = 17")
+    pending = real.run_json("plan")
+    misses = [(a["workload"], a["kind"]) for a in pending["actions"] if a["state"] == "miss"]
+    assert misses == [("product", "lower"), ("product", "tune"), ("product", "build"), ("", "link")]
+    assert next(a["reason"] for a in pending["actions"] if a["state"] == "miss") == "attrs.m 16 -> 17"
+    told = real.run("why", "product").stdout
+    assert "- attrs.m = 16" in told
+    assert "+ attrs.m = 17" in told
+    done = real.run("build")
+    assert done.stdout.startswith("4 entries: 3 up to date, 1 tuned\n")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    added = [path.parent.name for path in (real.root / "cache/local").rglob("*.json") if path not in before]
+    assert sorted(added) == ["build", "build", "link", "lower", "measure", "measure", "tune"]
+    assert real.run_json("verify")["artifacts"][0]["exit_code"] == 0
+
+
+def test_renaming_an_entry_only_links(real: Space) -> None:
+    real.edit("workloads.toml", '"relu"\nrule', '"rectify"\nrule')
+    done = real.run("build")
+    assert done.stderr.splitlines() == ["linked host: dist/mini-0.1.0/host"]
+    assert re.match(r"4 entries: 4 up to date\nartifact for host: .*/dist/mini-0.1.0/host\n", done.stdout)
+
+
+def test_a_comment_in_a_rule_tunes_nothing(real: Space) -> None:
+    from kerneldecl.plugins import rule_file
+
+    source = rule_file(real.root, "elementwise").parent
+    (real.root / "rules").mkdir()
+    for path in [*source.glob("_*.py"), source / "elementwise.py"]:
+        (real.root / "rules" / path.name).write_text(f"{path.read_text()}\n# a comment\n")
+    before = real.artifact_files()
+    done = real.run("build")
+    assert "tuned" not in done.stderr
+    assert real.artifact_files() == before
+
+
+def test_a_damaged_artifact_is_found_and_linked_again(real: Space) -> None:
+    before = real.artifact_files()
+    library = next(real.artifact().glob("lib/*.so"))
+    library.write_bytes(library.read_bytes()[:100])
+    assert "has other content than its manifest says" in real.run("verify", code=6).stdout
+    assert real.run("build").stderr.splitlines() == ["linked host: dist/mini-0.1.0/host"]
+    assert real.artifact_files() == before
+    real.run("verify")
+
+
+def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
+    """The files are as the manifest says, but the manifest says they hold something else."""
+    from kerneldecl.link import _with_digest
+
+    folder = shutil.copytree(real.artifact(), tmp_path / "artifact")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    add = next(entry for entry in manifest["entries"] if entry["name"] == "add[shape=24x32]")
+    add["attrs"]["op"] = "mul"
+    (folder / "manifest.json").write_bytes(_with_digest(manifest))
+    done = real.run("verify", str(folder), code=7)
+    assert "WRONG  add[shape=24x32]" in done.stdout
+    assert "3 of 4 kernels right" in done.stdout
+
+
+def test_two_builds_from_the_same_records_are_byte_equal(built_real: Space, tmp_path: Path) -> None:
+    clones = [built_real.copy_of(tmp_path / name, "cache/record", "cache/local") for name in ("first", "a/deeper/second")[:1]]
+    clones.append(built_real.copy_of(tmp_path / "another" / "place", "cache/record", "cache/local"))
+    for clone in clones:
+        done = clone.run("build")
+        assert done.stdout.startswith("4 entries: 0 up to date, 4 built\n")
+        assert "tuned" not in done.stderr
+    assert clones[0].artifact_files() == clones[1].artifact_files() == built_real.artifact_files()

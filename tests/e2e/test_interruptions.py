@@ -1,0 +1,186 @@
+"""Owns the tests of builds that are interrupted, killed or run side by side: nothing finished is lost, nothing is left behind.
+
+Knows nothing of what is built, except that there are four computations.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from spaces import REAL, Space
+
+from kerneldecl.link import artifact_defect
+from kerneldecl.stores.local import LocalStore, store_stats
+
+COMPUTATIONS = 4
+KILLS = 30
+INTERRUPTED = (130, -signal.SIGINT)
+"""Python ends by the signal itself where that arrived while it ran code given as a string, as dataclasses do; a shell says 130."""
+
+
+@pytest.fixture
+def fresh(space: Space) -> Iterator[Space]:
+    """Return a workspace with nothing built; whatever the test leaves running there ends."""
+    yield space.write(REAL)
+    for process in processes_in(space):
+        process.kill()
+
+
+def processes_in(space: Space) -> list[psutil.Process]:
+    """Return every process that works in the workspace's folder: workers inherit it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(space.root):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def vanished(space: Space) -> bool:
+    return not psutil.wait_procs(processes_in(space), timeout=10)[1]
+
+
+def until_line(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"the build ended without a line with {word}")
+
+
+def interrupted(space: Space, process: subprocess.Popen[str]) -> None:
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - start < 2
+    assert process.returncode in INTERRUPTED
+    assert "interrupted: what was finished is kept" in err
+    assert "Traceback" not in err
+    assert processes_in(space) == []
+
+
+@pytest.mark.parametrize("secs", [0.1, 0.15, 0.2, 0.3])
+def test_an_interrupt_of_a_build_that_has_hardly_begun_says_nothing_odd(fresh: Space, secs: float) -> None:
+    with fresh.start("build") as process:
+        time.sleep(secs)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode in INTERRUPTED
+    assert "Traceback" not in err
+    assert processes_in(fresh) == []
+
+
+@pytest.mark.parametrize("secs", [0.5, 1.0, 2.0])
+def test_an_interrupt_ends_a_build_within_two_seconds(fresh: Space, secs: float) -> None:
+    with fresh.start("build") as process:
+        time.sleep(secs)
+        assert process.poll() is None
+        interrupted(fresh, process)
+
+
+def test_after_an_interrupt_the_next_build_goes_on(fresh: Space) -> None:
+    with fresh.start("build") as process:
+        until_line(process, "tuned [1/")
+        interrupted(fresh, process)
+    kept = {path: path.read_bytes() for path in fresh.records("tune")}
+    assert 1 <= len(kept) < COMPUTATIONS
+    done = fresh.run("build")
+    assert f"{len(kept)} up to date, {COMPUTATIONS - len(kept)} tuned" in done.stdout or "built" in done.stdout
+    assert sum(line.startswith("tuned [") for line in done.stderr.splitlines()) == COMPUTATIONS - len(kept)
+    assert all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_an_interrupt_ends_a_build_whose_worker_hangs(fresh: Space) -> None:
+    """In code that never gives the interpreter back."""
+    fresh.edit("templates/plain.py", "    sch = ", "    while True:\n        pass\n    sch = ")
+    with fresh.start("build", "-v") as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(fresh.records("lower")) < COMPUTATIONS:
+            time.sleep(0.1)
+        time.sleep(1.0)
+        interrupted(fresh, process)
+
+
+def damaged(space: Space) -> list[str]:
+    found: list[str] = store_stats(LocalStore(space.root / "cache"))["damaged"]
+    return found
+
+
+def test_builds_that_are_killed_lose_nothing_that_was_finished(fresh: Space) -> None:
+    """Thirty kills at random moments. Whenever a build gets to its end, some of the work is taken away again."""
+    moments = random.Random(20)
+    for _ in range(KILLS):
+        before = {path: path.read_bytes() for path in fresh.records("*")}
+        with fresh.start("build", "--keep-going") as process:
+            try:
+                process.wait(timeout=moments.uniform(0.05, 3.5))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        assert vanished(fresh)
+        assert damaged(fresh) == []
+        assert all(path.read_bytes() == content for path, content in before.items())
+        for manifest in fresh.root.glob("dist/*/host/manifest.json"):
+            assert artifact_defect(manifest.parent) == "", "an artifact is whole or not there"
+        if process.returncode == 0:
+            shutil.rmtree(fresh.root / "dist")
+            shutil.rmtree(fresh.root / "cache" / moments.choice(["blob", "local/measure", "local/lower"]), ignore_errors=True)
+            for path in moments.sample(fresh.records("tune"), 2):
+                path.unlink()
+    before = {path: path.read_bytes() for path in fresh.records("*")}
+    tuned = len(fresh.records("tune"))
+    done = fresh.run("build")
+    assert sum(line.startswith("tuned [") for line in done.stderr.splitlines()) == COMPUTATIONS - tuned
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert len(fresh.records("tune")) == COMPUTATIONS
+    fresh.run("verify")
+    assert fresh.run("build").stdout == "4 entries: 4 up to date\n"
+
+
+def test_two_builds_at_once_share_the_work(fresh: Space) -> None:
+    first, second = fresh.start("build"), fresh.start("build")
+    (_, first_err), (_, second_err) = first.communicate(timeout=120), second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), first_err + second_err
+    lines = (first_err + second_err).splitlines()
+    assert sum(line.startswith("tuned [") for line in lines) == COMPUTATIONS
+    assert len(fresh.records("tune")) == COMPUTATIONS
+    pids = {str(first.pid), str(second.pid)}
+    waits = [line for line in lines if "is tuning in this workspace: waiting for it to finish" in line]
+    assert waits
+    assert {line.split()[1] for line in waits} <= pids
+    assert fresh.run("build").stdout == "4 entries: 4 up to date\n"
+    fresh.run("verify")
+
+
+def test_a_build_that_must_not_wait_says_who_is_at_work(fresh: Space) -> None:
+    with fresh.start("build", "-v") as first:
+        until_line(first, "built")
+        second = fresh.run("build", "--no-wait", code=9)
+        assert f"process {first.pid} on " in second.stderr
+        first.communicate(timeout=120)
+    assert first.returncode == 0
+
+
+def test_records_of_a_declared_arch_travel_and_are_locked(fresh: Space, tmp_path: Path) -> None:
+    """What one machine has measured, another one links: without blobs, without tuning, and with --locked."""
+    fresh.edit("workloads.toml", 'arch = "host"', 'arch = "x86-64-v3"')
+    fresh.run("build")
+    assert not (fresh.root / "cache/local/tune").exists()
+    clone = fresh.copy_of(tmp_path / "clone", "cache/record", "workloads.lock")
+    done = clone.run("build", "--locked")
+    assert "tuned" not in done.stderr
+    assert clone.artifact_files() == fresh.artifact_files()
+    clone.edit("workloads.toml", "m = 16", "m = 17")
+    stale = clone.run("build", "--locked", code=3)
+    assert "workloads.lock would change: product@host would be tuned" in stale.stderr
+    assert json.loads((clone.artifact() / "manifest.json").read_text())["arch"]["name"] == "x86-64-v3"
