@@ -307,11 +307,13 @@ def link_artifacts(at_work: Build) -> None:
 def _link_artifact(at_work: Build, action: Action, folder: Path) -> None:
     at_work.ran.append(action)
     workspace, declaration = at_work.workspace, at_work.workspace.declaration
-    entries = tuple((e.workload, e.tuned) for e in at_work.plan.entries if e.workload.target == action.target and e.tuned)
+    entries = [e for e in at_work.plan.entries if e.workload.target == action.target]
+    parts = tuple(link.Part(e.workload, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None)
     arch, toolchain = workspace.inputs.archs[action.target], workspace.inputs.toolchain
-    linked = link.Linked(declaration.artifact, declaration.version, action.target, arch, toolchain, action.key, entries)
+    linked = link.Linked(declaration.artifact, declaration.version, action.target, arch, toolchain, action.key, parts)
     with exclusive(workspace.store.root / "link.lock", "linking in this workspace", lambda text: at_work.report(Note(text))):
-        link.link(linked, workspace.store, folder, at_work.linker)
+        if link.artifact_defect(folder, action.key):  # another build may have linked it while we waited
+            link.link(linked, workspace.store, folder, at_work.linker)
     workspace.store.write("link", action.manifest, {}, is_local=True)
     at_work.artifacts[action.target] = folder
     at_work.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))

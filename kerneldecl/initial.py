@@ -39,6 +39,7 @@ epilogue = ["bias", "relu"]
 IGNORED = """\
 # kerneldecl: artifacts, and of the store all but the records of declared archs
 /dist/
+*.part
 /cache/*
 !/cache/record/
 """

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
 from kerneldecl.key import arch_fields, compilers, digest
@@ -32,9 +32,17 @@ _NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
 
 
+class Part(NamedTuple):
+    """One entry of an artifact: the workload, the result of its lower record, its tune record."""
+
+    workload: Workload
+    lowered: Mapping[str, Any]
+    tuned: Record
+
+
 @dataclass(frozen=True)
 class Linked:
-    """What an artifact is made of: the entries of one target with their tune records."""
+    """What an artifact is made of: the entries of one target."""
 
     name: str
     version: str
@@ -42,7 +50,7 @@ class Linked:
     arch: Arch
     toolchain: Mapping[str, str]
     key: str
-    entries: tuple[tuple[Workload, Record], ...]
+    parts: tuple[Part, ...]
 
 
 def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
@@ -50,8 +58,13 @@ def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
 
 
 def link(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
-    """Write the artifact beside its place and move it there; raise ArtifactError if a blob is missing."""
+    """Write the artifact beside its place and move it there; raise ArtifactError if a blob is missing.
+
+    To be called by one process at a time for a folder.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(left)  # of a build that was killed while it linked; nobody else links here now
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         _write(linked, store, fresh, linker)
@@ -73,7 +86,7 @@ def _swap(fresh: Path, folder: Path) -> None:
 
 
 def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
-    kernels = _kernels(record for _, record in linked.entries)
+    kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
     _write_database(records, store, folder / "database")
@@ -89,7 +102,7 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "arch": {"name": linked.arch.name, **arch_fields(linked.arch)},
         "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
-        "entries": [_entry(workload, record, kernels) for workload, record in sorted(linked.entries, key=lambda pair: pair[0].name)],
+        "entries": [_entry(part, kernels) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
         "files": files,
     }
     _write_file(folder / MANIFEST, _with_digest(manifest))
@@ -159,7 +172,8 @@ def _blob(store: LocalStore, record: Record, name: str) -> bytes:
     return content
 
 
-def _entry(workload: Workload, record: Record, kernels: Mapping[str, Record]) -> dict[str, Any]:
+def _entry(part: Part, kernels: Mapping[str, Record]) -> dict[str, Any]:
+    workload, lowered, record = part
     result = kernels[record.result["symbol"]].result
     return {
         "name": workload.name,
@@ -167,13 +181,13 @@ def _entry(workload: Workload, record: Record, kernels: Mapping[str, Record]) ->
         "attrs": dict(workload.attrs),
         "tags": list(workload.tags),
         "symbol": result["symbol"],
-        **result["signature"],
+        **lowered["signature"],
         "key": record.key,
         "computation": result["computation"],
         "winner": result["winner"],
         "run_secs": result["run_secs"],
-        "flops": result["flops"],
-        "least_bytes": result["least_bytes"],
+        "flops": lowered["flops"],
+        "least_bytes": lowered["least_bytes"],
         "verdict": {"verified": True, "error": result["error"], "tolerance": record.result["tolerance"]},
         "provenance": result["provenance"],
     }

@@ -185,12 +185,14 @@ def _build_action(workload: Workload, tuned: Record | None, past: Past) -> Actio
 
 def link_digest(entry: EntryPlan) -> str:
     """Return what stands for a tuned entry in the link's manifest: all that the artifact tells of it, or holds for it."""
+    assert entry.lowered is not None
     assert entry.tuned is not None
     workload, result = entry.workload, entry.tuned.result
+    lowered = sorted((name, str(value)) for name, value in entry.lowered.items() if name != "space")
     declared = (entry.arch.name, workload.rule, workload.attrs, workload.tags)
     # What else a record holds follows from its key and its winner's code; but a tuning that is repeated has other times.
     found = (entry.tuned.key, *(result[name] for name in BLOBS), result["run_secs"], result["error"], sorted(result["provenance"].items()))
-    return keys.digest(repr((*declared, *found)).encode())
+    return keys.digest(repr((*declared, *lowered, *found)).encode())
 
 
 def link_action(

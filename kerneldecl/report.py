@@ -78,7 +78,8 @@ def show_json(entry: EntryPlan) -> Json:
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
         return {**head, "tuned": False, "reason": entry.action("tune").reason}
-    result = entry.tuned.result
+    assert entry.lowered is not None
+    lowered, result = entry.lowered, entry.tuned.result
     return {
         **head,
         "tuned": True,
@@ -87,14 +88,14 @@ def show_json(entry: EntryPlan) -> Json:
         "policy": result["policy"],
         "tied": result["tied"],
         "tolerance": result["tolerance"],
-        "flops": result["flops"],
-        "least_bytes": result["least_bytes"],
+        "flops": lowered["flops"],
+        "least_bytes": lowered["least_bytes"],
         "provenance": result["provenance"],
-        "candidates": [_candidate_json(m, result, entry.arch) for m in result["measurements"]],
+        "candidates": [_candidate_json(m, lowered, result.get("ceilings", {}), entry.arch) for m in result["measurements"]],
     }
 
 
-def _candidate_json(measurement: Mapping[str, Any], result: Mapping[str, Any], arch: Arch) -> Json:
+def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], ceilings: Mapping[str, Any], arch: Arch) -> Json:
     samples = sorted(measurement.get("samples", ()))
     fields: Json = {
         "candidate": shown(Candidate.from_json(measurement["candidate"])),
@@ -106,11 +107,10 @@ def _candidate_json(measurement: Mapping[str, Any], result: Mapping[str, Any], a
     if not samples:
         return fields
     run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
-    flops, moved = result["flops"] / run_secs, result["least_bytes"] / run_secs
-    dtype = result["signature"]["inputs"][0]["dtype"]
+    flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
+    dtype = lowered["signature"]["inputs"][0]["dtype"]
     # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
-    measured = result.get("ceilings", {}) if arch.is_detected else {}
-    cpu = dataclasses.replace(arch.cpu, **measured)
+    cpu = dataclasses.replace(arch.cpu, **(ceilings if arch.is_detected else {}))
     shares = {"peak_share": flops / cpu.peak_flops_per_s(dtype), "bandwidth_share": moved / cpu.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
     return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}

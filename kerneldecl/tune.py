@@ -147,6 +147,8 @@ def _timed(task: Task, built: Sequence[Measurement], runner: Runner, step: Step)
         verdict, secs = _verified(task, measurement, case, runner)
         if verdict.failure:
             failed.append(verdict)
+            # Its process may have died with it: what the next one needs is made again within its own limit.
+            runner.measure({"do": "prepare", "case": case}, PREPARE_SECS)
         else:
             passed.append((verdict, secs))
             best = min(secs, best or secs)
@@ -177,7 +179,7 @@ def _kernel(task: Task, measurement: Measurement) -> dict[str, str]:
 
 
 def _manifest(task: Task, code: str) -> str:
-    return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance})
+    return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
 
 
 def _known(task: Task, code: str, store: LocalStore) -> Measurement | None:
@@ -211,9 +213,6 @@ def record_result(task: Task, measurements: Sequence[Measurement], tied: int, po
     return {
         "computation": task.lowered["computation"],
         "symbol": f"kd_{task.lowered['computation'][:20]}",
-        "signature": task.lowered["signature"],
-        "flops": task.lowered["flops"],
-        "least_bytes": task.lowered["least_bytes"],
         "tolerance": task.tolerance,
         "policy": policy,
         "winner": winner.candidate.to_json(),

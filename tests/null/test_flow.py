@@ -104,7 +104,7 @@ CHANGES = {
     # What tuning depends on. The same code is neither compiled nor measured twice.
     "top_k": Change(toml("n = 64", "n = 64\ntop_k = 2"), "search.top_k", tuned=only("large")),
     "tolerance": Change(toml("n = 64", "n = 64\ntolerance = 0.01"), "search.tolerance", tuned=only("large"), measured=only("large")),
-    "generation": Change(toml("n = 64", "n = 64\ngeneration = 1"), "search.generation", tuned=only("large")),
+    "generation": Change(toml("n = 64", "n = 64\ngeneration = 1"), "search.generation", tuned=only("large"), measured=only("large")),
     "policy's comment": Change(text("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS ="), "plugins.policy.plain", tuned=ALL),
     "policy's order": Change(text("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)"), "plugins.policy.plain", tuned=ALL),
     "policy's choice": Change(
