@@ -125,7 +125,7 @@ def _lowered(request: Mapping[str, Any]) -> Answer:
     rule = load_rule(Path(request["root"]), request["rule"])(**attrs)
     signature = rule.signature()
     (output,) = signature.outputs
-    axes = tuple(Axis(f"i{dim}", extent, "spatial") for dim, extent in enumerate(output.shape))
+    axes = tuple(Axis(f"i{i}", extent, "spatial") for i, extent in enumerate(output.shape))
     index = tuple(((dim, 1),) for dim in range(len(axes)))
     reads, writes = (tuple(Access(arg.name, arg.shape, arg.dtype, index) for arg in args) for args in (signature.inputs, signature.outputs))
     space = IterSpace((Block(output.name, axes, reads, writes, 1),), tuple(a.name for a in signature.inputs), (output.name,))
@@ -157,11 +157,10 @@ def _linked(library: Path, objects: Sequence[Path]) -> None:
 
 def make_workspace(root: Path, text: str, like: Path | None) -> None:
     """Leave a workspace in which everything is up to date. Records of `like`, which declares the same work, are used."""
-    folder = root / "policies"
-    folder.mkdir(parents=True, exist_ok=True)
+    (root / "policies").mkdir(parents=True, exist_ok=True)
     (root / "workloads.toml").write_text(text, encoding="utf-8")
     names = (name for name in plugin_names("policies", root) if name not in {"auto", "first"})
-    _write_if_other(folder / "first.py", POLICY.format(names=("first", *names)))
+    _write_if_other(root / "policies" / "first.py", POLICY.format(names=("first", *names)))
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
     done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linker=_linked)
@@ -354,15 +353,13 @@ def imports(rounds: int) -> dict[str, Any]:
 
 def imported_modules(root: Path) -> list[str]:
     """Return the modules that a null build imports beyond those of the bare interpreter."""
-    bare, build = (
-        set(re.findall(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)", _stderr((sys.executable, "-X", "importtime", *rest), root)))
-        for rest in (("-c", "pass"), ("-m", "kerneldecl", "build"))
-    )
+    found: list[set[str]] = []
+    for rest in (("-c", "pass"), ("-m", "kerneldecl", "build")):
+        command = (sys.executable, "-X", "importtime", *rest)
+        told = subprocess.run(command, cwd=root, env=ENVIRONMENT, capture_output=True, text=True, check=True).stderr
+        found.append(set(re.findall(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)", told)))
+    bare, build = found
     return sorted(build - bare)
-
-
-def _stderr(command: Sequence[str], folder: Path) -> str:
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True).stderr
 
 
 def _row(labels: Mapping[str, Any], samples: Sequence[Took], limit_ms: float | None) -> dict[str, Any]:
@@ -382,8 +379,7 @@ def main() -> None:
     asked = parser.parse_args()
     described = machine()
     show_machine(described)
-    missing = [tool for tool in ("ninja", "make", "doit") if not has_tool(tool)]
-    if missing:
+    if missing := [tool for tool in ("ninja", "make", "doit") if not has_tool(tool)]:
         print(f"not installed, left out: {', '.join(missing)}")
     with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory(prefix="null-build-") as folder:
         places = {count: Path(folder).resolve() / str(count) for count in asked.entries}
@@ -394,9 +390,8 @@ def main() -> None:
         modules = imported_modules(next(iter(places.values())) / "a-table-each")
     importing = imports(asked.rounds)
     show("Imports", list(importing.values()))
-    unwanted = [name for name in modules if name.partition(".")[0] in UNWANTED]
-    print(f"\nA null build imports {len(modules)} modules: {', '.join(modules)}")
-    print(f"Of {', '.join(UNWANTED)}: {', '.join(unwanted) or 'none'}")
+    unwanted = ", ".join(name for name in modules if name.partition(".")[0] in UNWANTED)
+    print(f"\nA null build imports {len(modules)} modules: {', '.join(modules)}\nOf {', '.join(UNWANTED)}: {unwanted or 'none'}")
     results = {"null_builds": null, "edited": edits, "imports": importing, "modules": modules, "missing": missing}
     write_json(asked.json, described, results)
 
