@@ -262,9 +262,6 @@ def _doit(place: Path, count: int) -> Job:
     return Job((sys.executable, "-m", "doit"), place, r"(-- cp:\d+\s*)+")
 
 
-# Measurements
-
-
 def null_builds(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
     """Measure builds with nothing to do."""
     says = f"{count} entries: {count} up to date"

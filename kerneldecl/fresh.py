@@ -44,9 +44,13 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
     `extra` are files outside the plug-in folders that keys depend on, `folders` those of the artifacts, both as paths
     from the workspace's root.
     """
+    _write(root, _stamp(root, sorted(extra), sorted(folders), entries))
+
+
+def _write(root: str, stamp: dict[str, object]) -> None:
     temporary = os.path.join(root, f"{STAMP}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_stamp(root, sorted(extra), sorted(folders), entries), file)
+        json.dump(stamp, file)
     os.replace(temporary, os.path.join(root, STAMP))
 
 
@@ -63,7 +67,7 @@ def restamp(root: str, entries: int) -> int:
         return 0
     if any(old.get(name) != now[name] for name in ("schema", "lock", "context", "artifacts", "records")):
         return 0
-    write_stamp(root, old["extra"], old["folders"], entries)
+    _write(root, now)
     return entries
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm_ffi
 
@@ -28,7 +29,9 @@ def _load_runtime() -> None:
 
 
 # DLPack's type codes of the dtypes that NumPy itself cannot export (dlpack.h 1.1, DLDataTypeCode).
-_EXTENSION_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
+_EXTENSION_CODES = {
+    np.dtype(getattr(ml_dtypes, name)): code for name, code in (("bfloat16", 4), ("float8_e4m3fn", 10), ("float8_e5m2", 12))
+}
 _DTYPE_OFFSET = 20
 """Of DLTensor's dtype: data pointer (8 bytes), device (8), number of dimensions (4) come before it."""
 
@@ -37,9 +40,8 @@ def tensor(array: Any) -> tvm_ffi.Tensor:
     """Return an array of NumPy, torch or any other DLPack producer as a tensor that kernels take; memory is shared."""
     if isinstance(array, tvm_ffi.Tensor):
         return array
-    name = str(getattr(array, "dtype", ""))
-    if name in _EXTENSION_CODES and isinstance(array, np.ndarray):
-        return tvm_ffi.from_dlpack(_Retyped(array.view(f"uint{array.itemsize * 8}"), _EXTENSION_CODES[name]))
+    if isinstance(array, np.ndarray) and array.dtype in _EXTENSION_CODES:
+        return tvm_ffi.from_dlpack(_Retyped(array.view(f"uint{array.itemsize * 8}"), _EXTENSION_CODES[array.dtype]))
     return tvm_ffi.from_dlpack(array)
 
 

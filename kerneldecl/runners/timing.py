@@ -32,6 +32,8 @@ class _Case:
     kernels: dict[str, Callable[..., object]]
 
 
+SETTLE_SECS = 0.1
+"""How long the threads of the reference's BLAS may go on waiting for work, in the way of the kernel under test."""
 _AT_HAND: dict[str, _Case] = {}
 """Holds one case at most, under the text that describes it."""
 
@@ -53,6 +55,7 @@ def _case(described: Mapping[str, Any]) -> _Case:
         expected = rule.reference(*inputs)
         output_args = rule.signature().outputs
         several = [expected] if isinstance(expected, np.ndarray) else list(expected)
+        time.sleep(SETTLE_SECS)
         _AT_HAND[text] = _Case(inputs, several, output_args, [aligned(poisoned(arg)) for arg in output_args], {})
     return _AT_HAND[text]
 
