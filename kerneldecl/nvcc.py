@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
@@ -71,7 +71,7 @@ class Usage:
 class Cubin:
     """Device code for one arch, and what each of its kernels uses."""
 
-    content: bytes
+    content: bytes = field(repr=False)
     usage: Mapping[str, Usage]
 
 

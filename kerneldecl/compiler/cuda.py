@@ -17,7 +17,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Launch:
 class CudaObject:
     """A relocatable object that exports one function, for `cudalink.link_cuda_library`."""
 
-    content: bytes
+    content: bytes = field(repr=False)
     code: str
     """Digest of the device code, how it is launched and what the function takes: what a measurement depends on."""
     launches: tuple[Launch, ...]
@@ -67,7 +67,7 @@ class CudaObject:
 def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> CudaObject:
     """Return the object that holds the scheduled `main` as an exported function named `symbol`.
 
-    What nvcc made of the same source before is taken from the store. Raise ValueError if nothing is bound to threads or
+    What nvcc made of the same source before is taken from the store. Raise ValueError if something is bound to no threads or
     nvcc rejects the source, ToolchainError if there is no compiler for the arch.
     """
     func = mod["main"].with_attr("global_symbol", symbol)
@@ -114,7 +114,12 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, 
 
 
 def _calls(stmt: Any) -> Iterator[Call]:
-    """Yield the launches of a host function in order of execution."""
+    """Yield the launches of a host function in order of execution; raise ValueError if the host computes anything itself.
+
+    TVM leaves on the host what is bound to no threads; it would read and write the GPU's memory from there, and crash.
+    """
+    if isinstance(stmt, tvm.tirx.BufferStore | tvm.tirx.For | tvm.tirx.While):
+        raise ValueError("a part of the function is bound to no threads and would run on the host")  # noqa: TRY004  the schedule is at fault
     call = stmt.value if isinstance(stmt, tvm.tirx.Evaluate) else None
     if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
         names = [str(name) for name in call.attrs.launch_params]

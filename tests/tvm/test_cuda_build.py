@@ -239,19 +239,30 @@ def test_launch_geometry_and_shared_memory_are_those_of_the_schedule(store: Loca
     assert dynamic.launches[0].usage.smem_bytes < tile_bytes
 
 
-@needs_nvcc
-def test_two_kernels_of_one_function_are_launched_in_order(store: LocalStore) -> None:
+def two_blocks(*threads: tuple[str, int]) -> tvm.IRModule:
+    """Return row sums and their squares, with each of the named blocks bound to so many threads a block of the grid."""
     a = te.placeholder((64, 512), "float32", name="A")
     k = te.reduce_axis((0, 512), name="k")
     b = te.compute((64,), lambda i: te.sum(a[i, k], axis=k), name="B")
     sch = tvm.s_tir.Schedule(module(a, te.compute((64,), lambda i: b[i] * b[i], name="C")))
-    for name, threads in (("B", 32), ("C", 16)):
-        outer, inner = sch.split(sch.get_loops(sch.get_sblock(name))[0], [None, threads])
+    for name, count in threads:
+        outer, inner = sch.split(sch.get_loops(sch.get_sblock(name))[0], [None, count])
         sch.bind(outer, "blockIdx.x")
         sch.bind(inner, "threadIdx.x")
-    made = compile_cuda_object(sch.mod, H200, "kd_two", store)
+    return sch.mod
+
+
+@needs_nvcc
+def test_two_kernels_of_one_function_are_launched_in_order(store: LocalStore) -> None:
+    made = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
     assert [(launch.grid[0], launch.block[0]) for launch in made.launches] == [(2, 32), (4, 16)]
     assert len({launch.kernel for launch in made.launches}) == 2
+
+
+@pytest.mark.parametrize("name", ["B", "C"])
+def test_function_that_would_compute_on_the_host_is_refused(name: str, store: LocalStore) -> None:
+    with pytest.raises(ValueError, match="bound to no threads and would run on the host"):
+        compile_cuda_object(two_blocks((name, 32)), H200, "kd_half", store)
 
 
 @needs_nvcc
