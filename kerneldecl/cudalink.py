@@ -60,7 +60,7 @@ def embed(host: bytes, module: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "host.o").write_bytes(host)
-        (path / "module.bin").write_bytes(_sized(_KIND) + _sized(module))
+        (path / "module.bin").write_bytes(sized(_KIND) + sized(module))
         (path / "module.s").write_text(_ASSEMBLY, encoding="ascii")
         _run([compiler(), "-r", "-nostdlib", "-o", "kernel.o", "host.o", "module.s"], path, "packing device code")
         return (path / "kernel.o").read_bytes()
@@ -85,7 +85,8 @@ def _head(count: int) -> list[str]:
     return [*(f"QUAD({number})" for number in (*tree, len(_LIBRARY))), *(f"BYTE({byte})" for byte in _LIBRARY)]
 
 
-def _sized(content: bytes) -> bytes:
+def sized(content: bytes) -> bytes:
+    """Return content as TVM serialises strings and modules: its size before it."""
     return struct.pack("<Q", len(content)) + content
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.tensorir import signature_of
-from kerneldecl.cudalink import embed
+from kerneldecl.cudalink import embed, sized
 from kerneldecl.key import digest, key, manifest
 from kerneldecl.model import Arch
 from kerneldecl.nvcc import Cubin, Usage
@@ -75,7 +74,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     functions, source = _serialized(library)
     cubin = _cubin(source, arch_name, store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
-    module = _sized(b"cubin") + functions + _sized(cubin.content)
+    module = sized(b"cubin") + functions + sized(cubin.content)
     return CudaObject(embed(_host_object(library), module), _code_digest(cubin, launches, signature_of(func)), launches)
 
 
@@ -145,14 +144,10 @@ def _serialized(library: Any) -> tuple[bytes, str]:
     """
     source = str(library.imports[0].inspect_source("cuda"))
     packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
-    _, _, content = packed.split(_sized(b"cuda"), 2)  # of a module of kind "cuda", then of format "cuda"
-    functions = content.removesuffix(_sized(source.encode()))
+    _, _, content = packed.split(sized(b"cuda"), 2)  # of a module of kind "cuda", then of format "cuda"
+    functions = content.removesuffix(sized(source.encode()))
     assert functions != content, "TVM serialises source as it is"
     return functions, source
-
-
-def _sized(content: bytes) -> bytes:
-    return struct.pack("<Q", len(content)) + content
 
 
 def _host_object(library: Any) -> bytes:
