@@ -32,13 +32,12 @@ _KIND = b"cuda"
 _LIBRARY = b"_lib"
 """The kind that stands for the library itself, which has no content here."""
 
-# `a`: loaded, read-only. An alignment of one byte: sections are joined without gaps.
-_ASSEMBLY = f"""
-  .section {_SECTION}, "a", @progbits
-  .balign 1
-  .incbin "module.bin"
-  .section .note.GNU-stack, "", @progbits
-"""
+# Of ELF64 (System V ABI, "Object Files"): the fields of a file's header and of a section's.
+_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
+_TABLE_OFFSET, _COUNT, _NAMES = 6, 12, 13
+_ENTRY = struct.Struct("<IIQQQQIIQQ")
+_OFFSET, _SIZE = 4, 5
+_PROGBITS, _ALLOC = 1, 2
 
 _SCRIPT = """
 SECTIONS {{
@@ -56,14 +55,23 @@ INSERT AFTER .rodata;
 
 
 def embed(host: bytes, module: bytes) -> bytes:
-    """Return one relocatable object made of a host object and the serialised CUDA module that it launches kernels of."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "host.o").write_bytes(host)
-        (path / "module.bin").write_bytes(sized(_KIND) + sized(module))
-        (path / "module.s").write_text(_ASSEMBLY, encoding="ascii")
-        _run([compiler(), "-r", "-nostdlib", "-o", "kernel.o", "host.o", "module.s"], path, "packing device code")
-        return (path / "kernel.o").read_bytes()
+    """Return one relocatable object: a host object with the serialised CUDA module that it launches kernels of as a section.
+
+    Written here and not by `ld -r`, so that one kernel is the same bytes whichever linker a machine has.
+    """
+    header = list(_FILE.unpack_from(host))
+    size = header[_COUNT] * _ENTRY.size
+    entries = [list(entry) for entry in _ENTRY.iter_unpack(host[header[_TABLE_OFFSET] : header[_TABLE_OFFSET] + size])]
+    names = entries[header[_NAMES]]
+    longer = host[names[_OFFSET] : names[_OFFSET] + names[_SIZE]] + _SECTION.encode() + b"\0"
+    content = sized(_KIND) + sized(module)
+    # An alignment of one byte: the linker joins sections without gaps.
+    entries.append([names[_SIZE], _PROGBITS, _ALLOC, 0, len(host) + len(longer), len(content), 0, 0, 1, 0])
+    names[_OFFSET : _SIZE + 1] = [len(host), len(longer)]
+    body = host[_FILE.size :] + longer + content
+    body += bytes(-(_FILE.size + len(body)) % 8)
+    header[_TABLE_OFFSET], header[_COUNT] = _FILE.size + len(body), len(entries)
+    return _FILE.pack(*header) + body + b"".join(_ENTRY.pack(*entry) for entry in entries)
 
 
 def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
