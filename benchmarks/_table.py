@@ -44,8 +44,8 @@ def machine() -> dict[str, Any]:
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": arch.model,
-        "cores": arch.cpu.cores,
-        "vector_bytes": arch.cpu.vector_bytes,
+        "cores": arch.the_cpu.cores,
+        "vector_bytes": arch.the_cpu.vector_bytes,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "kerneldecl": __version__,

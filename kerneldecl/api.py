@@ -54,8 +54,8 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
-    here = host.detect().cpu.cores
-    threads = min(here, max(arch.cpu.cores for arch in workspace.inputs.archs.values()))
+    here = host.detect().the_cpu.cores
+    threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     local = functools.partial(LocalRunner, jobs or here, threads)
     done = flow.build(workspace, options, runners or local, linker, report)
     if not done.failures and not done.plan.misses:

@@ -6,19 +6,43 @@ Knows nothing of where the files lie nor of what policies do with the figures.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tomli
 
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.locate import Path, key_lines, line_of
-from kerneldecl.model import Arch, Cpu, frozen
+from kerneldecl.model import Arch, Cpu, Gpu, frozen
+from kerneldecl.toolchain import cuda_release
 from kerneldecl.wording import show, unknown
 
-_KINDS = ("cpu", "cuda")
-_CPU_TYPES = {field.name: field.type for field in dataclasses.fields(Cpu)}
-_CAN_BE_ZERO = frozenset({"l3_bytes"})
+Mistake = tuple[Path, str, str]
+"""Where it is, its sentence, its hint."""
+_DEVICES: Mapping[str, tuple[str, type[Cpu | Gpu]]] = {"cpu": ("cpu", Cpu), "cuda": ("gpu", Gpu)}
+"""The table that a kind of arch has, and what it becomes."""
+_CAN_BE_ZERO = frozenset({"l3_bytes", "smem_reserved_per_block_bytes"})
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in {int, float} and 0 < value < float("inf")  # type: ignore[operator]  # both are numbers
+
+
+# Is it right, and what was expected, by the type of the field.
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (lambda value: type(value) is int and value > 0, "an integer above 0"),
+    "float": (_is_number, "a number above 0"),
+    "bool": (lambda value: type(value) is bool, "true or false"),
+    "str": (lambda value: type(value) is str, "a string"),
+    "Rates": (
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+        "a table of numbers above 0, such as {float32 = 6.7e13}",
+    ),
+    "tuple[int, int]": (
+        lambda value: isinstance(value, list) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value),
+        "two integers, such as [9, 0]",
+    ),
+}
 
 
 def read_arch(name: str, content: bytes, shown: str) -> Arch:
@@ -37,25 +61,48 @@ def read_arch(name: str, content: bytes, shown: str) -> Arch:
         problems = [Problem(shown, line_of(lines, path), "", sentence, hint) for path, sentence, hint in found]
         raise DeclarationError(sorted(problems, key=lambda problem: problem.line))
     target = tuple(sorted((key, frozen(value)) for key, value in table["tvm_target"].items()))
-    cpu: dict[str, Any] = {key: float(value) if _CPU_TYPES[key] == "float" else value for key, value in table["cpu"].items()}
-    return Arch(name, table["kind"], table.get("model", ""), target, Cpu(**cpu))
+    device = {key: _read(key, value) for key, value in table[_DEVICES[table["kind"]][0]].items()}
+    toolkits = {key: table[key] for key in ("cuda_min", "cuda_max") if key in table}
+    if table["kind"] == "cpu":
+        return Arch(name, "cpu", table.get("model", ""), target, cpu=Cpu(**device))
+    return Arch(name, "cuda", table.get("model", ""), target, gpu=Gpu(**device), **toolkits)
 
 
-def _mistakes(table: Mapping[str, Any]) -> Iterator[tuple[Path, str, str]]:
-    """Yield where each mistake is, its sentence and its hint."""
-    known = ("kind", "model", "tvm_target", "cpu")
+_TYPES = {field.name: str(field.type) for device in (Cpu, Gpu) for field in dataclasses.fields(device)}
+
+
+def _read(key: str, value: Any) -> Any:
+    """Return a right value as the model holds it."""
+    if _TYPES[key] == "Rates":
+        return tuple(sorted((dtype, float(rate)) for dtype, rate in value.items()))
+    return float(value) if _TYPES[key] == "float" else frozen(value)
+
+
+def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
+    kind = table.get("kind")
+    if kind not in _DEVICES:
+        yield ("kind",), *unknown("kind", table.get("kind", ""), _DEVICES)
+    tables = [name for known, (name, _) in _DEVICES.items() if known == kind or kind not in _DEVICES]
+    known = ("kind", "model", *(("cuda_min", "cuda_max") if kind == "cuda" else ()), "tvm_target", *tables)
     yield from (((key,), *unknown("key", key, known)) for key in table if key not in known)
-    if table.get("kind") not in _KINDS:
-        yield ("kind",), *unknown("kind", table.get("kind", ""), _KINDS)
     if not isinstance(table.get("model", ""), str):
         yield ("model",), f"model is {show(table['model'])}; expected a string", ""
-    yield from _target_mistakes(table.get("tvm_target", {}))
-    yield from _cpu_mistakes(table.get("cpu", {}))
+    target = list(_target_mistakes(table.get("tvm_target", {})))
+    yield from target
+    for name in tables:
+        # Where the kind is wrong, whichever table is there is checked; a CPU's if none is.
+        if kind in _DEVICES or name in table or (name == "cpu" and "gpu" not in table):
+            figures = list(_device_mistakes(name, table.get(name, {})))
+            yield from figures
+            if name == "gpu" and not target and not figures:
+                yield from _disagreements(table["tvm_target"], table["gpu"])
+    yield from _toolkit_mistakes(table) if kind == "cuda" else ()
 
 
-def _target_mistakes(target: object) -> Iterator[tuple[Path, str, str]]:
+def _target_mistakes(target: object) -> Iterator[Mistake]:
     if not isinstance(target, dict) or not isinstance(target.get("kind"), str):
-        yield ("tvm_target",), "tvm_target is not a table that holds TVM's target", 'a CPU\'s is kind = "llvm", mcpu = "…"'
+        hint = 'a CPU\'s is kind = "llvm", mcpu = "…", a GPU\'s kind = "cuda", arch = "sm_…"'
+        yield ("tvm_target",), "tvm_target is not a table that holds TVM's target", hint
         return
     for key, value in target.items():
         try:
@@ -64,17 +111,47 @@ def _target_mistakes(target: object) -> Iterator[tuple[Path, str, str]]:
             yield ("tvm_target", key), f"{key} is {show(value)}; expected a string, a number, a boolean or a list of them", ""
 
 
-def _cpu_mistakes(cpu: object) -> Iterator[tuple[Path, str, str]]:
-    if not isinstance(cpu, dict):
-        yield ("cpu",), f"cpu is {show(cpu)}; expected a table", ""
+def _device_mistakes(name: str, figures: object) -> Iterator[Mistake]:
+    """Yield the mistakes of the table `[cpu]` or `[gpu]`."""
+    fields = {field.name: field for kind, device in _DEVICES.values() if kind == name for field in dataclasses.fields(device)}
+    if not isinstance(figures, dict):
+        yield (name,), f"{name} is {show(figures)}; expected a table", ""
         return
-    yield from ((("cpu", key), *unknown("key", key, _CPU_TYPES)) for key in cpu if key not in _CPU_TYPES)
-    for key, kind in _CPU_TYPES.items():
-        if key not in cpu:
-            yield ("cpu",), f"key {key} of [cpu] is missing", ""
-            continue
-        value = cpu[key]
-        is_right = type(value) is int or (kind == "float" and type(value) is float)
-        if not is_right or not 0 <= value < float("inf") or (value == 0 and key not in _CAN_BE_ZERO):
-            noun = "a number" if kind == "float" else "an integer"
-            yield ("cpu", key), f"{key} is {show(value)}; expected {noun} {'of at least 0' if key in _CAN_BE_ZERO else 'above 0'}", ""
+    yield from (((name, key), *unknown("key", key, fields)) for key in figures if key not in fields)
+    for key, field in fields.items():
+        is_right, expected = _VALUES[str(field.type)]
+        if key not in figures:
+            if field.default is dataclasses.MISSING:
+                yield (name,), f"key {key} of [{name}] is missing", ""
+        elif key in _CAN_BE_ZERO:
+            if not (is_right(figures[key]) or (type(figures[key]) is int and figures[key] == 0)):
+                yield (name, key), f"{key} is {show(figures[key])}; expected {expected.replace('above', 'of at least')}", ""
+        elif not is_right(figures[key]):
+            yield (name, key), f"{key} is {show(figures[key])}; expected {expected}", ""
+
+
+def _disagreements(target: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield what TVM would be told of a GPU otherwise than policies are."""
+    major, minor = gpu["compute_capability"]
+    same = {
+        "kind": "cuda",
+        "arch": f"sm_{major}{minor}",
+        "thread_warp_size": gpu["warp_size"],
+        "max_threads_per_block": gpu["max_threads_per_block"],
+        "max_shared_memory_per_block": gpu["smem_per_block_optin_bytes"],
+        "l2_cache_size_bytes": gpu["l2_bytes"],
+    }
+    for key, value in same.items():
+        if key not in target:
+            yield ("tvm_target",), f"key {key} of [tvm_target] is missing; [gpu] makes it {show(value)}", ""
+        elif target[key] != value:
+            yield ("tvm_target", key), f"{key} is {show(target[key])}; [gpu] makes it {show(value)}", ""
+
+
+def _toolkit_mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
+    if "cuda_min" not in table:
+        yield (), "key cuda_min is missing; expected the first CUDA toolkit that compiles for the GPU", ""
+    for key in ("cuda_min", "cuda_max"):
+        value = table.get(key, "1")
+        if not isinstance(value, str) or cuda_release(value) is None:
+            yield (key,), f'{key} is {show(value)}; expected a version in quotes, such as "12.9"', ""

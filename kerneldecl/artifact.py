@@ -56,7 +56,9 @@ def load(path: str | Path, threads: int | None = None) -> Artifact:
     assert not isinstance(manifest, str), "artifact_defect has read it"
     from kerneldecl.kernels import set_threads  # as above
 
-    set_threads(threads or min(manifest["arch"]["cpu"]["cores"], len(os.sched_getaffinity(0))))
+    allowed = len(os.sched_getaffinity(0))
+    cores = manifest["arch"]["cpu"]["cores"] if manifest["arch"]["kind"] == "cpu" else allowed
+    set_threads(threads or min(cores, allowed))
     return Artifact(folder, manifest)
 
 

@@ -286,13 +286,17 @@ def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
 
 
 @main.command()
+@click.option("--propose-arch", is_flag=True, help="Print an arch file for this machine's GPU instead: save it as archs/NAME.toml.")
 @json_option
 @click.pass_obj
-def doctor(settings: Settings, as_json: bool) -> int:
+def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
     """Check this machine: tool versions, compilers, CPU, GPU, disk; and say what to do."""
-    from kerneldecl.doctor import examine
+    from kerneldecl.doctor import examine, proposal
     from kerneldecl.toolchain import PINS
 
+    if propose_arch:
+        print(proposal(settings.root), end="")
+        return ExitCode.DONE
     checks = examine(settings.root, PINS)
     rows = [dataclasses.asdict(c) for c in checks]
 

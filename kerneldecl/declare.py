@@ -34,7 +34,7 @@ from kerneldecl.tables import (
     unknown_settings,
     wrong_values,
 )
-from kerneldecl.toolchain import PINS
+from kerneldecl.toolchain import PINS, cuda_objection
 from kerneldecl.wording import show, unknown
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
@@ -186,7 +186,7 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
         return
     if not targets:
         yield Finding.of((), "no targets; expected at least one [target.NAME] table", 'write [target.host] with arch = "host"')
-    archs = plugins.plugin_names("archs", root)
+    archs, cuda = plugins.plugin_names("archs", root), _cuda(document)
     for name, target in targets.items():
         path = ("target", name)
         if not is_name(name):
@@ -194,17 +194,26 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
         yield from _table_findings(targets, path, TARGET, required=True)
         arch = target.get("arch") if isinstance(target, dict) else None
         if isinstance(arch, str) and is_name(arch):
-            yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root))
+            yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root, cuda))
 
 
-def _arch_findings(arch: str, archs: tuple[str, ...], root: Path) -> Iterator[Finding]:
+def _cuda(document: Document) -> str:
+    """Return the declared version of CUDA; the default where what is declared is wrong already."""
+    declared = _table(document, "toolchain").get("cuda")
+    return declared if declared is not None and TOOLCHAIN["cuda"].is_right(declared) else PINS["cuda"]
+
+
+def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> Iterator[Finding]:
     if arch not in archs:
         yield Finding.of(("arch",), *unknown("arch", arch, archs))
     elif arch != plugins.HOST:
         try:
-            plugins.load_arch(root, arch)
+            sentence, hint = cuda_objection(plugins.load_arch(root, arch), cuda)
         except DeclarationError as error:
             yield from (Finding(("arch",), problem) for problem in error.problems)
+            return
+        if sentence:
+            yield Finding.of(("arch",), sentence, hint)
 
 
 def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) -> Iterator[Finding]:

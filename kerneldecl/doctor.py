@@ -1,20 +1,23 @@
 """Owns the check of the machine: what kerneldecl needs, what it found, and what to do about the rest.
 
-Knows nothing of workspaces.
+Knows nothing of what a workspace declares.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kerneldecl import cxx, host
-from kerneldecl.errors import ToolchainError
+from kerneldecl import cxx, host, plugins
+from kerneldecl.archproposal import proposed_arch
+from kerneldecl.cudadriver import read_gpus
+from kerneldecl.errors import DeclarationError, ToolchainError
 
 LEAST_DISK_BYTES = 2 << 30
 _PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
@@ -38,7 +41,16 @@ class Check:
 def examine(folder: Path, toolchain: Mapping[str, str]) -> list[Check]:
     """Return all findings. The pair of TVM and tvm-ffi is tried in a process of its own, since a bad pair crashes."""
     versions = [_version(tool, toolchain[tool]) for tool in _PACKAGES]
-    return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(), _disk(folder)]
+    return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(folder), _disk(folder)]
+
+
+def proposal(folder: Path) -> str:
+    """Return an arch file's text for the first GPU that no arch is for, or else for the first; raise ToolchainError if there is none."""
+    gpus = read_gpus()
+    if not gpus:
+        raise ToolchainError("the NVIDIA driver shows no GPU to this process")
+    known = _known_models(folder)
+    return proposed_arch(next((gpu for gpu in gpus if gpu.model not in known), gpus[0]))
 
 
 def _python() -> Check:
@@ -76,19 +88,36 @@ def _compiler() -> Check:
 
 def _host() -> Check:
     arch = host.detect()
-    cpu = arch.cpu
+    cpu = arch.the_cpu
     caches = f"L1d {cpu.l1d_bytes >> 10} KiB, L2 {cpu.l2_bytes >> 10} KiB a core, L3 {cpu.l3_bytes >> 20} MiB"
     return Check("host", True, f"{arch.model}: {cpu.cores} cores, vectors of {cpu.vector_bytes} bytes, {caches}, {dict(arch.tvm_target)}")
 
 
-def _gpu() -> Check:
+def _gpu(folder: Path) -> Check:
     path = shutil.which("nvidia-smi")
     if path is None:
         return Check("NVIDIA GPU", False, "no driver", is_needed=False)
     query = [path, "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     found = result.stdout.strip().replace("\n", "; ") or result.stderr.strip()
-    return Check("NVIDIA GPU", result.returncode == 0, found, is_needed=False)
+    models = [line.partition(",")[0].strip() for line in result.stdout.splitlines()] if result.returncode == 0 else []
+    return Check("NVIDIA GPU", result.returncode == 0, found, unknown_models(models, _known_models(folder)), is_needed=False)
+
+
+def unknown_models(models: Sequence[str], known: set[str]) -> str:
+    """Return what to do about GPUs that no arch is for; empty where there is one for each."""
+    missing = [model for model in dict.fromkeys(models) if model not in known]
+    return f"no arch is for {', '.join(missing)}: kerneldecl doctor --propose-arch > archs/NAME.toml" if missing else ""
+
+
+def _known_models(folder: Path) -> set[str]:
+    """Return the models that arch files are for; what is wrong with a file is for `check` to say."""
+    models: set[str] = set()
+    for name in plugins.plugin_names("archs", folder):
+        if name != plugins.HOST:
+            with contextlib.suppress(DeclarationError):
+                models.add(plugins.load_arch(folder, name).model)
+    return models
 
 
 def _disk(folder: Path) -> Check:

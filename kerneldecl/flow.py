@@ -244,8 +244,8 @@ def _cannot_measure(arch: Arch) -> str:
     here = host.detect()
     if arch.model and arch.model != here.model:
         return f"it must be measured on {arch.model}; this is {here.model}"
-    if arch.cpu.vector_bytes > here.cpu.vector_bytes:
-        return f"arch {arch.name} has vectors of {arch.cpu.vector_bytes} bytes; this machine's have {here.cpu.vector_bytes}"
+    if arch.cpu and arch.cpu.vector_bytes > here.the_cpu.vector_bytes:
+        return f"arch {arch.name} has vectors of {arch.cpu.vector_bytes} bytes; this machine's have {here.the_cpu.vector_bytes}"
     return ""
 
 

@@ -8,7 +8,6 @@ and the tests read the same text, so a key and its explanation cannot disagree.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -89,7 +88,10 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str]) -> str:
     """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
-    fields = {"scheduled": scheduled, "symbol": symbol, "arch": {"target": dict(arch.tvm_target)}}
+    target: Fields = {"target": dict(arch.tvm_target)}
+    if arch.gpu:
+        target = {**target, "wgmma_arch": arch.gpu.wgmma_arch}  # some templates are compiled for it instead
+    fields = {"scheduled": scheduled, "symbol": symbol, "arch": target}
     return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
@@ -105,8 +107,15 @@ def link_manifest(name: str, version: str, target: str, entries: Mapping[str, st
 
 @functools.cache
 def arch_fields(arch: Arch) -> Mapping[str, object]:
-    """Return the values of an arch that results depend on: all but its name and how it was found."""
-    return {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target), "cpu": dataclasses.asdict(arch.cpu)}
+    """Return the values of an arch that results depend on: all but its name, how it was found and which toolkits know it."""
+    fields = {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target)}
+    return {**fields, "cpu" if arch.cpu else "gpu": {name: _by_dtype(value) for name, value in vars(arch.device).items()}}
+
+
+def _by_dtype(value: object) -> object:
+    """Return pairs of names and values, such as rates by dtype, as a mapping: each has its own line of a manifest."""
+    is_pairs = isinstance(value, tuple) and all(isinstance(item, tuple) for item in value)
+    return dict(value) if is_pairs else value  # type: ignore[call-overload]  # just checked
 
 
 def compilers(arch: Arch, toolchain: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kerneldecl.errors import TuningError
+
 Scalar = bool | int | float | str
 Value = Scalar | tuple["Value", ...]
 """What an attribute or a parameter may hold; lists of TOML become tuples, so that every value is hashable."""
@@ -92,6 +94,67 @@ class Cpu:
         return self.cores * self.clock_hz * self.fma_per_cycle * 2 * lanes
 
 
+Rates = tuple[tuple[str, float], ...]
+"""Operations a second by dtype, sorted by dtype; pairs instead of a mapping, so that the value is hashable."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a policy may know of an NVIDIA GPU. Rates are of the whole GPU unless the name says otherwise."""
+
+    compute_capability: tuple[int, int]
+    sm_count: int
+    warp_size: int
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    """Of 32 bits."""
+    registers_per_block: int
+    max_registers_per_thread: int
+    register_allocation_unit: int
+    """A warp is given its registers in multiples of so many."""
+    smem_per_block_bytes: int
+    """What any kernel may use."""
+    smem_per_block_optin_bytes: int
+    """What a kernel may use that asks for it."""
+    smem_per_sm_bytes: int
+    smem_reserved_per_block_bytes: int
+    """What the system takes of an SM's shared memory for each resident block."""
+    l2_bytes: int
+    clock_hz: float
+    """Boost clock: the highest that the vendor names."""
+    dram_bytes_per_s: float
+    l2_bytes_per_s: float
+    """What kernels can be expected to read, not what the wires could carry."""
+    smem_bytes_per_clock_per_sm: float
+    simt_flops_per_s: Rates
+    """Of the CUDA cores; a fused multiply-add counts as two, packed operations in full."""
+    tensor_flops_per_s: Rates
+    """Of the tensor cores, dense, by dtype of the factors, sums in float32 or int32; a dtype they do not take is absent."""
+    async_copy: bool
+    """Has cp.async, from global to shared memory past the registers."""
+    ldmatrix: bool
+    launch_secs: float
+    """Least time of a kernel that follows another."""
+    float16_sums_speedup: float = 1.0
+    """How much faster tensor cores are where float16 products are summed in float16."""
+    wgmma_arch: str = ""
+    """The compilers' name for the architecture with wgmma; empty where there is none."""
+
+    def simt_rate(self, dtype: str) -> float:
+        """Return the operations a second of the CUDA cores, 0 where nothing is known of the dtype."""
+        return dict(self.simt_flops_per_s).get(dtype, 0.0)
+
+    def tensor_rate(self, dtype: str) -> float:
+        """Return the operations a second of the tensor cores, 0 where they do not take the dtype."""
+        return dict(self.tensor_flops_per_s).get(dtype, 0.0)
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Return the best that any unit does on the dtype; what is in no table is computed in float32."""
+        return max(self.tensor_rate(dtype), self.simt_rate(dtype)) or self.simt_rate("float32")
+
+
 @dataclass(frozen=True)
 class Arch:
     """One GPU or CPU as data: what archs/*.toml holds, or what was detected for `host`."""
@@ -102,9 +165,41 @@ class Arch:
     """The device's own name for itself; timings hold for this model alone. Empty: any device that runs the target."""
     tvm_target: tuple[tuple[str, Value], ...]
     """TVM's target dictionary, sorted by key."""
-    cpu: Cpu
+    cpu: Cpu | None = None
+    gpu: Gpu | None = None
+    """Of `cpu` and `gpu` the one that `kind` names is there."""
     is_detected: bool = False
     """True for `host`: records hold for one kind of machine and stay out of the lock."""
+    cuda_min: str = ""
+    """The first CUDA toolkit that compiles for it; empty for a CPU."""
+    cuda_max: str = ""
+    """The last one that does; empty where all newer ones do."""
+
+    def __post_init__(self) -> None:
+        if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
+            msg = f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} and nothing else"
+            raise ValueError(msg)
+
+    @property
+    def device(self) -> Cpu | Gpu:
+        """Return whichever of both is there."""
+        device = self.cpu or self.gpu
+        assert device is not None, "one of both is there"
+        return device
+
+    @property
+    def the_cpu(self) -> Cpu:
+        """Return the CPU, for code that is for CPUs alone; raise TuningError if this is a GPU."""
+        if self.cpu is None:
+            raise TuningError(f"arch {self.name} is a GPU, which policies and templates for CPUs know nothing of")
+        return self.cpu
+
+    @property
+    def the_gpu(self) -> Gpu:
+        """Return the GPU, for code that is for GPUs alone; raise TuningError if this is a CPU."""
+        if self.gpu is None:
+            raise TuningError(f"arch {self.name} is a CPU, which policies and templates for GPUs know nothing of")
+        return self.gpu
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], 
     flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
     dtype = lowered["signature"]["inputs"][0]["dtype"]
     # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
-    cpu = dataclasses.replace(arch.cpu, **(ceilings if arch.is_detected else {}))
-    shares = {"peak_share": flops / cpu.peak_flops_per_s(dtype), "bandwidth_share": moved / cpu.dram_bytes_per_s}
+    device = dataclasses.replace(arch.device, **(ceilings if arch.is_detected else {}))
+    shares = {"peak_share": flops / device.peak_flops_per_s(dtype), "bandwidth_share": moved / device.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
     return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
 

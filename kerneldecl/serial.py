@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Cpu, IterSpace, Signature, frozen
+from kerneldecl.model import Access, Arch, Arg, Axis, Block, Cpu, Gpu, IterSpace, Signature, frozen
 
 
 def to_json(value: Any) -> Any:
@@ -23,7 +23,10 @@ def signature_from_json(json: Mapping[str, Any]) -> Signature:
 
 def arch_from_json(json: Mapping[str, Any]) -> Arch:
     target = tuple((name, frozen(value)) for name, value in json["tvm_target"])
-    return Arch(**{**json, "tvm_target": target, "cpu": Cpu(**json["cpu"])})
+    cpu = Cpu(**json["cpu"]) if json["cpu"] else None
+    # The tuples among a GPU's figures have become lists on the way.
+    figures: dict[str, Any] = {name: frozen(value) for name, value in (json["gpu"] or {}).items()}
+    return Arch(**{**json, "tvm_target": target, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
 
 
 def space_from_json(json: Mapping[str, Any]) -> IterSpace:

@@ -5,10 +5,14 @@ Knows nothing of what is done about a tool that is missing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kerneldecl.model import Arch
+
 PINS: Mapping[str, str] = MappingProxyType({"tvm": "0.27.0.post1", "tvm_ffi": "0.1.14.post1", "cuda": "13.0"})
+_RELEASE = re.compile(r"(\d+)(?:\.(\d+))?(?:\.\d+)*")
 PACKAGES: Mapping[str, str] = MappingProxyType({"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"})
 """The Python package of each tool that comes as one."""
 
@@ -21,3 +25,26 @@ def installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def cuda_release(version: str) -> tuple[int, int] | None:
+    """Return major and minor of a CUDA version, `13.0` as well as `13.0.88`; None for what is no version."""
+    found = _RELEASE.fullmatch(version)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+def cuda_objection(arch: Arch, cuda: str) -> tuple[str, str]:
+    """Return sentence and hint if the CUDA toolkit does not compile for the arch, both empty if it does or need not."""
+    if arch.gpu is None:
+        return "", ""
+    release, first, last = cuda_release(cuda), cuda_release(arch.cuda_min), cuda_release(arch.cuda_max)
+    name = dict(arch.tvm_target).get("arch")
+    if release is None:
+        return f'cuda is "{cuda}", no version; cannot tell whether it compiles for {name}', 'expected such as cuda = "13.0"'
+    if last and release > last:
+        hint = f'the newest toolkit that does is {arch.cuda_max}: write cuda = "{arch.cuda_max}" under [toolchain]'
+        return f"CUDA {cuda} does not compile for {name} of arch {arch.name} any more", hint
+    if first and release < first:
+        hint = f'the first toolkit that does is {arch.cuda_min}: write cuda = "{arch.cuda_min}" or newer under [toolchain]'
+        return f"CUDA {cuda} does not compile for {name} of arch {arch.name} yet", hint
+    return "", ""

@@ -35,7 +35,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), "artifact_defect has read it"
     library = str((folder / manifest["library"]).resolve())
-    with LocalRunner(1, manifest["arch"]["cpu"]["cores"]) as runner:
+    with LocalRunner(1, manifest["arch"].get("cpu", {"cores": 1})["cores"]) as runner:
         entries = [_verdict(entry, library, root, runner) for entry in manifest["entries"]]
     code = ExitCode.DONE if all(entry["ok"] for entry in entries) else ExitCode.VERIFICATION
     return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries}

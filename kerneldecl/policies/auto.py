@@ -8,4 +8,5 @@ from __future__ import annotations
 
 BY_KIND = {
     "cpu": ("cpu_matmul", "cpu_conv2d", "cpu_gemv", "cpu_rowwise", "cpu_reduce", "cpu_elementwise", "cpu_fallback"),
+    "cuda": (),
 }

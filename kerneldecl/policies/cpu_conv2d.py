@@ -83,7 +83,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     conv = convolution_of(space)
     if conv is None or measured:
         return ()
-    return ranked((estimate(conv, tiling, arch.cpu) for tiling in tilings(conv, arch.cpu)), SAME_TILE)[:top_k]
+    return ranked((estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu)), SAME_TILE)[:top_k]
 
 
 def convolution_of(space: IterSpace) -> Convolution | None:

@@ -34,7 +34,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
         return ()
     is_transposed = any(_is_transposed(block) for block in space.blocks)
-    timed = _tiled(space, arch.cpu) if is_transposed else _vectors(space, arch.cpu)
+    timed = _tiled(space, arch.the_cpu) if is_transposed else _vectors(space, arch.the_cpu)
     return ranked("cpu_elementwise", timed, top_k)
 
 

@@ -20,7 +20,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         return ()
     ways = [(is_parallel, is_vector) for is_parallel in (True, False) for is_vector in (True, False)]
     *some, plain = ways
-    timed = {way: _secs(space, arch.cpu, *way) for way in ways}
+    timed = {way: _secs(space, arch.the_cpu, *way) for way in ways}
     return tuple(_proposal(way, timed[way]) for way in (*sorted(some, key=timed.__getitem__), plain))[:top_k]
 
 

@@ -23,5 +23,5 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or found is None or len({access.operand for access in found[0].reads}) < 2 or reuse(found[0]) > MAX_REUSE:
         return ()
     block, _ = found
-    timed = across(space, block, arch.cpu) if is_across(block) else along(space, block, arch.cpu, VECTORS, ROWS)
+    timed = across(space, block, arch.the_cpu) if is_across(block) else along(space, block, arch.the_cpu, VECTORS, ROWS)
     return ranked("cpu_gemv", timed, top_k)

@@ -79,7 +79,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     product = product_of(space)
     if product is None or measured:
         return ()
-    return ranked((estimate(product, tiling, arch.cpu) for tiling in tilings(product, arch.cpu)), SAME_TILE)[:top_k]
+    return ranked((estimate(product, tiling, arch.the_cpu) for tiling in tilings(product, arch.the_cpu)), SAME_TILE)[:top_k]
 
 
 def product_of(space: IterSpace) -> Product | None:

@@ -22,5 +22,5 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or found is None or reuse(found[0]) > MAX_REUSE:
         return ()
     block, _ = found
-    timed = across(space, block, arch.cpu) if is_across(block) else along(space, block, arch.cpu, VECTORS, rows=())
+    timed = across(space, block, arch.the_cpu) if is_across(block) else along(space, block, arch.the_cpu, VECTORS, rows=())
     return ranked("cpu_reduce", timed, top_k)

@@ -40,7 +40,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     last = space.blocks[-1]
     if not shape or tuple(axis.extent for axis in last.axes[: len(shape)]) != shape:
         return ()
-    cpu, timed = arch.cpu, []
+    cpu, timed = arch.the_cpu, []
     for vectors, is_parallel in itertools.product(VECTORS, (True, False)):
         cycles = 0.0
         for block in space.blocks:

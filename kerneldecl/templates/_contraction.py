@@ -67,7 +67,7 @@ def plain_positions(region: Any, axes: Sequence[Any]) -> list[int] | None:
 
 def vector_lanes(arch: Arch, block: Any) -> int:
     """Return how many of a block's results a vector register holds; those narrower than 4 bytes are computed as wide as that."""
-    return max(1, arch.cpu.vector_bytes // max(4, dtype_bytes(str(block.writes[0].source.ty.dtype))))
+    return max(1, arch.the_cpu.vector_bytes // max(4, dtype_bytes(str(block.writes[0].source.ty.dtype))))
 
 
 def epilogue_of(sch: Schedule, block: Any) -> list[Any] | None:

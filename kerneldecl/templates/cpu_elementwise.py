@@ -84,7 +84,7 @@ def _transposed(leaf: _blocks.Leaf, groups: list[list[int]]) -> int | None:
 
 
 def _vectors(sch: Schedule, loops: list[Any], leaf: _blocks.Leaf, params: Mapping[str, Value], arch: Arch) -> None:
-    width = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes) * int(str(params["vectors"]))
+    width = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) * int(str(params["vectors"]))
     *outer, inner = loops
     inner = _blocks.vectorized(sch, inner, width)
     if params["parallel"]:

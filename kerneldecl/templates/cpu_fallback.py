@@ -30,7 +30,7 @@ def _schedule_all(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> boo
         return True
     _blocks.inline_producers(sch, keep_shared=True)
     for leaf in _blocks.leaves(sch) or ():
-        lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes) if params["vectorize"] else 1
+        lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) if params["vectorize"] else 1
         # A primitive that refuses leaves the schedule as it was.
         with contextlib.suppress(ScheduleError):
             _schedule(sch, leaf, lanes, bool(params["parallel"]))

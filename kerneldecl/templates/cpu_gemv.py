@@ -34,7 +34,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
         nest = _reductions.column_reduction(sch, product, columns)
     else:
-        lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.cpu.vector_bytes)
+        lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.the_cpu.vector_bytes)
         cut = _reductions.RowCut(lanes, *(_blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
         if product.extent_of("spatial") % cut.rows:
             return False

@@ -33,7 +33,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
         nest = _reductions.column_reduction(sch, first, columns)
     else:
-        lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.cpu.vector_bytes)
+        lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.the_cpu.vector_bytes)
         cut = _reductions.RowCut(lanes, _blocks.count(params, "vectors"), chunks=_blocks.count(params, "chunks"))
         nest = _reductions.row_reduction(sch, first, cut)
     _reductions.complete(sch, nest, rest, params)

@@ -52,7 +52,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
 
 
 def _lanes(leaf: _blocks.Leaf, arch: Arch) -> int:
-    return _blocks.lanes_of(leaf.block.writes[0].dtype, arch.cpu.vector_bytes)
+    return _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes)
 
 
 def _rows(found: list[_blocks.Leaf]) -> int | None:

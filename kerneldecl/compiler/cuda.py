@@ -1,0 +1,178 @@
+"""Owns how a scheduled module becomes an object for an NVIDIA GPU: host code by LLVM, device code as a cubin beside it.
+
+Knows nothing of candidates, measurements or drivers; it needs neither a GPU nor its driver.
+
+TVM compiles device code itself, by a callback, where it finds CUDA's runtime and driver, and else leaves source in the
+module, to be compiled where it is loaded. Here it always leaves source (TVM_COMPILE_FORCE_FALLBACK), so that machines
+with and without a GPU go the same way; the source is compiled by nvcc, and the serialised module gets the cubin in its
+place. The linked library needs nothing but TVM's runtime (libtvm_runtime.so, libtvm_runtime_cuda.so) and a driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm.tirx.build import split_host_device_mods, tir_to_runtime
+
+from kerneldecl import nvcc
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.tensorir import signature_of
+from kerneldecl.cudalink import embed, sized
+from kerneldecl.key import digest, key, manifest
+from kerneldecl.model import Arch
+from kerneldecl.nvcc import Cubin, Usage
+from kerneldecl.stores.local import LocalStore, Record
+
+# Only loops whose schedule asks for it (software_pipeline_async_stages) become asynchronous copies.
+_PASSES = {"tirx.use_async_copy": True}
+
+Call = tuple[str, dict[str, int]]
+"""A kernel's name, and the extent of each launch parameter."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: over how many blocks of how many threads, and what it uses."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_smem_bytes: int
+    """Asked for at launch, by each block; `usage.smem_bytes` comes on top."""
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class CudaObject:
+    """A relocatable object that exports one function, for `cudalink.link_cuda_library`."""
+
+    content: bytes = field(repr=False)
+    code: str
+    """Digest of the device code, how it is launched and what the function takes: what a measurement depends on."""
+    launches: tuple[Launch, ...]
+    """In order of execution."""
+
+
+def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> CudaObject:
+    """Return the object that holds the scheduled `main` as an exported function named `symbol`.
+
+    What nvcc made of the same source before is taken from the store. Raise ValueError if something is bound to no threads or
+    nvcc rejects the source, ToolchainError if there is no compiler for the arch.
+    """
+    func = mod["main"].with_attr("global_symbol", symbol)
+    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), target_of(arch))
+    functions, source = _serialized(library)
+    cubin = _cubin(source, arch_name, store)
+    launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
+    module = sized(b"cubin") + functions + sized(cubin.content)
+    return CudaObject(embed(_host_object(library), module), _code_digest(cubin, launches, signature_of(func)), launches)
+
+
+@contextmanager
+def _source_only() -> Iterator[None]:
+    """Have TVM's code generator leave CUDA source as it is, also where it could compile it."""
+    name = "TVM_COMPILE_FORCE_FALLBACK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, list[Call]]:
+    """Return host code with CUDA source imported, the arch that the source is for, and the launches.
+
+    These are the steps of tvm.tirx.build, whose result does not tell how kernels are launched.
+    """
+    lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("s_tir")
+    host_target = tvm.target.Target("llvm")
+    with tvm.transform.PassContext(config=_PASSES), _source_only():
+        bound = tvm.tirx.transform.BindTarget(target.with_host(host_target))(mod)
+        host, devices = split_host_device_mods(lower(bound))
+        if not devices:
+            raise ValueError("no kernel: nothing is bound to threads")
+        # A template may have bound its function to another arch of the same GPU, such as sm_90a.
+        [(device_target, device)] = devices.items()
+        calls = [call for func in host.functions.values() for call in _calls(func.body)]
+        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
+    return library, str(device_target.attrs["arch"]), calls
+
+
+def _calls(stmt: Any) -> Iterator[Call]:
+    """Yield the launches of a host function in order of execution; raise ValueError if the host computes anything itself.
+
+    TVM leaves on the host what is bound to no threads; it would read and write the GPU's memory from there, and crash.
+    """
+    if isinstance(stmt, tvm.tirx.BufferStore | tvm.tirx.For | tvm.tirx.While):
+        raise ValueError("a part of the function is bound to no threads and would run on the host")  # noqa: TRY004  the schedule is at fault
+    call = stmt.value if isinstance(stmt, tvm.tirx.Evaluate) else None
+    if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
+        names = [str(name) for name in call.attrs.launch_params]
+        extents = [int(extent) for extent in call.args[-len(names) :]]
+        yield str(call.args[0].value), dict(zip(names, extents, strict=True))
+    for part in (*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))):
+        if part is not None:
+            yield from _calls(part)
+
+
+def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
+    grid_x, grid_y, grid_z, block_x, block_y, block_z = (
+        extents.get(f"{name}Idx.{axis}", 1) for name in ("block", "thread") for axis in "xyz"
+    )
+    dynamic_smem_bytes = extents.get("tirx.use_dyn_shared_memory", 0)
+    return Launch(kernel, (grid_x, grid_y, grid_z), (block_x, block_y, block_z), dynamic_smem_bytes, usage)
+
+
+def _serialized(library: Any) -> tuple[bytes, str]:
+    """Return the table of the functions in the imported module, as its serialised form holds it, and the module's source.
+
+    That form is: format, table, code, each with its size before it. What is serialised here has the format "cuda".
+    """
+    source = str(library.imports[0].inspect_source("cuda"))
+    packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    _, _, content = packed.split(sized(b"cuda"), 2)  # of a module of kind "cuda", then of format "cuda"
+    functions = content.removesuffix(sized(source.encode()))
+    assert functions != content, "TVM serialises source as it is"
+    return functions, source
+
+
+def _host_object(library: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "host.o"
+        library.write_to_file(str(path))
+        return path.read_bytes()
+
+
+def _cubin(source: str, arch: str, store: LocalStore) -> Cubin:
+    """Return what nvcc makes of the source, from the store if it is known there."""
+    compiler = nvcc.compiler_for(arch)
+    fields = {"source": digest(source.encode()), "arch": arch, "flags": nvcc.FLAGS, "nvcc": compiler.version}
+    described = manifest("cubin", fields)
+    # Local: anyone can make it again, and nothing that is measured refers to it.
+    known = store.read("cubin", key(described), is_local=True)
+    content = store.read_blob(known.result["cubin"]) if isinstance(known, Record) else None
+    if isinstance(known, Record) and isinstance(content, bytes):
+        return Cubin(content, {name: Usage(**usage) for name, usage in known.result["usage"].items()})
+    made = nvcc.compile_cubin(source, arch)
+    usage = {name: dataclasses.asdict(usage) for name, usage in made.usage.items()}
+    store.write("cubin", described, {"cubin": store.write_blob(made.content), "usage": usage}, is_local=True)
+    return made
+
+
+def _code_digest(cubin: Cubin, launches: Sequence[Launch], signature: Sequence[object]) -> str:
+    launched = [(launch.kernel, launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in launches]
+    return digest(json.dumps([digest(cubin.content), launched, signature]).encode())

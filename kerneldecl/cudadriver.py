@@ -1,0 +1,87 @@
+"""Owns what the NVIDIA driver says of the GPUs of this machine.
+
+Knows nothing of archs. Asks libcuda itself: nvidia-smi tells neither the size of shared memory nor that of the L2 cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from kerneldecl.errors import ToolchainError
+
+LIBRARY = "libcuda.so.1"
+_NAME_BYTES = 256
+# CUdevice_attribute of cuda.h.
+_ATTRIBUTES = {
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "sm_count": 16,
+    "warp_size": 10,
+    "max_threads_per_block": 1,
+    "max_threads_per_sm": 39,
+    "max_blocks_per_sm": 106,
+    "registers_per_sm": 82,
+    "registers_per_block": 12,
+    "smem_per_block_bytes": 8,
+    "smem_per_block_optin_bytes": 97,
+    "smem_per_sm_bytes": 81,
+    "smem_reserved_per_block_bytes": 111,
+    "l2_bytes": 38,
+    "clock_khz": 13,
+    "memory_clock_khz": 36,
+    "memory_bus_bits": 37,
+}
+
+
+@dataclass(frozen=True)
+class DriverGpu:
+    """One GPU as the driver describes it."""
+
+    model: str
+    compute_capability_major: int
+    compute_capability_minor: int
+    sm_count: int
+    warp_size: int
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int
+    registers_per_block: int
+    smem_per_block_bytes: int
+    smem_per_block_optin_bytes: int
+    smem_per_sm_bytes: int
+    smem_reserved_per_block_bytes: int
+    l2_bytes: int
+    clock_khz: int
+    memory_clock_khz: int
+    memory_bus_bits: int
+
+
+def read_gpus(library: str = LIBRARY) -> tuple[DriverGpu, ...]:
+    """Return the GPUs that the driver shows to this process; raise ToolchainError where there is no driver that works."""
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        raise ToolchainError(f"no NVIDIA driver here: {library} is not found") from None
+    _call(driver, "cuInit", 0)
+    count = ctypes.c_int()
+    _call(driver, "cuDeviceGetCount", ctypes.byref(count))
+    return tuple(_gpu(driver, ordinal) for ordinal in range(count.value))
+
+
+def _gpu(driver: ctypes.CDLL, ordinal: int) -> DriverGpu:
+    device, value, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    _call(driver, "cuDeviceGet", ctypes.byref(device), ordinal)
+    _call(driver, "cuDeviceGetName", name, _NAME_BYTES, device)
+    values: dict[str, int] = {}
+    for field, attribute in _ATTRIBUTES.items():
+        _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        values[field] = value.value
+    return DriverGpu(name.value.decode(), **values)
+
+
+def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:
+    status = getattr(driver, function)(*arguments)
+    if status != 0:
+        raise ToolchainError(f"the NVIDIA driver is there but {function} fails with CUDA error {status}")

@@ -1,0 +1,105 @@
+"""Owns objects that carry device code: packing a serialised module into a host object, linking such objects together.
+
+Knows nothing of TVM's compiler, of CUDA's, or of what the kernels compute.
+
+TVM's loader looks for one symbol in a library, `__tvm_ffi__library_bin`, and finds the modules there that the host code
+imports, all in one piece of memory:
+
+    u64 bytes that follow | import tree: u64[] where each module's imports begin, u64[] imports | kind, content of each
+
+A kernel's object holds its own module (kind and content) in a section. The linker joins the sections, a few lines of
+linker script put the head before them, and what has been compiled once is never compiled or serialised again. Each
+object is whole: it can be cached, shipped and linked by the C++ compiler alone, without TVM.
+
+Rejected: TVM's export_library, which needs TVM with its CUDA runtime, thus a driver, where it links; objects that load
+their cubins themselves by cuModuleLoadData, which would do again what TVM's runtime does for launches, streams, several
+devices and shared memory beyond 48 KiB.
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from kerneldecl.cxx import compiler
+from kerneldecl.errors import ToolchainError
+
+_SECTION = "kerneldecl_modules"
+_KIND = b"cuda"
+_LIBRARY = b"_lib"
+"""The kind that stands for the library itself, which has no content here."""
+
+# Of ELF64 (System V ABI, "Object Files"): the fields of a file's header and of a section's.
+_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
+_TABLE_OFFSET, _COUNT, _NAMES = 6, 12, 13
+_ENTRY = struct.Struct("<IIQQQQIIQQ")
+_OFFSET, _SIZE = 4, 5
+_PROGBITS, _ALLOC = 1, 2
+
+_SCRIPT = """
+SECTIONS {{
+  .kerneldecl_modules : ALIGN(8) {{
+    __tvm_ffi__library_bin = .;
+    QUAD(kerneldecl_modules_end - kerneldecl_modules_begin)
+    HIDDEN(kerneldecl_modules_begin = .);
+    {head}
+    KEEP(*({section}))
+    HIDDEN(kerneldecl_modules_end = .);
+  }}
+}}
+INSERT AFTER .rodata;
+"""
+
+
+def embed(host: bytes, module: bytes) -> bytes:
+    """Return one relocatable object: a host object with the serialised CUDA module that it launches kernels of as a section.
+
+    Written here and not by `ld -r`, so that one kernel is the same bytes whichever linker a machine has.
+    """
+    header = list(_FILE.unpack_from(host))
+    size = header[_COUNT] * _ENTRY.size
+    entries = [list(entry) for entry in _ENTRY.iter_unpack(host[header[_TABLE_OFFSET] : header[_TABLE_OFFSET] + size])]
+    names = entries[header[_NAMES]]
+    longer = host[names[_OFFSET] : names[_OFFSET] + names[_SIZE]] + _SECTION.encode() + b"\0"
+    content = sized(_KIND) + sized(module)
+    # An alignment of one byte: the linker joins sections without gaps.
+    entries.append([names[_SIZE], _PROGBITS, _ALLOC, 0, len(host) + len(longer), len(content), 0, 0, 1, 0])
+    names[_OFFSET : _SIZE + 1] = [len(host), len(longer)]
+    body = host[_FILE.size :] + longer + content
+    body += bytes(-(_FILE.size + len(body)) % 8)
+    header[_TABLE_OFFSET], header[_COUNT] = _FILE.size + len(body), len(entries)
+    return _FILE.pack(*header) + body + b"".join(_ENTRY.pack(*entry) for entry in entries)
+
+
+def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
+    """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last words."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=_SECTION)
+        (path / "modules.ld").write_text(script, encoding="ascii")
+        (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
+        flags = ["-Wl,--build-id=none", "-Wl,-T,modules.ld"]
+        _run([compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *flags], path, f"linking {library.name}")
+
+
+def _head(count: int) -> list[str]:
+    """Return the linker's words for the import tree of a library with `count` modules, which import nothing, and for its kind."""
+    begins = [0] + [count] * (count + 1)
+    imports = list(range(1, count + 1))
+    tree = [len(begins), *begins, len(imports), *imports]
+    return [*(f"QUAD({number})" for number in (*tree, len(_LIBRARY))), *(f"BYTE({byte})" for byte in _LIBRARY)]
+
+
+def sized(content: bytes) -> bytes:
+    """Return content as TVM serialises strings and modules: its size before it."""
+    return struct.pack("<Q", len(content)) + content
+
+
+def _run(command: Sequence[str], folder: Path, what: str) -> None:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        words = result.stderr.strip().splitlines() or ["no message"]
+        raise ToolchainError(f"{what} failed: {words[-1]}")

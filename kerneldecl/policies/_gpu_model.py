@@ -1,0 +1,96 @@
+"""Owns the time model of an NVIDIA GPU: the slowest of compute, each memory and latency, over occupancy and waves.
+
+Knows nothing of operators, templates or TVM.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kerneldecl.model import Gpu
+
+DRAM_LATENCY_SECS = 6e-7
+"""Of a load that misses all caches while many others do, too: about 1.5 times the idle latency that microbenchmarks
+publish (Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018, section 3)."""
+BARRIER_SECS = 3e-8
+"""Of a block's threads to meet and read what the others left in shared memory: some 50 cycles."""
+SM_BYTES_PER_CLOCK = 64.0
+"""What one SM can draw from the second-level cache."""
+WARP_GRANULARITY = 4
+"""An SM has four partitions, and a warp's registers lie in one of them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one kernel does, all blocks together, and what each of them takes of an SM."""
+
+    blocks: int
+    threads: int
+    """Of one block."""
+    regs_per_thread: int = 32
+    smem_bytes: int = 0
+    """Of one block."""
+    flops: float = 0.0
+    flops_per_s: float = 1.0
+    """Of the whole GPU, for the unit and the dtype that compute."""
+    dram_bytes: float = 0.0
+    l2_bytes: float = 0.0
+    """Moved between the second-level cache and all SMs."""
+    moved_smem_bytes: float = 0.0
+    """Moved between shared memory and registers."""
+    rounds: float = 1.0
+    """How often one thread waits for memory: loads that are in flight together count once."""
+    barriers: int = 0
+    """How often the threads of one block wait for one another."""
+
+
+def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
+    """Return how many blocks an SM holds at once, 0 where it cannot hold one.
+
+    Registers are given to warps in units, and shared memory to blocks with a share of the system's, as in NVIDIA's
+    occupancy calculator.
+    """
+    warps = -(-threads // gpu.warp_size)
+    warp_registers = -(-regs_per_thread * gpu.warp_size // gpu.register_allocation_unit) * gpu.register_allocation_unit
+    if threads > gpu.max_threads_per_block or smem_bytes > gpu.smem_per_block_optin_bytes:
+        return 0
+    if regs_per_thread > gpu.max_registers_per_thread or warps * warp_registers > gpu.registers_per_block:
+        return 0
+    by_registers = gpu.registers_per_sm // warp_registers // WARP_GRANULARITY * WARP_GRANULARITY // warps
+    by_smem = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes) if smem_bytes else gpu.max_blocks_per_sm
+    return min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // (warps * gpu.warp_size), by_registers, by_smem)
+
+
+def waves(gpu: Gpu, work: Work) -> float:
+    """Return how often the whole GPU is filled with the kernel's blocks; infinite where not even one fits."""
+    resident = occupancy(gpu, work.threads, work.regs_per_thread, work.smem_bytes)
+    return work.blocks / (resident * gpu.sm_count) if resident else math.inf
+
+
+def busiest_share(gpu: Gpu, work: Work) -> float:
+    """Return how much longer the busiest SM works than an average one: blocks are dealt out whole, so the last wave is a part of one."""
+    return -(-work.blocks // gpu.sm_count) * gpu.sm_count / work.blocks
+
+
+def predicted_secs(gpu: Gpu, work: Work) -> float:
+    """Return the largest of compute, shared memory, L2, DRAM and latency times, plus the launch; infinite if no SM holds a block.
+
+    The roofline model (Williams, Waterman, Patterson, CACM 2009, section 3) with one roof for each memory. Compute,
+    shared memory and the way to L2 belong to an SM, so the busiest SM decides; L2 and DRAM belong to all of them.
+    Latency is Little's law read backwards: what a wave of blocks cannot have in flight at once, it waits for in turn.
+    """
+    filled = waves(gpu, work)
+    if math.isinf(filled):
+        return math.inf
+    share = busiest_share(gpu, work)
+    sm_bytes_per_s = gpu.sm_count * gpu.clock_hz
+    roofs = (
+        work.flops * share / work.flops_per_s,
+        work.moved_smem_bytes * share / (sm_bytes_per_s * gpu.smem_bytes_per_clock_per_sm),
+        work.l2_bytes * share / (sm_bytes_per_s * SM_BYTES_PER_CLOCK),
+        work.l2_bytes / gpu.l2_bytes_per_s,
+        work.dram_bytes / gpu.dram_bytes_per_s,
+        max(1.0, filled) * (work.rounds * DRAM_LATENCY_SECS + work.barriers * BARRIER_SECS),
+    )
+    return max(roofs) + gpu.launch_secs
