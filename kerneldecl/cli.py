@@ -37,6 +37,8 @@ class Settings:
 def run() -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Looking for plug-ins of pydantic takes as long as importing it, and we have none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
     except click.exceptions.Abort:

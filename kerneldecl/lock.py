@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from kerneldecl.errors import LockHeldError
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, purpose: str, say: Callable[[str], None], *, wait: bool = True) -> Iterator[None]:
     """Hold the lock; if another process has it, say who and wait, or raise LockHeldError if told not to."""
+    from filelock import FileLock, Timeout  # a plan needs none
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock, holder = FileLock(path), path.with_suffix(".holder")
     try:
