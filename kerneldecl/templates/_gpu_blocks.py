@@ -6,17 +6,19 @@ Knows nothing of policies, of parameters or of any one operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.s_tir import Schedule
 
-from kerneldecl.model import dtype_bytes
+from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates import _blocks
 
 ACCESS_BYTES = 16
 """The most that one thread reads or writes at once."""
+THREADS = 128
+"""Of a block where nothing else decides."""
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,118 @@ def _combine_chunks(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) -> 
         sch.reverse_compute_at(leaf.rv, row, preserve_unit_loops=True)
     if rest:
         sch.set_scope(block, 0, "local")
+
+
+@dataclass(frozen=True)
+class ColumnCut:
+    """How a reduction across contiguous memory is cut up."""
+
+    threads: int
+    """Threads side by side along the columns."""
+    rows: int
+    """Threads of one block that share a column."""
+    width: int
+    """Columns that a thread loads at once."""
+    unroll: int
+    """Loads of a thread that are in flight together."""
+    chunks: int = 1
+    """Parts of a column that are computed apart, where there are too few columns."""
+
+
+def column_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> bool:
+    """Reduce down columns: each thread adds up `width` of them side by side, then those of a column meet in shared memory.
+
+    With chunks, a second kernel combines those.
+    """
+    column = _blocks.contiguous_axis(leaf)
+    assert column is not None
+    others = [loop for at, loop in enumerate(leaf.loops) if leaf.block.axes[at].kind == "spatial" and at != column and loop is not None]
+    reduce = [leaf.loops[axis] for axis in _blocks.memory_order(leaf, "reduce")]
+    vectors, lane = sch.split(leaf.loops[column], [None, cut.width])
+    sch.reorder(*others, vectors, lane, *reduce)
+    along = sch.fuse(*reduce)
+    size, block = _blocks.extent(sch, along), leaf.rv
+    if leaf.block.axes[column].extent % cut.width or size % cut.chunks:
+        return False
+    if cut.chunks > 1:
+        chunk, _ = sch.split(along, [cut.chunks, None])
+        block = sch.rfactor(chunk, 0)
+        *others, vectors, lane, chunk, along = sch.get_loops(block)
+        others.append(chunk)
+        _combine_columns(sch, leaf.rv, rest)
+        rest = ()
+    _column_partials(sch, block, (others, vectors, lane, along), rest, cut)
+    return True
+
+
+def _column_partials(sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> None:
+    others, vectors, lane, along = loops
+    columns, tx = sch.split(vectors, [None, cut.threads])
+    steps, ty = sch.split(along, [None, cut.rows])
+    outer, inner = sch.split(steps, [None, min(cut.unroll, _blocks.extent(sch, steps))])
+    sch.reorder(*others, columns, ty, tx, outer, inner, lane) if cut.rows > 1 else sch.reorder(*others, columns, tx, outer, inner, ty, lane)
+    grid = sch.fuse(*others, columns)
+    if cut.rows == 1:
+        tx, outer, inner, _, lane = sch.get_loops(block)[1:]
+        sch.bind(tx, "threadIdx.x")
+        _finish_columns(sch, block, rest, tx)
+        partial = block
+    else:
+        partial = sch.rfactor(ty, 0)
+        grid, ty, tx, outer, inner, lane = sch.get_loops(partial)
+        sch.set_scope(partial, 0, "shared")
+        own = sch.cache_write(partial, 0, "local")
+        sch.bind(ty, "threadIdx.y")
+        sch.bind(tx, "threadIdx.x")
+        sch.reverse_compute_at(own, tx, preserve_unit_loops=True)
+        vectorize_copy(sch, own)
+        sch.reverse_compute_at(block, grid, preserve_unit_loops=True)
+        _meet(sch, block, rest, cut)
+    sch.bind(grid, "blockIdx.x")
+    sch.unroll(inner)
+    sch.unroll(lane)
+    load_vectors(sch, partial, inner)
+    sch.decompose_reduction(partial, outer)
+
+
+def _meet(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> None:
+    """Add up what the threads of each column left in shared memory."""
+    part, *columns = sch.get_loops(block)[1:]
+    sch.reorder(*columns, part)
+    column = sch.fuse(*columns)
+    if cut.width % cut.rows == 0:
+        _, ty, tx = sch.split(column, [None, cut.rows, cut.threads])
+        sch.bind(ty, "threadIdx.y")
+    else:
+        _, tx = sch.split(column, [None, cut.threads])
+    sch.bind(tx, "threadIdx.x")
+    _finish_columns(sch, block, rest, tx)
+
+
+def _finish_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], loop: Any) -> None:
+    """Keep a block's results in registers until the blocks that follow, or a copy, write them."""
+    if rest:
+        sch.set_scope(block, 0, "local")
+    after = [leaf.rv for leaf in rest] or [sch.cache_write(block, 0, "local")]
+    for rv in after:
+        sch.reverse_compute_at(rv, loop, preserve_unit_loops=True)
+
+
+def _combine_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) -> None:
+    """Add up the chunks' results in a kernel of its own, a thread for each column."""
+    *columns, _ = sch.get_loops(block)
+    column = sch.fuse(*columns)
+    grid, tx = sch.split(column, [None, min(THREADS, _blocks.extent(sch, column))])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(tx, "threadIdx.x")
+    _finish_columns(sch, block, rest, tx)
+
+
+def reduction(sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]], params: Mapping[str, Value]) -> bool:
+    """Schedule a reduction and what follows it as parameters say: along contiguous memory, or across it."""
+    leaf, rest = found
+    threads, rows, width, unroll, chunks = (_blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks"))
+    if params["across"]:
+        return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
+    tile = _blocks.count(params, "tile") if "tile" in params else 1
+    return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks))
