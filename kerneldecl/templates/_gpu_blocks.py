@@ -104,11 +104,27 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
 
 
 def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:
-    """Copy what a block reads in one turn of a loop to registers, in vectors."""
+    """Copy what a block reads of global memory in one turn of a loop to registers, in vectors."""
     for at in range(len(sch.get(block).reads)):
-        copy = sch.cache_read(block, at, "local")
+        if sch.get(block).reads[at].source.scope() != "global":
+            continue
+        copy = sch.cache_read(block, at, "local", consumer_blocks=[block])
         sch.compute_at(copy, loop, preserve_unit_loops=True)
         vectorize_copy(sch, copy)
+
+
+def store_vectors(sch: Schedule, block: Any, loop: Any) -> None:
+    """Keep in registers what a block writes in one turn of a loop, and copy it from there, in vectors."""
+    copy = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(copy, loop, preserve_unit_loops=True)
+    vectorize_copy(sch, copy)
+
+
+def stage(sch: Schedule, copy: Any, loop: Any) -> None:
+    """Have a copy from global to shared memory read vectors into registers first."""
+    own = sch.cache_read(copy, 0, "local")
+    sch.compute_at(own, loop, preserve_unit_loops=True)
+    vectorize_copy(sch, own)
 
 
 def vectorize_copy(sch: Schedule, copy: Any) -> None:
@@ -247,3 +263,12 @@ def reduction(sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]],
         return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
     tile = _blocks.count(params, "tile") if "tile" in params else 1
     return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks))
+
+
+def written_order(leaf: _blocks.Leaf) -> list[int] | None:
+    """Return the axes with loops in the order in which the output lies in memory, outermost first; None where that is not affine."""
+    walk = _blocks.strides(leaf.block.writes[0], len(leaf.loops))
+    axes = [at for at, loop in enumerate(leaf.loops) if loop is not None]
+    if any(walk[axis] is None for axis in axes):
+        return None
+    return sorted(axes, key=lambda axis: (leaf.block.axes[axis].extent > 1, -abs(walk[axis] or 0)))
