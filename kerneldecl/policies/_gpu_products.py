@@ -5,6 +5,7 @@ Knows nothing of TVM, of templates or of which unit computes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -48,6 +49,7 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
     return kept
 
 
+@functools.cache
 def raster_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
     """Return how many rows of tiles to walk before the next column: a divisor of the rows with which the tiles at work need least."""
     divisors = [size for size in range(1, min(rows, RASTER_ROWS) + 1) if rows % size == 0]

@@ -27,6 +27,7 @@ MMA_SYNC_SHARE = 0.62
 (Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, section on tensor cores)."""
 LOAD_CYCLES = 33.0
 """From an ldmatrix to what uses it, which only other warps can fill (same source)."""
+BARRIER_CYCLES = 60.0
 PARTITIONS = 4
 """Of an SM, each with a tensor core and a scheduler of its own."""
 
@@ -84,7 +85,7 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
             for stages in STAGES
             if stages <= -(-k // block_k) and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
         ]
-        for stages in fitting or ([1] if k <= block_k else []):
+        for stages in fitting[:2] or ([1] if k <= block_k else []):
             bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)
             if registers(product, bare) > gpu.max_registers_per_thread:
                 continue
@@ -112,8 +113,8 @@ def smem_bytes(product: Contraction, tiling: Tiling) -> int:
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:
     rows, columns = (extent, block_k) if is_k_last else (block_k, extent)
-    # As the template has it: 16-bit rows of whole permutations, others 16 bytes past a multiple of 32 elements.
-    if item_bytes != 2 or columns % 32:
+    # As the template has it: 16-bit rows that can be permuted are, others end 16 bytes past a multiple of 32 elements.
+    if item_bytes != 2 or columns not in {32, 64, 128, 256}:
         columns = -(-columns // 32) * 32 + 16 // item_bytes
     return rows * columns * item_bytes
 
@@ -157,12 +158,14 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
 def _rate(product: Contraction, tiling: Tiling, gpu: Gpu, resident: int) -> float:
     """Return the operations a second of the whole GPU, while so many blocks are on an SM.
 
-    A warp alone on its partition waits for each step's fragments before it multiplies; others fill that time.
+    Between two barriers, a partition's warps multiply for so long and wait once for each step's fragments and once for
+    the barrier; the more they multiply, the less the waiting counts.
     """
     rate = gpu.tensor_rate(product.left.dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
     rate *= gpu.float16_sums_speedup if product.sums_dtype == "float16" else 1.0
     cycle_flops = rate / (gpu.sm_count * PARTITIONS * gpu.clock_hz)
     warp_m, warp_n = tiling.warp_tile
-    multiply_cycles = 2.0 * warp_m * warp_n * (32 // dtype_bytes(product.left.dtype)) / cycle_flops
+    steps = tiling.block_k * dtype_bytes(product.left.dtype) // 32
     warps = max(1, resident) * tiling.warps / PARTITIONS
-    return rate * min(1.0, warps * multiply_cycles / (multiply_cycles + LOAD_CYCLES))
+    multiply_cycles = warps * 2.0 * warp_m * warp_n * tiling.block_k / cycle_flops
+    return rate * min(1.0, warps) * multiply_cycles / (multiply_cycles + steps * LOAD_CYCLES + BARRIER_CYCLES)

@@ -26,8 +26,8 @@ from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._gpu_matmul import attempt, inline_sources, is_async, normalize, pipeline, product_of, rasterize, vector_of
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
-SWIZZLED_ROW = 32
-"""Rows of shared memory that are multiples of this many 16-bit elements are permuted, others padded."""
+PERMUTED_ROWS = (32, 64, 128, 256)
+"""Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
 
 class _Tiles(NamedTuple):
@@ -167,7 +167,7 @@ def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Ten
         whole = sch.blockize(row_in)
         sch.tensorize(whole, name)
         length = tiles.block_k if factor.is_k_last else extent
-        if dtype_bytes(factor.dtype) == 2 and length % SWIZZLED_ROW == 0:
+        if dtype_bytes(factor.dtype) == 2 and length in PERMUTED_ROWS:
             sch.annotate(copy, "permuted_layout", 1)
             sch.annotate(whole, "permuted_layout", 1)
         else:
