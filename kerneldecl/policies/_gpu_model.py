@@ -18,6 +18,8 @@ BARRIER_SECS = 3e-8
 """Of a block's threads to meet and read what the others left in shared memory: some 50 cycles."""
 SM_BYTES_PER_CLOCK = 64.0
 """What one SM can draw from the second-level cache."""
+LINE_BYTES = 128
+"""What neighbouring threads should read together: a line of the caches, and of DRAM as much as is worth a new row."""
 WARP_GRANULARITY = 4
 """An SM has four partitions, and a warp's registers lie in one of them."""
 

@@ -58,7 +58,8 @@ def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[M
     element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
     for threads, unroll, width in itertools.product(THREADS, UNROLL, access_widths(_last_extent(last), element)):
         vectors = size // width
-        if threads * unroll > max(32, 2 * vectors) or threads > gpu.max_threads_per_block:
+        # Not mostly idle threads, but small functions need some block, too.
+        if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):
             continue
         # Where an operand is read across its memory, every element of it moves a sector of 32 bytes.
         moved = nbytes * (32 / element if is_across else 1.0)

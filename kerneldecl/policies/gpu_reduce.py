@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies._cpu_traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import Timed, Work, access_widths, ranked
+from kerneldecl.policies._gpu_model import LINE_BYTES, Timed, Work, access_widths, ranked
 
 TEMPLATES = ("gpu_reduce",)
 
@@ -37,19 +37,24 @@ def cuts(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iter
 
 def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
     """Yield cuts of rows: how many threads share one, how many rows a block has, in how many chunks each is."""
-    main = largest(block)
-    element = dtype_bytes(main.dtype)
-    count, size = points(block, "spatial"), _row_elements(block)
+    element = dtype_bytes(largest(block).dtype)
+    count, size, moved = points(block, "spatial"), _row_elements(block), moved_bytes(space)
     for width, row_threads, threads, unroll, tile in itertools.product(
         access_widths(_innermost(block), element), ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)
     ):
-        vectors, rows = size // width, max(1, threads // row_threads)
-        if row_threads > threads or count % (rows * tile) or not _fits(row_threads, vectors, unroll):
+        vectors = size // width
+        if row_threads > threads or count % tile or not _fits(row_threads, vectors, unroll):
             continue
+        rows = largest_divisor(count // tile, threads // row_threads)
         for chunks in _chunks(gpu, count // (rows * tile), vectors, row_threads):
-            work = _row_work(space, block, gpu, (width, row_threads, rows, unroll, tile, chunks))
+            work = _row_work(block, gpu, moved, (width, row_threads, rows, unroll, tile, chunks))
             params = {"across": False, "threads": row_threads, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
             yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, count, chunks))
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
 def _fits(threads: int, vectors: int, unroll: int) -> bool:
@@ -57,7 +62,7 @@ def _fits(threads: int, vectors: int, unroll: int) -> bool:
     return (threads < 2 * vectors or threads == 1) and (unroll == 1 or threads * unroll < 2 * vectors)
 
 
-def _row_work(space: IterSpace, block: Block, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -> Work:
+def _row_work(block: Block, gpu: Gpu, moved: int, cut: tuple[int, int, int, int, int, int]) -> Work:
     width, threads, rows, unroll, tile, chunks = cut
     main = largest(block)
     element, count, vectors = dtype_bytes(main.dtype), points(block, "spatial"), _row_elements(block) // width
@@ -71,8 +76,8 @@ def _row_work(space: IterSpace, block: Block, gpu: Gpu, cut: tuple[int, int, int
         regs_per_thread=24 + unroll * (tile + len(block.reads) - 1) * -(-width * element // 4) + tile,
         flops=points(block) * (block.flops_per_point + 1) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=moved_bytes(space),
-        l2_bytes=moved_bytes(space) * waste * max(1.0, 32 / (min(threads, vectors) * width * element)),
+        dram_bytes=moved,
+        l2_bytes=moved * waste * max(1.0, LINE_BYTES / (min(threads, vectors) * width * element)),
         # What all rows share comes from an SM's first-level cache, which is shared memory by another name.
         moved_smem_bytes=points(block) * element + others,
         rounds=-(-steps // unroll),
@@ -108,6 +113,7 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     """Yield cuts of columns: how many threads lie side by side, how many share a column, in how many chunks each is."""
     main = largest(block)
     element, width_of_all, size = dtype_bytes(main.dtype), _innermost(block), points(block, "reduce")
+    moved = moved_bytes(space)
     others = points(block, "spatial") // width_of_all
     for width, rows, threads, unroll in itertools.product(access_widths(width_of_all, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
         side, vectors = threads // rows, width_of_all // width
@@ -125,8 +131,8 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 smem_bytes=rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0,
                 flops=points(block) * (block.flops_per_point + 1) * waste,
                 flops_per_s=gpu.simt_rate("float32"),
-                dram_bytes=moved_bytes(space),
-                l2_bytes=moved_bytes(space) * max(1.0, 32 / (side * width * element)),
+                dram_bytes=moved,
+                l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
                 rounds=-(-steps // unroll),
                 barriers=1 if rows > 1 else 0,
             )

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import is_across
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import Timed, Work, access_widths, ranked
-from kerneldecl.policies.gpu_reduce import BLOCK_THREADS, ROW_THREADS
+from kerneldecl.policies._gpu_model import LINE_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies.gpu_reduce import BLOCK_THREADS, ROW_THREADS, largest_divisor
 
 TEMPLATES = ("gpu_rowwise",)
 
@@ -41,9 +41,10 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
     element = dtype_bytes(last.writes[0].dtype)
     lengths = [block.axes[-1].extent for block in (*reductions, last)]
     for width, row_threads, threads in itertools.product(access_widths(math.gcd(*lengths), element), ROW_THREADS, BLOCK_THREADS):
-        vectors, rows = size // width, max(1, threads // row_threads)
-        if row_threads > threads or count % rows or (row_threads >= 2 * vectors and row_threads > 1):
+        vectors = size // width
+        if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
             continue
+        rows = largest_divisor(count, threads // row_threads)
         steps = -(-vectors // row_threads)
         is_kept = steps * width <= MAX_KEPT
         # A row that is not kept is read again for each reduction, from L2.
@@ -56,7 +57,7 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             flops=sum(points(block) * max(1, block.flops_per_point) for block in space.blocks) * 4 * waste,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved_bytes(space),
-            l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, 32 / (min(row_threads, vectors) * width * element)),
+            l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element)),
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0),
             rounds=1 if is_kept else steps * passes,
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
