@@ -22,7 +22,7 @@ BLOCKS_K = (8, 16, 32)
 THREAD_TILES = ((4, 4), (4, 8), (8, 4), (8, 8))
 WARP_ROWS, WARP_COLUMNS = 4, 8
 """The template's: lanes of a warp."""
-THREADS = range(64, 513)
+THREADS = range(32, 513)
 STAGES = (4, 3, 2)
 SAME_TILE = 4
 OTHER_REGISTERS = 44

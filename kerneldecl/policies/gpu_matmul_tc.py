@@ -20,6 +20,8 @@ BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
 SAME_TILE = 4
+NARROW = 32
+"""Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
 OTHER_REGISTERS = 48
 """Of a thread, beside sums and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
 MMA_SYNC_SHARE = 0.62
@@ -76,14 +78,17 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     _, m, n, k = product.extents
     item_bytes = dtype_bytes(product.left.dtype)
     steps = 32 // item_bytes
-    tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps), WARPS)
+    tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps, 8 * steps), WARPS)
     for block_m, block_n, block_k, (warps_m, warps_n) in tiles:
+        if block_k > 4 * steps and min(block_m, block_n) > NARROW:
+            continue
         if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
             continue
         fitting = [
             stages
             for stages in STAGES
-            if stages <= -(-k // block_k) and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
+            if stages <= -(-k // block_k)
+            and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
         ]
         for stages in fitting[:2] or ([1] if k <= block_k else []):
             bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)

@@ -29,6 +29,7 @@ PASS_CONFIG = {"tirx.use_async_copy": 1}
 WARP_ROWS, WARP_COLUMNS = 4, 8
 """How the lanes of a warp are laid out over its tile: of each operand they read few elements, which are broadcast."""
 BANKS = 32
+UNROLLED_STEPS = 8
 
 
 class _Tiles(NamedTuple):
@@ -105,7 +106,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
         sch.unroll(row)
         if product.out_run % vector_n == 0:
             sch.vectorize(column_in)
-        for loop in (k_in, m_in, n_in):
+        # Longer steps are left to nvcc to unroll: spelt out, they take it many seconds.
+        for loop in (m_in, n_in, *([k_in] if tiles.block_k <= UNROLLED_STEPS else [])):
             sch.unroll(loop)
         sch.decompose_reduction(block, k)
         pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
