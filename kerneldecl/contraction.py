@@ -76,27 +76,24 @@ def contraction_of(space: IterSpace) -> Contraction | str:
 
 def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
     """Return why tensor cores do not take a product, as a sentence; empty where they do."""
-    left, right = product.left, product.right
     _, m, n, k = product.extents
-    if not product.is_plain:
-        return "it computes more than products at a point of its reduction"
-    if left.dtype != right.dtype:
-        return f"its operands differ in dtype: {left.dtype} and {right.dtype}"
-    if product.sums_dtype not in TENSOR_SUMS.get(left.dtype, ()):
-        return f"there is no intrinsic for {left.dtype} summed in {product.sums_dtype}"
-    if gpu.compute_capability < FIRST_CAPABILITY:
-        return "its GPU is older than mma.sync m16n8k16 and cp.async, which compute capability 8.0 brought"
-    if not gpu.tensor_rate(left.dtype):
-        return f"the GPU's tensor cores do not take {left.dtype}"
-    if dtype_bytes(left.dtype) == 1 and product.layout != "nt":
-        return f"its layout is {product.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"
-    if n < FRAGMENT // 2 and m < FRAGMENT // 2:
-        return f"it has {m} rows and {n} columns, and tensor cores would multiply {FRAGMENT} of each"
-    if min(m, n) == 1:
-        return "it is a product with a vector, which memory alone limits"
-    if k < FRAGMENT:
-        return f"its sums have {k} terms, and tensor cores take {FRAGMENT} at once"
-    return ""
+    dtype, other = product.left.dtype, product.right.dtype
+    is_transposed = dtype_bytes(dtype) == 1 and product.layout != "nt"
+    reasons = (
+        (not product.is_plain, "it computes more than products at a point of its reduction"),
+        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
+        (product.sums_dtype not in TENSOR_SUMS.get(dtype, ()), f"there is no intrinsic for {dtype} summed in {product.sums_dtype}"),
+        (
+            gpu.compute_capability < FIRST_CAPABILITY,
+            "its GPU is older than mma.sync m16n8k16 and cp.async, which compute capability 8.0 brought",
+        ),
+        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
+        (is_transposed, f"its layout is {product.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
+        (min(m, n) == 1, "it is a product with a vector, which memory alone limits"),
+        (max(m, n) < FRAGMENT // 2, f"it has {m} rows and {n} columns, and tensor cores would multiply {FRAGMENT} of each"),
+        (k < FRAGMENT, f"its sums have {k} terms, and tensor cores take {FRAGMENT} at once"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
 
 
 def _read(block: Block) -> Contraction | str:

@@ -94,10 +94,11 @@ def _cheap_stack() -> Iterator[None]:
     """Have `inspect.stack` read no source: TVM's script calls it for each function and needs the frames alone."""
 
     def frames(_: int = 1) -> list[inspect.FrameInfo]:
-        found, frame = [], sys._getframe(1)  # noqa: SLF001  # what inspect.stack itself does
+        found = []
+        frame: Any = sys._getframe(1)  # noqa: SLF001  # what inspect.stack itself does
         while frame is not None:
             found.append(inspect.FrameInfo(frame, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return found
 
     stack, inspect.stack = inspect.stack, frames  # type: ignore[assignment]
@@ -108,8 +109,8 @@ def _cheap_stack() -> Iterator[None]:
 
 
 # TVM's script has its own rules for names, annotations and what counts as an expression.
-# ruff: noqa: N806, B018
-# mypy: disable-error-code="valid-type, no-any-return, misc"
+# ruff: noqa: N806, N812
+# mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 
 def _load(side: Literal["left", "right"], dtype: str, *, k_last: bool) -> tuple[Any, Any]:
@@ -230,7 +231,7 @@ def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -
                         B.elem_offset + tx * held,
                         C.data,
                         C.elem_offset + tx * held_sums,
-                        False,  # noqa: FBT003
+                        False,
                         dtype=sums,
                     )
                 )
@@ -248,7 +249,7 @@ def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -
                         B.elem_offset + tx * held + held // 2,
                         C.data,
                         C.elem_offset + tx * held_sums + held_sums // 2,
-                        False,  # noqa: FBT003
+                        False,
                         dtype=sums,
                     )
                 )

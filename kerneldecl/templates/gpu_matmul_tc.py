@@ -21,7 +21,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
-from kerneldecl.contraction import Factor, tensor_cores_refuse
+from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._gpu_matmul import attempt, inline_sources, is_async, normalize, pipeline, product_of, rasterize, vector_of
 
@@ -48,67 +48,66 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
-    names = tensorized(
-        product.left.dtype, product.sums_dtype, left_k_last=product.left.is_k_last, right_k_last=product.right.is_k_last
-    )
+    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=product.left.is_k_last, right_k_last=product.right.is_k_last)
 
-    def recipe(sch: Schedule) -> bool:
-        # 1. Normal form, in whole tiles.
-        normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local")
-        if normal is None:
-            return False
-        block, store = normal.block, normal.store
-        *batch, m, n, k = sch.get_loops(block)
+    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles, arch))
 
-        # 2. Tiles of blocks, warps, fragments.
-        m, m_warp, m_part, m_in = sch.split(m, [None, tiles.warps_m, tiles.block_m // tiles.warps_m // ROWS, ROWS])
-        n, n_warp, n_part, n_in = sch.split(n, [None, tiles.warps_n, tiles.block_n // tiles.warps_n // ROWS, ROWS])
-        k, k_step, k_in = sch.split(k, [None, tiles.block_k // names.steps, names.steps])
-        sch.reorder(*batch, m, n, m_warp, n_warp, k, k_step, m_part, n_part, m_in, n_in, k_in)
-        fragment = sch.blockize(m_in)
-        tile = rasterize(sch, m, n, tiles.raster)
-        warp = sch.fuse(m_warp, n_warp)
-        sch.bind(tile, "blockIdx.x")
-        if batch:
-            sch.bind(batch[0], "blockIdx.z")
-        sch.bind(warp, "threadIdx.y")
 
-        # 3. Operands: to shared memory by all threads, from there by each warp.
-        threads = tiles.warps_m * tiles.warps_n
-        asynchronous = arch.the_gpu.async_copy
-        shared, held = [], []
-        for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
-            copy = sch.cache_read(fragment, factor.position, "shared.dyn")
-            sch.compute_at(copy, k)
-            vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
-            asynchronous = asynchronous and is_async(factor, vector)
-            flat = sch.fuse(*sch.get_loops(copy)[-2:])
-            _, by_warp, lane, element = sch.split(flat, [None, threads, LANES, vector])
-            sch.bind(by_warp, "threadIdx.y")
-            sch.bind(lane, "threadIdx.x")
-            sch.vectorize(element)
-            shared.append(copy)
-        for factor in (product.left, product.right):
-            load = sch.cache_read(fragment, factor.position, "local")
-            sch.compute_at(load, k_step)
-            held.append(load)
-        for copy in shared:
-            inline_sources(sch, copy)
+def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles, arch: Arch) -> bool:
+    # 1. Normal form, in whole tiles.
+    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local")
+    if normal is None:
+        return False
+    block, store = normal.block, normal.store
+    *batch, m, n, k = sch.get_loops(block)
 
-        # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-        sums = sch.cache_read(store, 0, "local")
-        for following in (sums, store):
-            sch.reverse_compute_at(following, warp)
-        sch.compute_at(sums, _spread(sch, store, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
-        sch.unroll(sch.get_loops(sums)[-1])
-        start = sch.decompose_reduction(fragment, k)
-        sch.transform_layout(sums, ("read", 0), _placed(product.sums_dtype))
-        sch.tensorize(sch.get_loops(sch.get_child_blocks(start)[0])[-2], names.clear)
-        _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
-        pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
-        return True
+    # 2. Tiles of blocks, warps, fragments.
+    m, m_warp, m_part, m_in = sch.split(m, [None, tiles.warps_m, tiles.block_m // tiles.warps_m // ROWS, ROWS])
+    n, n_warp, n_part, n_in = sch.split(n, [None, tiles.warps_n, tiles.block_n // tiles.warps_n // ROWS, ROWS])
+    k, k_step, k_in = sch.split(k, [None, tiles.block_k // names.steps, names.steps])
+    sch.reorder(*batch, m, n, m_warp, n_warp, k, k_step, m_part, n_part, m_in, n_in, k_in)
+    fragment = sch.blockize(m_in)
+    tile = rasterize(sch, m, n, tiles.raster)
+    warp = sch.fuse(m_warp, n_warp)
+    sch.bind(tile, "blockIdx.x")
+    if batch:
+        sch.bind(batch[0], "blockIdx.z")
+    sch.bind(warp, "threadIdx.y")
 
-    return attempt(mod, recipe)
+    # 3. Operands: to shared memory by all threads, from there by each warp.
+    threads = tiles.warps_m * tiles.warps_n
+    asynchronous = arch.the_gpu.async_copy
+    shared, held = [], []
+    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
+        copy = sch.cache_read(fragment, factor.position, "shared.dyn")
+        sch.compute_at(copy, k)
+        vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
+        asynchronous = asynchronous and is_async(factor, vector)
+        flat = sch.fuse(*sch.get_loops(copy)[-2:])
+        _, by_warp, lane, element = sch.split(flat, [None, threads, LANES, vector])
+        sch.bind(by_warp, "threadIdx.y")
+        sch.bind(lane, "threadIdx.x")
+        sch.vectorize(element)
+        shared.append(copy)
+    for factor in (product.left, product.right):
+        load = sch.cache_read(fragment, factor.position, "local")
+        sch.compute_at(load, k_step)
+        held.append(load)
+    for copy in shared:
+        inline_sources(sch, copy)
+
+    # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
+    sums = sch.cache_read(store, 0, "local")
+    for following in (sums, store):
+        sch.reverse_compute_at(following, warp)
+    sch.compute_at(sums, _spread(sch, store, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
+    sch.unroll(sch.get_loops(sums)[-1])
+    start = sch.decompose_reduction(fragment, k)
+    sch.transform_layout(sums, ("read", 0), _placed(product.sums_dtype))
+    sch.tensorize(sch.get_loops(sch.get_child_blocks(start)[0])[-2], names.clear)
+    _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
+    pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
+    return True
 
 
 def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) -> bool:
