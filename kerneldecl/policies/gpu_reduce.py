@@ -116,17 +116,18 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     moved = moved_bytes(space)
     others = points(block, "spatial") // width_of_all
     for width, rows, threads, unroll in itertools.product(access_widths(width_of_all, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
-        side, vectors = threads // rows, width_of_all // width
-        if side < 4 or side >= max(8, 2 * vectors) or (rows > 1 and rows * unroll > size) or unroll > size:
+        vectors = width_of_all // width
+        side = largest_divisor(vectors, threads // rows)
+        if (rows > 1 and rows * unroll > size) or unroll > size:
             continue
-        blocks = others * -(-vectors // side)
+        blocks = others * (vectors // side)
         # As on rows: chunks where blocks are few.
         for chunks in _chunks(gpu, blocks, size, rows):
             steps = -(-size // (chunks * rows))
-            waste = -(-vectors // side) * side / vectors * (-(-steps // unroll) * unroll * rows * chunks / size)
+            waste = -(-steps // unroll) * unroll * rows * chunks / size
             work = Work(
                 blocks=blocks * chunks,
-                threads=threads,
+                threads=side * rows,
                 regs_per_thread=24 + unroll * len(block.reads) * -(-width * element // 4) + width,
                 smem_bytes=rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0,
                 flops=points(block) * (block.flops_per_point + 1) * waste,

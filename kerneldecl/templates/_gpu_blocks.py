@@ -113,18 +113,11 @@ def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:
         vectorize_copy(sch, copy)
 
 
-def store_vectors(sch: Schedule, block: Any, loop: Any) -> None:
-    """Keep in registers what a block writes in one turn of a loop, and copy it from there, in vectors."""
-    copy = sch.cache_write(block, 0, "local")
-    sch.reverse_compute_at(copy, loop, preserve_unit_loops=True)
-    vectorize_copy(sch, copy)
-
-
-def stage(sch: Schedule, copy: Any, loop: Any) -> None:
-    """Have a copy from global to shared memory read vectors into registers first."""
-    own = sch.cache_read(copy, 0, "local")
-    sch.compute_at(own, loop, preserve_unit_loops=True)
-    vectorize_copy(sch, own)
+def compute_under(sch: Schedule, block: Any, loop: Any) -> None:
+    """Compute in registers what a copy to global memory writes in one turn of a loop, from vectors in registers."""
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+    load_vectors(sch, block, loop)
+    sch.unroll(sch.get_loops(block)[-1])
 
 
 def vectorize_copy(sch: Schedule, copy: Any) -> None:
@@ -179,7 +172,8 @@ def column_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.L
     sch.reorder(*others, vectors, lane, *reduce)
     along = sch.fuse(*reduce)
     size, block = _blocks.extent(sch, along), leaf.rv
-    if leaf.block.axes[column].extent % cut.width or size % cut.chunks:
+    # Blocks are moved from here on, and moving loses what bounds uneven loops.
+    if leaf.block.axes[column].extent % (cut.width * cut.threads) or size % cut.chunks:
         return False
     if cut.chunks > 1:
         chunk, _ = sch.split(along, [cut.chunks, None])
@@ -192,7 +186,9 @@ def column_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.L
     return True
 
 
-def _column_partials(sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> None:
+def _column_partials(
+    sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[_blocks.Leaf], cut: ColumnCut
+) -> None:
     others, vectors, lane, along = loops
     columns, tx = sch.split(vectors, [None, cut.threads])
     steps, ty = sch.split(along, [None, cut.rows])
@@ -249,7 +245,7 @@ def _combine_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) ->
     """Add up the chunks' results in a kernel of its own, a thread for each column."""
     *columns, _ = sch.get_loops(block)
     column = sch.fuse(*columns)
-    grid, tx = sch.split(column, [None, min(THREADS, _blocks.extent(sch, column))])
+    grid, tx = sch.split(column, [None, math.gcd(_blocks.extent(sch, column), THREADS)])
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     _finish_columns(sch, block, rest, tx)
@@ -263,12 +259,3 @@ def reduction(sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]],
         return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
     tile = _blocks.count(params, "tile") if "tile" in params else 1
     return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks))
-
-
-def written_order(leaf: _blocks.Leaf) -> list[int] | None:
-    """Return the axes with loops in the order in which the output lies in memory, outermost first; None where that is not affine."""
-    walk = _blocks.strides(leaf.block.writes[0], len(leaf.loops))
-    axes = [at for at, loop in enumerate(leaf.loops) if loop is not None]
-    if any(walk[axis] is None for axis in axes):
-        return None
-    return sorted(axes, key=lambda axis: (leaf.block.axes[axis].extent > 1, -abs(walk[axis] or 0)))

@@ -11,7 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _gpu_blocks
+from kerneldecl.templates import _blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -27,18 +27,16 @@ def _schedule(sch: Schedule, threads: int) -> bool:
     if found is None:
         return False
     for leaf in found:
-        # 1. Neighbouring threads on neighbouring results, as they lie in memory; what is reduced inside of them.
-        order = _gpu_blocks.written_order(leaf)
-        spatial = leaf.loops_of("spatial") if order is None else [leaf.loops[at] for at in order if leaf.block.axes[at].kind == "spatial"]
+        # 1. Neighbouring threads on neighbouring results, as they lie in memory.
         reduce = leaf.loops_of("reduce")
-        sch.reorder(*spatial, *reduce)
-        loop = sch.fuse(*spatial) if spatial else sch.add_unit_loop((reduce or sch.get_loops(leaf.rv) or [leaf.rv])[0])
-        grid, tx = sch.split(loop, [None, threads])
+        copy = sch.cache_write(leaf.rv, 0, "local")
+        loops = sch.get_loops(copy)
+        grid, tx = sch.split(sch.fuse(*loops) if loops else sch.add_unit_loop(copy), [None, threads])
         sch.bind(grid, "blockIdx.x")
         sch.bind(tx, "threadIdx.x")
-        # 2. Sums in registers.
+        # 2. What is reduced, inside of them.
+        sch.compute_at(leaf.rv, tx, preserve_unit_loops=True)
         if reduce:
-            copy = sch.cache_write(leaf.rv, 0, "local")
-            sch.reverse_compute_at(copy, tx, preserve_unit_loops=True)
-            sch.decompose_reduction(leaf.rv, reduce[0])
+            spatial = len(leaf.block.axes) - len(reduce)
+            sch.decompose_reduction(leaf.rv, sch.get_loops(leaf.rv)[2 + spatial])
     return True

@@ -26,7 +26,7 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
-def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
+def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:  # noqa: C901  a schedule is a list of steps
     threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
     # 1. Blocks that agree on what a row is: their leading axes.
     _blocks.inline_producers(sch)
@@ -35,8 +35,14 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     leading = None if found is None else _leading(found)
     if found is None or leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
         return False
-    # 2. Threads along the rows of each block, and one loop over rows.
-    nests = [_along(sch, leaf, leading, threads, width) for leaf in found]
+    # 2. Threads along the rows of each block, the last one as a copy to the output; one loop over rows.
+    *_, last = found
+    copy = sch.cache_write(last.rv, 0, "local")
+    blocks = [*(leaf.rv for leaf in found[:-1]), copy]
+    nests = [_along(sch, rv, leading, threads, width) for rv in blocks]
+    if len(nests[-1]) == 1:
+        return False
+    sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
     row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
     if _blocks.extent(sch, row) % rows:
         return False
@@ -44,28 +50,27 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     sch.bind(grid, "blockIdx.x")
     sch.bind(ty, "threadIdx.y")
     # 3. Results of each block in registers, rows in vectors.
-    for leaf in found[:-1]:
-        sch.set_scope(leaf.rv, 0, "local")
-    for leaf, (_, *loops) in zip(found, nests, strict=True):
+    for rv in blocks[:-1]:
+        sch.set_scope(rv, 0, "local")
+    for rv, (_, *loops) in zip(blocks, nests, strict=True):
         if not loops:
             continue
         tx, step, lane = loops
         sch.bind(tx, "threadIdx.x")
-        _gpu_blocks.load_vectors(sch, leaf.rv, step)
-        if leaf is found[-1]:
-            _gpu_blocks.store_vectors(sch, leaf.rv, step)
-        sch.unroll(lane)
-        if params["kept"]:
-            sch.unroll(step)
+        _gpu_blocks.load_vectors(sch, last.rv if rv is copy else rv, step)
+        sch.vectorize(lane) if rv is copy else sch.unroll(lane)
+        sch.unroll(step) if params["kept"] else None
+    sch.unroll(sch.get_loops(last.rv)[-1])
     return True
 
 
-def _along(sch: Schedule, leaf: _blocks.Leaf, leading: int, threads: int, width: int) -> list[Any]:
+def _along(sch: Schedule, rv: Any, leading: int, threads: int, width: int) -> list[Any]:
     """Return the loop over rows of a block and, if it has them, those over threads, steps and lanes."""
-    row = sch.fuse(*leaf.loops[:leading]) if leading > 1 else leaf.loops[0]
-    if len(leaf.loops) == leading:
+    loops = sch.get_loops(rv)
+    row = sch.fuse(*loops[:leading]) if leading > 1 else loops[0]
+    if len(loops) == leading:
         return [row]
-    *outer, inner = leaf.loops[leading:]
+    *outer, inner = loops[leading:]
     vectors, lane = sch.split(inner, [None, width])
     step, tx = sch.split(sch.fuse(*outer, vectors) if outer else vectors, [None, threads])
     sch.reorder(tx, step, lane)
