@@ -77,7 +77,9 @@ def _note_complete(done: flow.Build) -> None:
         rows.setdefault(entry.workload.line, []).append(row)
     digests = [memo.table_digest(table) for table in document["workload"]]
     if len(digests) == len(rows):  # inline tables share a line, which tells tables apart elsewhere
-        known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), {link.target: link.key for link in done.plan.links})
+        plugins = {memo.plugins_key(*chosen): found for chosen, found in done.workspace.inputs.plugins.items()}
+        links = {link.target: link.key for link in done.plan.links}
+        known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
         memo.write_memo(root, document, known, extra, folders)
     fresh.write_stamp(str(root), extra, folders, len(done.plan.entries))
 

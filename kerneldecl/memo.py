@@ -20,21 +20,30 @@ from kerneldecl import fresh
 from kerneldecl.model import Workload
 
 MEMO = "cache/memo.json"
-SCHEMA = 1
+SCHEMA = 2
 Row = tuple[str, str, str, str, str, str, str]
 """Name, target, keys of lower, tune and build, what stands for the entry in the link's manifest, and the entry's digest."""
 
 
 class Memo(NamedTuple):
-    """What the last complete build knew: rows of each table, by the table's digest, and the key of each target's artifact."""
+    """What the last complete build knew."""
 
     tables: Mapping[str, list[Row]]
+    """Rows of each table, by the table's digest."""
     links: Mapping[str, str]
+    """Key of each target's artifact."""
+    plugins: Mapping[str, Mapping[str, str]]
+    """Digests of the policies and templates behind each policy, by `plugins_key`."""
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
     """Return a digest of a table's keys and values in their order, which names of expanded entries depend on."""
     return sha256(repr(table).encode()).hexdigest()
+
+
+def plugins_key(policy: str, kind: str) -> str:
+    """Return the name under which the digests of a policy for a kind of arch are kept."""
+    return f"{policy} {kind}"
 
 
 def entry_digest(workload: Workload) -> str:
@@ -85,7 +94,7 @@ def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
             and memo["records"] == fresh.records(str(root))
         )
         is_whole = holds and memo["artifacts"] == fresh.artifacts(str(root), memo["folders"])
-        known = Memo(memo["tables"], memo["links"] if is_whole else {})
+        known = Memo(memo["tables"], memo["links"] if is_whole else {}, memo["plugins"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return known if holds else None

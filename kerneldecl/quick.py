@@ -40,7 +40,7 @@ def quick_plan(root: Path) -> list[Action] | None:
     old = {row[6]: row for several in known.tables.values() for row in several} if unknown else {}
     by_digest = {memo.entry_digest(workload): workload for workload in unknown}
     rows += [old[digest] for digest in by_digest if digest in old]
-    planned = _planned(root, document, tuple(workload for digest, workload in by_digest.items() if digest not in old))
+    planned = _planned(root, document, tuple(workload for digest, workload in by_digest.items() if digest not in old), known.plugins)
     if _has_duplicates(rows, planned) or len(by_digest) != len(unknown):
         return None
     links = _links(document, rows, planned, known.links)
@@ -60,12 +60,14 @@ def _expanded(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) ->
     return [workload for expansion in expansions for workload in expansion.workloads]
 
 
-def _planned(root: Path, document: Mapping[str, Any], workloads: tuple[Workload, ...]) -> list[EntryPlan]:
+def _planned(
+    root: Path, document: Mapping[str, Any], workloads: tuple[Workload, ...], plugins: Mapping[str, Mapping[str, str]]
+) -> list[EntryPlan]:
     if not workloads:
         return []
     from kerneldecl import declare, flow, workspace
 
-    return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads))).entries)
+    return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads), plugins)).entries)
 
 
 def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:

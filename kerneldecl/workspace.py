@@ -6,12 +6,13 @@ Knows nothing of TVM, of records or of what is done with all this.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kerneldecl.declare import Declaration, declare
 from kerneldecl.key import digest
+from kerneldecl.memo import plugins_key
 from kerneldecl.planning import Inputs
 from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files
 from kerneldecl.rule import WorkspaceFile
@@ -41,8 +42,11 @@ def open_workspace(root: Path) -> Workspace:
     return workspace_of(root, declare(root))
 
 
-def workspace_of(root: Path, declaration: Declaration) -> Workspace:
-    """Return the workspace of a declaration, with the digests of what its workloads use."""
+def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
+    """Return the workspace of a declaration, with the digests of what its workloads use.
+
+    `known` gives digests of policies and templates, by `memo.plugins_key`, that need not be looked for.
+    """
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
@@ -50,7 +54,9 @@ def workspace_of(root: Path, declaration: Declaration) -> Workspace:
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
     policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
     rules = {name: rule_files(root, name) for name in names}
-    plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items()}
+    digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
+    plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
+    found = {chosen: {name: _digest(files) for name, files in several.items()} for chosen, several in plugins.items()}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
@@ -58,7 +64,7 @@ def workspace_of(root: Path, declaration: Declaration) -> Workspace:
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
-        plugins={chosen: {name: _digest(files) for name, files in several.items()} for chosen, several in plugins.items()},
+        plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}

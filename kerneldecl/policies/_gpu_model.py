@@ -6,9 +6,10 @@ Knows nothing of operators, templates or TVM.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kerneldecl.model import Gpu
+from kerneldecl.model import Candidate, Gpu, Proposal, Value
 
 DRAM_LATENCY_SECS = 6e-7
 """Of a load that misses all caches while many others do, too: about 1.5 times the idle latency that microbenchmarks
@@ -17,6 +18,8 @@ BARRIER_SECS = 3e-8
 """Of a block's threads to meet and read what the others left in shared memory: some 50 cycles."""
 SM_BYTES_PER_CLOCK = 64.0
 """What one SM can draw from the second-level cache."""
+LINE_BYTES = 128
+"""What neighbouring threads should read together: a line of the caches, and of DRAM as much as is worth a new row."""
 WARP_GRANULARITY = 4
 """An SM has four partitions, and a warp's registers lie in one of them."""
 
@@ -94,3 +97,28 @@ def predicted_secs(gpu: Gpu, work: Work) -> float:
         max(1.0, filled) * (work.rounds * DRAM_LATENCY_SECS + work.barriers * BARRIER_SECS),
     )
     return max(roofs) + gpu.launch_secs
+
+
+def access_widths(extent: int, element_bytes: int) -> list[int]:
+    """Return how many neighbours a thread may access at once: divisors of the extent, powers of 2, at most 16 bytes; widest first.
+
+    Beside the widest, its half: more threads may hide latency better.
+    """
+    width = math.gcd(extent, max(1, 16 // element_bytes))
+    return [width, width // 2] if width > 1 else [1]
+
+
+Timed = tuple[Mapping[str, Value], tuple[Work, ...]]
+"""Parameters of a template, and the work of each kernel that it makes of them."""
+
+
+def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple[Proposal, ...]:
+    """Return distinct candidates that an SM can hold, least predicted time first, and of equals those that use more of the SMs."""
+    proposals: dict[Candidate, tuple[float, float]] = {}
+    for params, works in timed:
+        secs = sum(predicted_secs(gpu, work) for work in works)
+        if math.isfinite(secs):
+            proposals.setdefault(Candidate.of(template, params), (secs, -min(1.0, works[0].blocks / gpu.sm_count)))
+    # Nanoseconds are beyond the model; the order in which a policy lists them decides between equals.
+    order = sorted(proposals.items(), key=lambda item: (round(item[1][0] * 1e8), item[1][1]))
+    return tuple(Proposal(candidate, secs) for candidate, (secs, _) in order[:top_k])

@@ -8,5 +8,13 @@ from __future__ import annotations
 
 BY_KIND = {
     "cpu": ("cpu_matmul", "cpu_conv2d", "cpu_gemv", "cpu_rowwise", "cpu_reduce", "cpu_elementwise", "cpu_fallback"),
-    "cuda": (),
+    "cuda": (
+        "gpu_matmul_tc",
+        "gpu_matmul_simt",
+        "gpu_gemv",
+        "gpu_rowwise",
+        "gpu_reduce",
+        "gpu_elementwise",
+        "gpu_fallback",
+    ),
 }

@@ -1,0 +1,186 @@
+"""Owns the reading of an iteration space as a product of matrices: which axes are its m, n, k and batch, which operand is which.
+
+Knows nothing of TVM, templates, policies or any one operator: a convolution is a product whose m and k are several axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
+
+FRAGMENT = 16
+"""Least rows and columns that tensor cores multiply at once, as mma.sync is used here."""
+TENSOR_SUMS = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
+"""By dtype of the factors: the dtypes of sums that have intrinsics."""
+FIRST_CAPABILITY = (8, 0)
+"""Of GPUs with mma.sync m16n8k16 and cp.async."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One operand of a product."""
+
+    position: int
+    """Among what the block reads."""
+    dtype: str
+    shape: tuple[int, ...]
+    is_k_last: bool
+    """True where neighbours along k are neighbours in memory, rather than neighbours along m (or n)."""
+    run: int
+    """How many elements lie side by side, each run as long and as far from the next as a multiple of this."""
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * dtype_bytes(self.dtype)
+
+    def vector(self) -> int:
+        """Return how many elements one load of at most 16 bytes can take."""
+        return math.gcd(self.run, 16 // dtype_bytes(self.dtype))
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A block that sums products of two operands. Axes are positions in the block, in its order."""
+
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    left: Factor
+    """The operand that m indexes."""
+    right: Factor
+    extents: tuple[int, int, int, int]
+    """Of batch, m, n, k."""
+    sums_dtype: str
+    out_run: int
+    """As a factor's run: of the result along n."""
+    is_plain: bool
+    """True where nothing but a multiplication and an addition is done at a point."""
+
+    @property
+    def layout(self) -> str:
+        """Return nn, nt, tn or tt, as BLAS names how both operands are stored."""
+        return ("n" if self.left.is_k_last else "t") + ("t" if self.right.is_k_last else "n")
+
+
+def contraction_of(space: IterSpace) -> Contraction | str:
+    """Return the product that a function's one reduction is, or a sentence that says why it is none."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1:
+        return f"it has {len(reductions)} reductions; a product is one"
+    return _read(reductions[0])
+
+
+def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
+    """Return why tensor cores do not take a product, as a sentence; empty where they do."""
+    _, m, n, k = product.extents
+    dtype, other = product.left.dtype, product.right.dtype
+    is_transposed = dtype_bytes(dtype) == 1 and product.layout != "nt"
+    reasons = (
+        (not product.is_plain, "it computes more than products at a point of its reduction"),
+        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
+        (product.sums_dtype not in TENSOR_SUMS.get(dtype, ()), f"there is no intrinsic for {dtype} summed in {product.sums_dtype}"),
+        (
+            gpu.compute_capability < FIRST_CAPABILITY,
+            "its GPU is older than mma.sync m16n8k16 and cp.async, which compute capability 8.0 brought",
+        ),
+        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
+        (is_transposed, f"its layout is {product.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
+        (min(m, n) == 1, "it is a product with a vector, which memory alone limits"),
+        (max(m, n) < FRAGMENT // 2, f"it has {m} rows and {n} columns, and tensor cores would multiply {FRAGMENT} of each"),
+        (k < FRAGMENT, f"its sums have {k} terms, and tensor cores take {FRAGMENT} at once"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
+
+
+def _read(block: Block) -> Contraction | str:
+    if len(block.reads) != 2 or len(block.writes) != 1:
+        return f"its reduction reads {len(block.reads)} operands; a product has two"
+    uses = [_axes_of(access) for access in (*block.reads, *block.writes)]
+    if None in uses:
+        return "an operand is indexed by something that is not linear in the axes"
+    first, second, out = (set(use or ()) for use in uses)
+    kinds = [axis.kind for axis in block.axes]
+    spatial = [at for at, kind in enumerate(kinds) if kind == "spatial"]
+    # What the output's fastest axis indexes is the right operand; where that axis has extent 1, no operand shows it.
+    ranked = [at for at in _by_place(block.writes[0]) if (at in first) != (at in second)]
+    is_second = not ranked or ranked[-1] in second
+    left, right = (first, second) if is_second else (second, first)
+    k = tuple(at for at, kind in enumerate(kinds) if kind == "reduce")
+    long_k = [at for at in k if block.axes[at].extent > 1]
+    if any((at in left) != (at in right) for at in long_k):
+        return "one operand alone is indexed by a reduced axis"
+    groups = _groups(block, spatial, left, right)
+    if groups is None or not out.issuperset(at for at in spatial if block.axes[at].extent > 1):
+        return "an axis of the output indexes no operand"
+    batch, m, n = groups
+    positions = (0, 1) if is_second else (1, 0)
+    return Contraction(
+        batch,
+        m,
+        n,
+        k,
+        _factor(block, positions[0], m, k),
+        _factor(block, positions[1], n, k),
+        (_extent(block, batch), _extent(block, m), _extent(block, n), _extent(block, k)),
+        block.writes[0].dtype,
+        _run(block, block.writes[0], n),
+        block.flops_per_point == 2,
+    )
+
+
+def _axes_of(access: Access) -> list[int] | None:
+    """Return the axes that index an operand, None where one of its indices is not affine."""
+    if None in access.index:
+        return None
+    return [axis for index in access.index for axis, _ in index or ()]
+
+
+def _by_place(access: Access) -> list[int]:
+    """Return the axes that index an operand, the fastest last."""
+    return [axis for index in access.index for axis, _ in index or ()]
+
+
+def _groups(block: Block, spatial: Sequence[int], left: set[int], right: set[int]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the batch, m and n axes. Axes of extent 1, which no operand shows, become m and n where those have none."""
+    batch = [at for at in spatial if at in left and at in right]
+    m = [at for at in spatial if at in left and at not in right]
+    n = [at for at in spatial if at in right and at not in left]
+    units = [at for at in spatial if at not in left and at not in right]
+    if any(block.axes[at].extent > 1 for at in units):
+        return None
+    for group in (n, m):
+        if units and not group:
+            group.append(units.pop())
+    return tuple(sorted((*batch, *units))), tuple(m), tuple(n)
+
+
+def _extent(block: Block, axes: Sequence[int]) -> int:
+    return math.prod(block.axes[at].extent for at in axes)
+
+
+def _factor(block: Block, position: int, spatial: Sequence[int], reduced: Sequence[int]) -> Factor:
+    access = block.reads[position]
+    fastest = _fastest(access)
+    is_k_last = not fastest or any(axis in reduced for axis, _ in fastest)
+    return Factor(position, access.dtype, access.shape, is_k_last, _run(block, access, reduced if is_k_last else spatial))
+
+
+def _fastest(access: Access) -> Sequence[tuple[int, int]]:
+    """Return the index of the last dimension that has more than one element."""
+    dims = [index or () for index, size in zip(access.index, access.shape, strict=True) if size > 1]
+    return dims[-1] if dims else ()
+
+
+def _run(block: Block, access: Access, group: Sequence[int]) -> int:
+    """Return how many elements lie side by side along a group of axes.
+
+    Several axes in one index, a stride, or another order of the axes leave elements that are loaded one by one.
+    """
+    last = [at for at in group if block.axes[at].extent > 1][-1:]
+    row = next((size for size in reversed(access.shape) if size > 1), 1)
+    is_dense = bool(last) and tuple(_fastest(access)) == ((last[0], 1),)
+    return math.gcd(block.axes[last[0]].extent, row) if is_dense else 1

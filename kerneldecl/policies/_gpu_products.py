@@ -1,0 +1,76 @@
+"""Owns what the policies for products on GPUs share: tiles that suit an extent, traffic under rasterisation, the ranking.
+
+Knows nothing of TVM, of templates or of which unit computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kerneldecl.contraction import Contraction
+from kerneldecl.model import Candidate, Gpu, Proposal, dtype_bytes
+
+MAX_GRID_Z = 65535
+"""The launch's limit, which a batch must keep to (CUDA C++ Programming Guide, technical specifications)."""
+RASTER_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A candidate, its predicted time, and what makes it alike to others."""
+
+    candidate: Candidate
+    secs: float
+    tile: tuple[int, ...]
+
+
+def ranked(estimates: Iterable[Estimate], alike: int) -> tuple[Proposal, ...]:
+    """Return proposals, the quickest first; of one tile at most `alike`, since the model may be wrong about it."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    kept = []
+    for estimate in sorted(estimates, key=lambda estimate: (estimate.secs, estimate.candidate.params)):
+        seen[estimate.tile] += 1
+        if seen[estimate.tile] <= alike and math.isfinite(estimate.secs):
+            kept.append(Proposal(estimate.candidate, estimate.secs))
+    return tuple(kept)
+
+
+def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
+    """Return the sizes up to the first that covers the extent."""
+    kept = []
+    for size in sizes:
+        kept.append(size)
+        if size >= extent:
+            break
+    return kept
+
+
+@functools.cache
+def raster_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+    """Return how many rows of tiles to walk before the next column: a divisor of the rows with which the tiles at work need least."""
+    divisors = [size for size in range(1, min(rows, RASTER_ROWS) + 1) if rows % size == 0]
+    return min(divisors, key=lambda group: (_wave_items(group, columns, resident, block_m, block_n), group))
+
+
+def _wave_items(group: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+    wide = min(columns, -(-resident // group))
+    panels = -(-resident // (group * wide))
+    return panels * group * block_m + wide * block_n
+
+
+def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident: int) -> float:
+    """Return what comes from and goes to DRAM: operands once if they fit L2, else once for each wave of tiles that shares them."""
+    batch, m, n, k = product.extents
+    block_m, block_n, group = tile
+    item_bytes = dtype_bytes(product.left.dtype)
+    once = product.left.size_bytes + product.right.size_bytes
+    out = batch * m * n * dtype_bytes(product.sums_dtype)
+    if once <= gpu.l2_bytes // 2:
+        return once + out
+    rows, columns = -(-m // block_m), -(-n // block_n)
+    wave = _wave_items(group, columns, resident, block_m, block_n) * k * item_bytes
+    return max(once, wave * batch * rows * columns / resident) + out

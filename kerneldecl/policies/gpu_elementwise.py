@@ -1,0 +1,101 @@
+"""Owns which vectors, threads and tiles of an elementwise function or a transpose a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, Value, dtype_bytes
+from kerneldecl.policies._cpu_traffic import contiguous_axis, moved_bytes, points
+from kerneldecl.policies._gpu_model import Work, access_widths, ranked
+
+TEMPLATES = ("gpu_elementwise",)
+
+THREADS = (256, 128, 512, 1024)
+UNROLL = (4, 2, 1, 8)
+TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
+"""Elements along the transposed operand's contiguous axis by elements along the output's."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return vectors and, where an operand is read transposed, tiles; nothing for a function with a reduction."""
+    last = space.blocks[-1]
+    if measured or any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
+        return ()
+    across = next((found for block in space.blocks if (found := _transposed(block)) is not None), None)
+    tiled = [] if across is None else list(_tiled(space, across))
+    return ranked("gpu_elementwise", arch.the_gpu, [*tiled, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
+
+
+def _transposed(block: Block) -> tuple[int, int] | None:
+    """Return the extents of the axes that an operand and the output are contiguous along, where these differ."""
+    along = contiguous_axis(block, block.writes[0])
+    for access in block.reads:
+        axis = contiguous_axis(block, access)
+        if along is not None and axis not in {None, along} and along in {used for index in access.index for used, _ in index or ()}:
+            assert axis is not None
+            return block.axes[axis].extent, block.axes[along].extent
+    return None
+
+
+def _last_extent(block: Block) -> int:
+    axis = contiguous_axis(block, block.writes[0])
+    return 1 if axis is None else block.axes[axis].extent
+
+
+def _narrowest(space: IterSpace) -> int:
+    arguments = {*space.inputs, *space.outputs}
+    accesses = (access for block in space.blocks for access in (*block.reads, *block.writes) if access.operand in arguments)
+    return min(dtype_bytes(access.dtype) for access in accesses)
+
+
+def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
+    last = space.blocks[-1]
+    element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
+    for threads, unroll, width in itertools.product(THREADS, UNROLL, access_widths(_last_extent(last), element)):
+        vectors = size // width
+        # Not mostly idle threads, but small functions need some block, too.
+        if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):
+            continue
+        # Where an operand is read across its memory, every element of it moves a sector of 32 bytes.
+        moved = nbytes * (32 / element if is_across else 1.0)
+        work = Work(
+            blocks=-(-vectors // (threads * unroll)),
+            threads=threads,
+            regs_per_thread=24 + unroll * len(space.inputs) * -(-width * element // 4),
+            flops=sum(points(block) * block.flops_per_point for block in space.blocks),
+            flops_per_s=gpu.simt_rate("float32"),
+            dram_bytes=nbytes,
+            l2_bytes=moved * (16 / min(16, width * element)) ** 0.5,
+        )
+        yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
+
+
+def _tiled(space: IterSpace, extents: tuple[int, int]) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
+    last = space.blocks[-1]
+    element, nbytes = dtype_bytes(last.writes[0].dtype), moved_bytes(space)
+    both = math.gcd(*extents)
+    for tile, threads, width in itertools.product(TILES, THREADS, access_widths(both, element)):
+        vectors = tile[0] * tile[1] // width
+        if vectors % threads or tile[0] % width or tile[1] % width:
+            continue
+        # Partial tiles at the ends are computed whole.
+        counts = [-(-extent // side) for extent, side in zip(extents, tile, strict=True)]
+        waste = math.prod(count * side / extent for count, extent, side in zip(counts, extents, tile, strict=True))
+        part = math.prod(max(1.0, 32 / (side * element)) for side in tile)
+        work = Work(
+            blocks=math.prod(counts) * points(last) // math.prod(extents),
+            threads=threads,
+            regs_per_thread=24 + vectors // threads * -(-width * element // 4),
+            smem_bytes=tile[1] * (tile[0] + 1) * element,
+            dram_bytes=nbytes,
+            l2_bytes=nbytes * part * waste * (16 / min(16, width * element)) ** 0.5,
+            moved_smem_bytes=nbytes * waste * 4 / element,
+            rounds=1,
+            barriers=1,
+        )
+        yield {"threads": threads, "width": width, "unroll": 1, "tile": tile}, (work,)

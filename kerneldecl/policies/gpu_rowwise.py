@@ -1,0 +1,65 @@
+"""Owns how a chain of reductions and elementwise steps over rows should be computed on a GPU, and what to try first.
+
+Knows nothing of TVM or of how the template applies it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies._cpu_reduction import is_across
+from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
+from kerneldecl.policies._gpu_model import LINE_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies.gpu_reduce import BLOCK_THREADS, ROW_THREADS, largest_divisor
+
+TEMPLATES = ("gpu_rowwise",)
+
+MAX_KEPT = 64
+"""Elements of a row that one thread keeps: each may need a register of its own, beside those that hold what was loaded."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
+    # For nothing but a reduction there are better ways.
+    if measured or only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
+        return ()
+    (shape,) = rows
+    last = space.blocks[-1]
+    if not shape or tuple(axis.extent for axis in last.axes[: len(shape)]) != shape:
+        return ()
+    return ranked("gpu_rowwise", arch.the_gpu, _cuts(space, reductions, arch.the_gpu), top_k)
+
+
+def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
+    count, size = points(reductions[0], "spatial"), points(reductions[0], "reduce")
+    last = space.blocks[-1]
+    element = dtype_bytes(last.writes[0].dtype)
+    lengths = [block.axes[-1].extent for block in (*reductions, last)]
+    for width, row_threads, threads in itertools.product(access_widths(math.gcd(*lengths), element), ROW_THREADS, BLOCK_THREADS):
+        vectors = size // width
+        if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
+            continue
+        rows = largest_divisor(count, threads // row_threads)
+        steps = -(-vectors // row_threads)
+        is_kept = steps * width <= MAX_KEPT
+        # A row that is not kept is read again for each reduction, from L2.
+        passes = 1 if is_kept else len(reductions) + 1
+        waste = steps * row_threads / vectors
+        work = Work(
+            blocks=count // rows,
+            threads=row_threads * rows,
+            regs_per_thread=24 + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
+            flops=sum(points(block) * max(1, block.flops_per_point) for block in space.blocks) * 4 * waste,
+            flops_per_s=gpu.simt_rate("float32"),
+            dram_bytes=moved_bytes(space),
+            l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element)),
+            moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0),
+            rounds=1 if is_kept else steps * passes,
+            barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
+        )
+        yield {"threads": row_threads, "rows": rows, "width": width, "kept": is_kept}, (work,)

@@ -1,0 +1,150 @@
+"""Owns what the GPU's contraction templates share: the normal form of a product, its copies, its results' way out.
+
+Knows nothing of policies, tile sizes, tensor cores or any one operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import IRModule
+from tvm.error import InternalError
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
+from tvm.tirx import IndexMap
+
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.contraction import Contraction, Factor, contraction_of
+from kerneldecl.model import dtype_bytes
+from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
+
+MAX_GRID_Z = 65535
+"""The launch's limit (CUDA C++ Programming Guide, table of technical specifications)."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A product in normal form: C[batch, m, n] += A[batch, m or k, …] * B[batch, n or k, …]."""
+
+    product: Contraction
+    block: Any
+    store: Any
+    """The block that takes the sums out of where they are kept, through the epilogue, into the result."""
+
+
+def attempt(mod: IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
+    """Return the schedule that a recipe makes of the module, None where the recipe says no or a primitive refuses."""
+    sch = Schedule(mod)
+    try:
+        return sch if recipe(sch) else None
+    except (ScheduleError, InternalError):
+        return None
+
+
+def product_of(mod: IRModule) -> Contraction | None:
+    """Return the product that a module's function is, or None."""
+    try:
+        found = contraction_of(iter_space(mod))
+    except ValueError:
+        return None
+    return found if isinstance(found, Contraction) else None
+
+
+def normalize(sch: Schedule, product: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False) -> Normal | None:
+    """Bring a product into normal form, padded to multiples of the tile (m, n, k), its sums kept in `scope`.
+
+    Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k comes
+    before it in any case. None where what follows the product cannot be merged into one block.
+    """
+    block = only_reduction(sch)
+    epilogue = None if block is None else epilogue_of(sch, block)
+    if epilogue is None:
+        return None
+    if epilogue:
+        merge(sch, epilogue)
+    # 1. Copies indexed by the block's own axes, which are to disappear again; each group of axes becomes one.
+    for factor, spatial in ((product.left, product.m), (product.right, product.n)):
+        sch.reindex(block, ("read", factor.position))
+        groups = [product.k, spatial] if k_first or not factor.is_k_last else [spatial, product.k]
+        _fuse_dims(sch, block, ("read", factor.position), [product.batch, *groups])
+    sch.reindex(block, ("write", 0))
+    _fuse_dims(sch, block, ("write", 0), [product.batch, product.m, product.n])
+    sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    groups = [group for group in (product.batch, product.m, product.n, product.k) if group or group is not product.batch]
+    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
+    normal = IndexMap.from_func(lambda *axes: [_flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
+    sch.transform_block_layout(block, normal)
+    # 2. Whole tiles; the copies that pad disappear as well.
+    sch.pad_einsum(block, [*([1] if product.batch else []), *tile])
+    # 3. Sums in registers, and everything behind them in the block that reads those.
+    store = sch.cache_write(block, 0, scope)
+    while following := sch.get_consumers(store):
+        sch.reverse_compute_inline(following[0])
+    return Normal(product, block, store)
+
+
+def _fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
+    """Lay an operand out with one dimension for each group of the block's axes, in their order; none for an empty first group."""
+    stage = sch.get(block)
+    variables = [axis.var for axis in stage.iter_vars]
+    sizes = [int(axis.dom.extent) for axis in stage.iter_vars]
+    region = (stage.reads if operand[0] == "read" else stage.writes)[operand[1]]
+    place = {next(at for at, var in enumerate(variables) if dim.min.same_as(var)): dim_at for dim_at, dim in enumerate(region.region)}
+
+    def fused(*index: Any) -> list[Any]:
+        axes = {at: index[dim_at] for at, dim_at in place.items()}
+        kept = [group for at, group in enumerate(groups) if group or at]
+        return [_flat([at for at in group if at in axes], axes, sizes) for group in kept]
+
+    sch.transform_layout(block, operand, fused)
+
+
+def _flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
+    """Return one index over a group of axes."""
+    flat: Any = 0
+    for at in group:
+        flat = axes[at] if isinstance(flat, int) else flat * sizes[at] + axes[at]
+    return flat
+
+
+def inline_sources(sch: Schedule, copy: Any) -> None:
+    """Inline all that a copy is made from, so that it reads the function's arguments."""
+    while True:
+        inlined = False
+        for producer in sch.get_producers(copy):
+            with contextlib.suppress(ScheduleError):  # what TVM cannot inline stays a kernel of its own, and fails later
+                sch.compute_inline(producer)
+                inlined = True
+        if not inlined:
+            return
+
+
+def vector_of(factor: Factor, elements: int, threads: int) -> int:
+    """Return how many elements each thread copies at once, so that all threads copy a whole tile in whole steps."""
+    return math.gcd(factor.vector(), max(1, elements // threads))
+
+
+def is_async(factor: Factor, vector: int) -> bool:
+    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes."""
+    return vector * dtype_bytes(factor.dtype) >= 4
+
+
+def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:
+    """Return one loop over tiles that walks `group` rows of a column before the next column: what both read stays in L2."""
+    outer, inner = sch.split(rows, [None, group])
+    sch.reorder(outer, columns, inner)
+    return sch.fuse(outer, columns, inner)
+
+
+def pipeline(sch: Schedule, loop: Any, stages: int, *, asynchronous: bool) -> None:
+    """Have a loop of two copies and a computation copy `stages - 1` iterations ahead."""
+    if stages < 2:
+        return
+    sch.annotate(loop, "software_pipeline_stage", [0, 0, stages - 1])
+    sch.annotate(loop, "software_pipeline_order", [0, 1, 2])
+    if asynchronous:
+        sch.annotate(loop, "software_pipeline_async_stages", [0])

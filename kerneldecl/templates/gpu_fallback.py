@@ -1,0 +1,42 @@
+"""Owns the schedule on GPUs of functions that no other template fits: each block by itself, a thread for each result.
+
+Knows nothing of policies or of any one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm.s_tir import Schedule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates import _blocks
+
+
+def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Schedule each block as a kernel of its own, cheap ones inlined, in blocks of `threads` threads."""
+    assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
+    return _blocks.attempt(mod, lambda sch: _schedule(sch, _blocks.count(params, "threads")))
+
+
+def _schedule(sch: Schedule, threads: int) -> bool:
+    _blocks.inline_producers(sch, keep_shared=True)
+    _blocks.give_loops(sch)
+    found = _blocks.leaves(sch)
+    if found is None:
+        return False
+    for leaf in found:
+        # 1. Neighbouring threads on neighbouring results, as they lie in memory.
+        reduce = leaf.loops_of("reduce")
+        copy = sch.cache_write(leaf.rv, 0, "local")
+        loops = sch.get_loops(copy)
+        grid, tx = sch.split(sch.fuse(*loops) if loops else sch.add_unit_loop(copy), [None, threads])
+        sch.bind(grid, "blockIdx.x")
+        sch.bind(tx, "threadIdx.x")
+        # 2. What is reduced, inside of them.
+        sch.compute_at(leaf.rv, tx, preserve_unit_loops=True)
+        if reduce:
+            spatial = len(leaf.block.axes) - len(reduce)
+            sch.decompose_reduction(leaf.rv, sch.get_loops(leaf.rv)[2 + spatial])
+    return True

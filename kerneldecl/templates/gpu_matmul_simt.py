@@ -1,0 +1,153 @@
+"""Owns the schedule of matrix products and convolutions on CUDA cores: tiles of registers fed from shared memory.
+
+Knows nothing of how its parameters are chosen, and recognises a product by its structure, never by its names.
+
+Parameters:
+  block_m, block_n    what one thread block computes
+  block_k             steps of the reduction between two barriers
+  thread_m, thread_n  what one thread computes: vectors of up to 4 rows and columns, spread over the block's tile
+  stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
+  raster              rows of tiles that are walked before the next column; divides the number of them
+
+Copies are asynchronous where elements have 4 bytes and the code is generated with the pass option in PASS_CONFIG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvm import IRModule
+from tvm.s_tir import Schedule
+
+from kerneldecl.contraction import Contraction, Factor
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._gpu_matmul import attempt, inline_sources, is_async, normalize, pipeline, product_of, rasterize, vector_of
+
+PASS_CONFIG = {"tirx.use_async_copy": 1}
+WARP_ROWS, WARP_COLUMNS = 4, 8
+"""How the lanes of a warp are laid out over its tile: of each operand they read few elements, which are broadcast."""
+BANKS = 32
+UNROLLED_STEPS = 8
+
+
+class _Tiles(NamedTuple):
+    """The template's parameters, as read."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    stages: int
+    raster: int
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return the scheduled product with its epilogue fused, or None where the function is no product."""
+    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    product = product_of(mod)
+    if product is None or not _fits(tiles, product.extents):
+        return None
+
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
+
+
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
+    threads = tiles.block_m // tiles.thread_m * (tiles.block_n // tiles.thread_n)
+    vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
+    # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are neighbours.
+    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True)
+    if normal is None:
+        return False
+    block, store = normal.block, normal.store
+    *batch, m, n, k = sch.get_loops(block)
+
+    # 2. Tiles of blocks, vectors spread over the tile, warps, lanes.
+    m, m_vectors, m_warp, m_lane, m_in = _cut(sch, m, tiles.block_m, tiles.thread_m, (vector_m, WARP_ROWS))
+    n, n_vectors, n_warp, n_lane, n_in = _cut(sch, n, tiles.block_n, tiles.thread_n, (vector_n, WARP_COLUMNS))
+    k, k_in = sch.split(k, [None, tiles.block_k])
+    sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_in, m_in, n_in)
+    tile = rasterize(sch, m, n, tiles.raster)
+    thread = sch.fuse(m_warp, n_warp, m_lane, n_lane)
+    sch.bind(tile, "blockIdx.x")
+    if batch:
+        sch.bind(batch[0], "blockIdx.z")
+    # Vectors of one thread lie apart; as virtual threads, each has its own small arrays, which become registers.
+    sch.bind(m_vectors, "vthread.y")
+    sch.bind(n_vectors, "vthread.x")
+    sch.bind(thread, "threadIdx.x")
+
+    # 3. Operands: to shared memory by all threads, from there to each thread's registers.
+    asynchronous = arch.the_gpu.async_copy
+    shared = []
+    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
+        copy = sch.cache_read(block, factor.position, "shared.dyn")
+        sch.compute_at(copy, k)
+        vector = 1 if factor.is_k_last else vector_of(factor, extent * tiles.block_k, threads)
+        asynchronous = asynchronous and is_async(factor, vector)
+        _copy(sch, copy, factor, threads, vector)
+        shared.append(copy)
+    for factor, vector in ((product.left, vector_m), (product.right, vector_n)):
+        _load(sch, block, k_in, factor, vector)
+    for copy in shared:
+        inline_sources(sch, copy)
+
+    # 4. Sums: cleared before, stored after, through the epilogue.
+    sch.reverse_compute_at(store, thread)
+    row, column = sch.get_loops(store)[-2:]
+    _, column_in = sch.split(column, [None, vector_n])
+    sch.unroll(row)
+    if product.out_run % vector_n == 0:
+        sch.vectorize(column_in)
+    # Longer steps are left to nvcc to unroll: spelt out, they take it many seconds.
+    for loop in (m_in, n_in, *([k_in] if tiles.block_k <= UNROLLED_STEPS else [])):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, k)
+    pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
+    return True
+
+
+def _fits(tiles: _Tiles, extents: tuple[int, int, int, int]) -> bool:
+    _, m, _, k = extents
+    return (
+        tiles.block_m % (tiles.thread_m * WARP_ROWS) == 0
+        and tiles.block_n % (tiles.thread_n * WARP_COLUMNS) == 0
+        and -(-m // tiles.block_m) % tiles.raster == 0
+        and -(-k // tiles.block_k) >= tiles.stages
+    )
+
+
+def _cut(sch: Schedule, loop: Any, block: int, thread: int, inner: tuple[int, int]) -> list[Any]:
+    """Cut a loop into tiles, a thread's vectors, warps, lanes and the elements of a vector."""
+    vector, lanes = inner
+    return list(sch.split(loop, [None, thread // vector, block // thread // lanes, lanes, vector]))
+
+
+def _copy(sch: Schedule, copy: Any, factor: Factor, threads: int, vector: int) -> None:
+    """Spread a copy over the threads, neighbours in global memory over neighbouring threads."""
+    k, other = sch.get_loops(copy)[-2:]
+    if factor.is_k_last:
+        sch.reorder(other, k)
+        # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep them apart.
+        sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
+    flat = sch.fuse(*((other, k) if factor.is_k_last else (k, other)))
+    _, thread, element = sch.split(flat, [None, threads, vector])
+    sch.bind(thread, "threadIdx.x")
+    sch.vectorize(element)
+
+
+def _load(sch: Schedule, block: Any, step: Any, factor: Factor, vector: int) -> None:
+    """Take what one step needs of an operand from shared memory into registers.
+
+    Where a copy writes vectors as well, TVM would make the shared buffer one of vectors, which cp.async cannot write;
+    nvcc makes vectors of neighbouring loads by itself.
+    """
+    load = sch.cache_read(block, factor.position, "local")
+    sch.compute_at(load, step)
+    _, inner = sch.split(sch.get_loops(load)[-1], [None, vector])
+    if factor.is_k_last:
+        sch.vectorize(inner)
+    else:
+        sch.unroll(inner)

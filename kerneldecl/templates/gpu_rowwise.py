@@ -1,0 +1,98 @@
+"""Owns the schedule on GPUs of chains of reductions and elementwise blocks over the same rows: softmax, normalisations.
+
+Knows nothing of policies or of any one operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+
+
+def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Schedule a chain with at least one reduction so that the same threads compute a row from start to end.
+
+    `threads` share each of a block's `rows` and load `width` neighbours at once. `kept`: the loops along a row are
+    unrolled, and the compiler, which sees that each step reads the same, keeps the row in registers; else each step
+    reads it again, from the nearest cache.
+    """
+    assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
+    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+
+
+def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
+    threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
+    # 1. Blocks that agree on what a row is: their leading axes.
+    _blocks.inline_producers(sch)
+    _blocks.give_loops(sch)
+    found = _blocks.leaves(sch)
+    leading = None if found is None else _leading(found)
+    if found is None or leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
+        return False
+    # 2. Threads along the rows of each block, the last one as a copy to the output; one loop over rows.
+    *_, last = found
+    copy = sch.cache_write(last.rv, 0, "local")
+    blocks = [*(leaf.rv for leaf in found[:-1]), copy]
+    nests = [_along(sch, rv, leading, threads, width) for rv in blocks]
+    if len(nests[-1]) == 1:
+        return False
+    sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
+    row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
+    if _blocks.extent(sch, row) % rows:
+        return False
+    grid, ty = sch.split(row, [None, rows])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(ty, "threadIdx.y")
+    # 3. Results of each block in registers, rows in vectors.
+    for rv in blocks[:-1]:
+        sch.set_scope(rv, 0, "local")
+    for rv, (_, *loops) in zip(blocks, nests, strict=True):
+        if not loops:
+            continue
+        tx, step, lane = loops
+        sch.bind(tx, "threadIdx.x")
+        _gpu_blocks.load_vectors(sch, last.rv if rv is copy else rv, step)
+        sch.vectorize(lane) if rv is copy else sch.unroll(lane)
+        sch.unroll(step) if params["kept"] else None
+    sch.unroll(sch.get_loops(last.rv)[-1])
+    return True
+
+
+def _along(sch: Schedule, rv: Any, leading: int, threads: int, width: int) -> list[Any]:
+    """Return the loop over rows of a block and, if it has them, those over threads, steps and lanes."""
+    loops = sch.get_loops(rv)
+    row = sch.fuse(*loops[:leading]) if leading > 1 else loops[0]
+    if len(loops) == leading:
+        return [row]
+    *outer, inner = loops[leading:]
+    vectors, lane = sch.split(inner, [None, width])
+    step, tx = sch.split(sch.fuse(*outer, vectors) if outer else vectors, [None, threads])
+    sch.reorder(tx, step, lane)
+    return [row, tx, step, lane]
+
+
+def _leading(found: Sequence[_blocks.Leaf]) -> int | None:
+    """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
+    reductions = [leaf for leaf in found if leaf.block.is_reduction]
+    if not reductions or any(not leaf.block.reads or _reductions.is_across(leaf) for leaf in reductions):
+        return None
+    extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
+    results = {access.operand for leaf in found for access in leaf.block.writes}
+    rows = tuple(((axis, 1),) if extent > 1 else () for axis, extent in enumerate(extents))
+    for leaf in found:
+        leading = [axis.extent for axis in leaf.block.axes[: len(extents)] if axis.kind == "spatial"]
+        accesses = [access for access in (*leaf.block.reads, *leaf.block.writes) if access.operand in results]
+        if leading != extents or None in leaf.loops or any(access.index[: len(rows)] != rows for access in accesses):
+            return None
+    return len(extents) or None
+
+
+def _length(leaf: _blocks.Leaf, leading: int) -> int:
+    """Return the extent of the innermost axis along a row, of which vectors are cut."""
+    return leaf.block.axes[-1].extent if len(leaf.block.axes) > leading else 1

@@ -1,0 +1,163 @@
+"""Policies for products on GPUs: what is recognised, what they propose and why tensor cores are refused, without TVM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kerneldecl
+from kerneldecl.archfile import read_arch
+from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.model import Access, Arch, Axis, Block, IterSpace
+from kerneldecl.policies import gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.policies._gpu_model import occupancy
+
+ARCHS = Path(kerneldecl.__file__).parent / "archs"
+
+
+def arch(name: str) -> Arch:
+    path = ARCHS / f"{name}.toml"
+    return read_arch(name, path.read_bytes(), path.name)
+
+
+H200 = arch("h200")
+GPUS = [path.stem for path in sorted(ARCHS.glob("*.toml")) if arch(path.stem).gpu is not None]
+SIZES = [(1024, 1024, 1024), (8192, 8192, 8192), (16, 4096, 4096), (1000, 1003, 517), (2, 2, 16), (1, 1, 1), (5, 7, 3), (17, 4096, 64)]
+
+
+def access(operand: str, axes: tuple[Axis, ...], dtype: str, *dims: dict[int, int]) -> Access:
+    """Build an access from one {axis: coefficient} for each dimension; an axis of extent 1 is left out, as it is a constant."""
+    shape = tuple(1 + sum(step * (axes[axis].extent - 1) for axis, step in dim.items()) for dim in dims)
+    index = tuple(tuple((axis, step) for axis, step in dim.items() if axes[axis].extent > 1) for dim in dims)
+    return Access(operand, shape, dtype, index)
+
+
+def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16", sums: str = "float32", batch: int = 0) -> IterSpace:
+    m, n, k = size
+    leading = (Axis("b", batch, "spatial"),) if batch else ()
+    axes = (*leading, Axis("i", m, "spatial"), Axis("j", n, "spatial"), Axis("k", k, "reduce"))
+    i, j, r = (at + len(leading) for at in range(3))
+    outer: list[dict[int, int]] = [{0: 1}] if batch else []
+    left = [{i: 1}, {r: 1}] if layout[0] == "n" else [{r: 1}, {i: 1}]
+    right = [{r: 1}, {j: 1}] if layout[1] == "n" else [{j: 1}, {r: 1}]
+    reads = access("A", axes, dtype, *outer, *left), access("B", axes, dtype, *outer, *right)
+    return IterSpace((Block("product", axes, reads, (access("C", axes, sums, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
+
+
+def conv2d(c: int = 64, f: int = 64) -> IterSpace:
+    extents = {"n": 8, "h": 56, "w": 56, "f": f, "r": 3, "s": 3, "c": c}
+    axes = tuple(Axis(name, extent, "reduce" if name in "rsc" else "spatial") for name, extent in extents.items())
+    pixels = access("padded", axes, "float16", {0: 1}, {1: 1, 4: 1}, {2: 1, 5: 1}, {6: 1})
+    weights = access("W", axes, "float16", {4: 1}, {5: 1}, {6: 1}, {3: 1})
+    out = access("C", axes, "float32", {0: 1}, {1: 1}, {2: 1}, {3: 1})
+    return IterSpace((Block("conv", axes, (pixels, weights), (out,), 2),), ("padded", "W"), ("C",))
+
+
+def product(space: IterSpace) -> Contraction:
+    found = contraction_of(space)
+    assert isinstance(found, Contraction), found
+    return found
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_product_is_read_with_its_layout_and_batch(layout: str, batch: int) -> None:
+    found = product(matmul((48, 80, 24), layout, batch=batch))
+    assert found.layout == layout
+    assert found.extents == (batch or 1, 48, 80, 24)
+    assert (found.left.position, found.right.position) == (0, 1)
+
+
+def test_operands_are_told_apart_by_what_they_index_not_by_their_order() -> None:
+    space = matmul((48, 80, 24))
+    (block,) = space.blocks
+    swapped = product(replace(space, blocks=(replace(block, reads=block.reads[::-1]),)))
+    assert (swapped.left.position, swapped.right.position) == (1, 0)
+    assert swapped.extents == (1, 48, 80, 24)
+
+
+def test_convolution_is_a_product_of_pixels_and_filters() -> None:
+    found = product(conv2d())
+    assert found.extents == (1, 8 * 56 * 56, 64, 3 * 3 * 64)
+    assert found.layout == "nn"
+    # Channels of one pixel lie side by side, pixels of one channel do not.
+    assert found.left.vector() == 8
+    assert gpu_matmul_tc.propose(conv2d(), H200, 5, ())
+
+
+@pytest.mark.parametrize(("k", "vector"), [(64, 8), (36, 4), (10, 2), (517, 1)])
+def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> None:
+    assert product(matmul((64, 64, k), "nt")).left.vector() == vector
+
+
+@pytest.mark.parametrize(
+    ("space", "gpu", "reason"),
+    [
+        (matmul((64, 64, 64), dtype="float32"), "h200", "no intrinsic for float32 summed in float32"),
+        (matmul((64, 64, 64)), "v100", "older than mma.sync"),
+        (matmul((64, 64, 64)), "t4", "older than mma.sync"),
+        (matmul((64, 64, 64), "nn", "int8", "int32"), "h200", "layout is nn"),
+        (matmul((2, 4, 64)), "h200", "2 rows and 4 columns"),
+        (matmul((1, 4096, 4096)), "h200", "product with a vector"),
+        (matmul((64, 64, 8)), "h200", "sums have 8 terms"),
+    ],
+)
+def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reason: str) -> None:
+    assert reason in tensor_cores_refuse(product(space), arch(gpu).the_gpu)
+    assert reason in gpu_matmul_tc.why_not(space, arch(gpu))
+    assert gpu_matmul_tc.propose(space, arch(gpu), 20, ()) == ()
+
+
+@pytest.mark.parametrize(
+    "space", [matmul((64, 64, 64)), matmul((64, 64, 64), "tt", "bfloat16"), matmul((64, 64, 64), "nt", "int8", "int32")]
+)
+def test_tensor_cores_are_taken_where_they_apply(space: IterSpace) -> None:
+    assert gpu_matmul_tc.why_not(space, H200) == ""
+    assert gpu_matmul_tc.propose(space, H200, 20, ())
+
+
+def test_sum_without_a_second_operand_is_no_product() -> None:
+    space = matmul((64, 64, 64))
+    (block,) = space.blocks
+    alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
+    assert contraction_of(alone) == "its reduction reads 1 operands; a product has two"
+    assert gpu_matmul_simt.propose(alone, H200, 20, ()) == ()
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_proposal_fits_the_gpu(name: str, size: tuple[int, int, int]) -> None:
+    gpu = arch(name).the_gpu
+    for policy, dtype in ((gpu_matmul_tc, "float16"), (gpu_matmul_simt, "float32"), (gpu_matmul_simt, "int8")):
+        space = matmul(size, "nt", dtype, "int32" if dtype == "int8" else "float32")
+        read = product(space)
+        for proposal in policy.propose(space, arch(name), 1000, ()):
+            params: dict[str, Any] = dict(proposal.candidate.params)
+            if policy is gpu_matmul_tc:
+                tc = gpu_matmul_tc.Tiling(**params)
+                threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
+            else:
+                simt = gpu_matmul_simt.Tiling(**params)
+                threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt), gpu_matmul_simt.smem_bytes(read, simt)
+            assert occupancy(gpu, threads, registers, smem) >= 1
+            assert -(-size[0] // params["block_m"]) % params["raster"] == 0
+            assert params["stages"] <= max(1, -(-size[2] // params["block_k"]))
+
+
+@pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
+@pytest.mark.parametrize("size", SIZES)
+def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_longer(policy: Any, size: tuple[int, int, int]) -> None:
+    space = matmul(size, "nn")
+    proposals = policy.propose(space, H200, 200, ())
+    assert policy.propose(space, H200, 20, ()) == proposals[:20]
+    assert len({proposal.candidate for proposal in proposals}) == len(proposals)
+    assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) -> None:
+    for name in GPUS:
+        assert gpu_matmul_simt.propose(matmul(size, "tt"), arch(name), 1, ())

@@ -1,0 +1,167 @@
+"""Products on GPUs: schedules apply, compile without spills to the instructions they are for, and replay elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+
+import kerneldecl
+from kerneldecl import nvcc
+from kerneldecl.archfile import read_arch
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.errors import ToolchainError
+from kerneldecl.plugins import load_rule
+from kerneldecl.policies import gpu_matmul_simt as simt_policy
+from kerneldecl.policies import gpu_matmul_tc as tc_policy
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.templates import gpu_matmul_simt, gpu_matmul_tc
+
+ROOT = Path(kerneldecl.__file__).parent.parent
+H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
+H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
+TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1}
+SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
+
+
+def missing() -> str:
+    try:
+        nvcc.compiler()
+    except ToolchainError as error:
+        return str(error)
+    return ""
+
+
+needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def lowered(rule: str = "matmul", **attrs: Any) -> tvm.IRModule:
+    return tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+
+
+def matmul(m: int, n: int, k: int, **attrs: Any) -> tvm.IRModule:
+    return lowered(m=m, n=n, k=k, **attrs)
+
+
+def source(schedule: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")
+    with tvm.transform.PassContext(config=gpu_matmul_tc.PASS_CONFIG):
+        return str(tvm.compile(schedule.mod, target=target_of(H200)).mod.imports[0].inspect_source("cuda"))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(("dtype", "sums"), [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32")])
+def test_tensor_cores_take_every_layout(layout: str, dtype: str, sums: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = gpu_matmul_tc.apply(matmul(128, 192, 256, layout=layout, dtype=dtype, accum_dtype=sums), TC, H200)
+    assert schedule is not None
+    code = source(schedule, monkeypatch)
+    letters = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+    accum, factor = letters[sums], letters[dtype]
+    assert f"mma.sync.aligned.m16n8k16.row.col.{accum}.{factor}.{factor}.{accum}" in code
+    assert "ldmatrix.sync.aligned.m8n8.x4" in code
+    # An operand whose fastest axis is k is loaded as it lies, the other is transposed on the way.
+    assert ("x4.trans" in code) == (layout != "nt")
+    assert "ptx_cp_async_legacy_cg_16" in code
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"m": 1000, "n": 1003, "k": 517, "epilogue": ("bias", "relu")},
+        {"m": 100, "n": 96, "k": 72, "layout": "tn", "batch": 3},
+        {"m": 64, "n": 64, "k": 64, "epilogue": ("bias", "gelu", "add")},
+        {"m": 128, "n": 64, "k": 128, "layout": "nt", "dtype": "int8"},
+        {"m": 7, "n": 300, "k": 40, "layout": "nt", "dtype": "bfloat16", "epilogue": ("silu",)},
+    ],
+)
+def test_one_kernel_whatever_the_sizes_and_the_epilogue(attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = lowered(**{"dtype": "float16", **attrs})
+    for policy, template in ((tc_policy, gpu_matmul_tc), (simt_policy, gpu_matmul_simt)):
+        proposals = policy.propose(iter_space(mod), H200, 6, ())
+        assert proposals
+        for proposal in proposals[::3]:
+            schedule = template.apply(mod, dict(proposal.candidate.params), H200)
+            assert schedule is not None, proposal
+            assert source(schedule, monkeypatch).count("__launch_bounds__") == 2, "a declaration and a definition"
+
+
+def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd, even = (gpu_matmul_tc.apply(matmul(64, n, 128, layout="nt", dtype="float16"), TC, H200) for n in (63, 64))
+    assert "*(half2*)(C_ptr" in source(even, monkeypatch)
+    assert "*(half2*)(C_ptr" not in source(odd, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({"dtype": "float32"}, TC),  # no tensor cores
+        ({"dtype": "float16"}, {**TC, "block_m": 48}),  # two warps of 24 rows
+        ({"dtype": "float16"}, {**TC, "stages": 5, "k": 64}),  # more stages than steps
+        ({"dtype": "float16"}, {**TC, "raster": 3}),  # does not divide the rows of tiles
+    ],
+)
+def test_template_refuses_what_does_not_fit(attrs: dict[str, Any], params: dict[str, Any]) -> None:
+    assert gpu_matmul_tc.apply(matmul(128, 128, 64, **attrs), params, H200) is None
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("template", "attrs", "params"),
+    [
+        (
+            gpu_matmul_tc,
+            {"dtype": "float16", "layout": "nt"},
+            {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 4, "raster": 8},
+        ),
+        (gpu_matmul_tc, {"dtype": "float16", "layout": "nn"}, {**TC, "block_m": 128, "block_n": 128, "block_k": 64, "raster": 8}),
+        (gpu_matmul_simt, {"dtype": "float32", "layout": "nt"}, {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8}),
+    ],
+)
+def test_sums_stay_in_registers(template: Any, attrs: dict[str, Any], params: dict[str, Any], tmp_path: Path) -> None:
+    schedule = template.apply(matmul(1024, 1024, 1024, **attrs), params, H200)
+    (launch,) = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path)).launches
+    assert (launch.usage.stack_bytes, launch.usage.spill_bytes) == (0, 0)
+    assert launch.dynamic_smem_bytes <= H200.the_gpu.smem_per_block_optin_bytes
+    assert launch.grid[0] * params["block_m"] * params["block_n"] == 1024 * 1024
+
+
+REPLAY = """
+import sys, json, tvm
+from tvm.s_tir.meta_schedule.database import JSONDatabase
+from kerneldecl.compiler.intrinsics_cuda import register_all
+from kerneldecl.compiler.tensorir import module_digest
+register_all()
+database = JSONDatabase(work_dir=sys.argv[1])
+records = database.get_all_tuning_records()
+hashes = []
+for record in records:
+    schedule = tvm.s_tir.Schedule(record.workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    hashes.append(module_digest(schedule.mod))
+print(json.dumps(sorted(hashes)))
+"""
+
+
+def test_traces_replay_from_a_database_in_another_process(tmp_path: Path) -> None:
+    database = JSONDatabase(work_dir=str(tmp_path))
+    hashes = []
+    for template, params, dtype in ((gpu_matmul_tc, TC, "float16"), (gpu_matmul_simt, SIMT, "float32")):
+        mod = matmul(100, 120, 136, dtype=dtype, layout="nn", epilogue=("bias", "relu"))
+        schedule = template.apply(mod, params, H200)  # type: ignore[attr-defined]
+        args = ArgInfo.from_entry_func(mod)
+        workload = database.commit_workload(mod)
+        database.commit_tuning_record(TuningRecord(schedule.trace, workload, [1.0], target_of(H200), args))
+        hashes.append(tensorir.module_digest(schedule.mod))
+    done = subprocess.run([sys.executable, "-c", REPLAY, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == sorted(hashes)
