@@ -26,7 +26,7 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
-def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:  # noqa: C901  a schedule is a list of steps
+def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
     # 1. Blocks that agree on what a row is: their leading axes.
     _blocks.inline_producers(sch)
