@@ -56,7 +56,7 @@ def _narrowest(space: IterSpace) -> int:
 def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
     last = space.blocks[-1]
     element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
-    for threads, unroll, width in itertools.product(THREADS, UNROLL, access_widths(_last_extent(last), element)):
+    for width, threads, unroll in itertools.product(access_widths(_last_extent(last), element), THREADS, UNROLL):
         vectors = size // width
         # Not mostly idle threads, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):

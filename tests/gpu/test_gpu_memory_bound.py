@@ -1,0 +1,70 @@
+"""Memory-bound kernels on a real GPU: every proposed candidate computes the rule's reference and writes nothing else."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from kerneldecl.arrays import poisoned, relative_error
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.plugins import load_arch, load_rule
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+ARCH = load_arch(ROOT, "h200")
+POLICIES = ("gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
+MARGIN_BYTES = 1 << 16
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
+    *(("elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn", "int8", "float64")),
+    *(("elementwise", {"op": "gelu", "shape": (1001, 128), "dtype": dtype}) for dtype in ("float16", "bfloat16", "float32")),
+    *(("transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (512, 1024), (96, 40)]),
+    *(("transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": dtype}) for dtype in ("bfloat16", "int8")),
+    *(("reduce", {"op": "sum", "shape": shape, "axes": axes}) for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 65536), (1,))]),
+    *(("reduce", {"op": op, "shape": (610, 71), "axes": (axis,), "dtype": "int8"}) for op in ("max", "min") for axis in (0, 1)),
+    *(("reduce", {"op": "mean", "shape": (640, 1000), "axes": (axis,), "dtype": d}) for d in ("float16", "bfloat16") for axis in (0, 1)),
+    *(("reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": axes, "dtype": "float16"}) for axes in [(1, 3), (0, 2), (0, 1, 2, 3)]),
+    *(("reduce", {"op": "sum", "shape": shape, "axes": (0,)}) for shape in [(65536, 8), (300, 1), (4096, 331)]),
+    *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (64, 1024), (1, 100), (3, 5, 10001)]),
+    *(("softmax", {"shape": shape, "axis": axis}) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1)]),
+    *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
+    *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
+    *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),
+    *(("gemv", {"n": 160, "k": 1280, "layout": layout, "dtype": dtype}) for layout in "nt" for dtype in ("int8", "float16", "bfloat16")),
+    *(("gemv_i4", {"n": n, "k": k, "group": g, "dtype": "float16"}) for n, k, g in [(1, 32, 16), (33, 96, 6), (512, 4096, 128)]),
+]
+
+
+@pytest.mark.parametrize(("rule", "attrs"), CASES, ids=lambda value: str(value).replace(" ", ""))
+def test_all_proposed_candidates_compute_the_reference(rule: str, attrs: dict[str, Any]) -> None:
+    made = load_rule(ROOT, rule).of(ROOT, attrs)
+    mod = tensorir.lower(made)
+    found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), ARCH, 20, ()) for name in POLICIES)
+    # Neighbours in rank are much alike, and nvcc takes nearly all of the time.
+    proposed = next(proposals for proposals in found if proposals)[::5]
+    device, target = tvm.cuda(0), target_of(ARCH)
+    inputs = made.inputs(np.random.default_rng(0))
+    want, out = made.reference(*inputs), poisoned(made.signature().outputs[0])
+    for proposal in proposed:
+        candidate = proposal.candidate
+        sch = importlib.import_module(f"kerneldecl.templates.{candidate.template}").apply(mod, dict(candidate.params), ARCH)
+        assert sch is not None, candidate
+        with target:
+            kernel = tvm.compile(sch.mod, target=target)["main"]
+        whole = np.ones(out.nbytes + MARGIN_BYTES, np.uint8)
+        whole[: out.nbytes] = np.frombuffer(out.tobytes(), np.uint8)
+        memory = tvm.runtime.tensor(whole, device)
+        kernel(*(tvm.runtime.tensor(array, device) for array in inputs), memory._create_view(out.shape, str(out.dtype)))
+        device.sync()
+        written = memory.numpy()
+        got = np.frombuffer(written[: out.nbytes].tobytes(), out.dtype).reshape(out.shape)
+        assert relative_error(got, want) <= made.tolerance(), candidate
+        assert (written[out.nbytes :] == 1).all(), f"writes beyond its output: {candidate}"

@@ -1,0 +1,165 @@
+"""The GPU's time model, and what policies for memory-bound kernels propose of it, without TVM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kerneldecl.model import Access, Axis, Block, Candidate, IterSpace
+from kerneldecl.plugins import load_arch
+from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise
+from kerneldecl.policies._gpu_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
+
+ROOT = Path(__file__).parents[2]
+H200 = load_arch(ROOT, "h200")
+NAMES = ["v100", "t4", "a100-80gb", "l4", "rtx-4090", "h200", "b200"]
+
+Make = Callable[[int, int], IterSpace]
+
+
+def axes(spatial: dict[str, int], reduce: dict[str, int] | None = None) -> tuple[Axis, ...]:
+    return (*(Axis(*item, "spatial") for item in spatial.items()), *(Axis(*item, "reduce") for item in (reduce or {}).items()))
+
+
+def access(operand: str, block_axes: tuple[Axis, ...], *dims: int, dtype: str = "float16") -> Access:
+    """Build an access that each dimension of which one axis indexes."""
+    shape = tuple(block_axes[axis].extent for axis in dims)
+    return Access(operand, shape, dtype, tuple(((axis, 1),) if block_axes[axis].extent > 1 else () for axis in dims))
+
+
+def add(rows: int, columns: int) -> IterSpace:
+    ij = axes({"i": rows, "j": columns})
+    block = Block("Y", ij, (access("A", ij, 0, 1), access("B", ij, 0, 1)), (access("Y", ij, 0, 1),), 1)
+    return IterSpace((block,), ("A", "B"), ("Y",))
+
+
+def transpose(rows: int, columns: int) -> IterSpace:
+    ij = axes({"i": rows, "j": columns})
+    return IterSpace((Block("Y", ij, (access("X", ij, 1, 0),), (access("Y", ij, 0, 1),), 0),), ("X",), ("Y",))
+
+
+def row_sum(rows: int, columns: int) -> IterSpace:
+    ik = axes({"i": rows}, {"k": columns})
+    return IterSpace((Block("Y", ik, (access("X", ik, 0, 1),), (access("Y", ik, 0),), 1),), ("X",), ("Y",))
+
+
+def column_sum(rows: int, columns: int) -> IterSpace:
+    jk = axes({"j": columns}, {"k": rows})
+    return IterSpace((Block("Y", jk, (access("X", jk, 1, 0),), (access("Y", jk, 0),), 1),), ("X",), ("Y",))
+
+
+def softmax(rows: int, columns: int) -> IterSpace:
+    ik, ij = axes({"i": rows}, {"k": columns}), axes({"i": rows, "j": columns})
+    blocks = (
+        Block("high", ik, (access("X", ik, 0, 1),), (access("high", ik, 0),), 1),
+        Block("power", ij, (access("X", ij, 0, 1), access("high", ij, 0)), (access("power", ij, 0, 1),), 2),
+        Block("total", ik, (access("power", ik, 0, 1),), (access("total", ik, 0),), 1),
+        Block("Y", ij, (access("power", ij, 0, 1), access("total", ij, 0)), (access("Y", ij, 0, 1),), 1),
+    )
+    return IterSpace(blocks, ("X",), ("Y",))
+
+
+def gemv(n: int, k: int) -> IterSpace:
+    nk = axes({"n": n}, {"k": k})
+    return IterSpace((Block("y", nk, (access("W", nk, 0, 1), access("x", nk, 1)), (access("y", nk, 0),), 2),), ("W", "x"), ("y",))
+
+
+def matmul(m: int, n: int) -> IterSpace:
+    mnk = axes({"m": m, "n": n}, {"k": 64})
+    return IterSpace((Block("C", mnk, (access("A", mnk, 0, 2), access("B", mnk, 2, 1)), (access("C", mnk, 0, 1),), 2),), ("A", "B"), ("C",))
+
+
+SUITED: list[tuple[ModuleType, Make]] = [
+    (gpu_elementwise, add),
+    (gpu_elementwise, transpose),
+    (gpu_reduce, row_sum),
+    (gpu_reduce, column_sum),
+    (gpu_rowwise, softmax),
+    (gpu_gemv, gemv),
+    (gpu_fallback, matmul),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("policy", "make"), SUITED, ids=[make.__name__ for _, make in SUITED])
+@pytest.mark.parametrize("size", [(2, 2), (3, 7), (64, 100), (2, 4099), (4096, 4096)], ids=str)
+def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: Make, name: str, size: tuple[int, int]) -> None:
+    space, arch = make(*size), load_arch(ROOT, name)
+    twenty = policy.propose(space, arch, 20, ())
+    assert 0 < len(twenty) <= 20
+    assert len({proposal.candidate for proposal in twenty}) == len(twenty)
+    assert {proposal.candidate.template for proposal in twenty} <= set(policy.TEMPLATES)
+    assert all(math.isfinite(proposal.predicted_secs) and proposal.predicted_secs > 0 for proposal in twenty)
+    assert policy.propose(space, arch, 5, ()) == twenty[:5]
+    assert policy.propose(space, arch, 20, ()) == twenty
+    assert all(Candidate.from_json(proposal.candidate.to_json()) == proposal.candidate for proposal in twenty)
+    for proposal in twenty:
+        params = dict(proposal.candidate.params)
+        rows = params.get("rows", 1)
+        assert isinstance(rows, int)
+        assert isinstance(params["threads"], int)
+        assert rows * params["threads"] <= arch.the_gpu.max_threads_per_block
+
+
+@pytest.mark.parametrize(
+    ("policy", "make"), [pair for pair in SUITED if pair[0] is not gpu_fallback], ids=lambda value: getattr(value, "__name__", "")
+)
+def test_large_functions_move_16_bytes_a_thread_first(policy: ModuleType, make: Make) -> None:
+    first, *_ = policy.propose(make(4096, 4096), H200, 20, ())
+    assert dict(first.candidate.params)["width"] == 8
+
+
+def test_few_rows_are_cut_into_chunks_first() -> None:
+    first, *_ = gpu_reduce.propose(row_sum(4, 1 << 20), H200, 20, ())
+    assert dict(first.candidate.params)["chunks"] != 1
+
+
+def test_no_policy_predicts_less_than_memory_allows() -> None:
+    nbytes = 3 * 2 * 4096 * 4096
+    gpu = H200.the_gpu
+    assert all(
+        proposal.predicted_secs >= nbytes / gpu.dram_bytes_per_s for proposal in gpu_elementwise.propose(add(4096, 4096), H200, 20, ())
+    )
+
+
+def test_occupancy_is_bound_by_each_resource_in_turn() -> None:
+    gpu = H200.the_gpu
+    assert occupancy(gpu, 256, 32, 0) == gpu.max_threads_per_sm // 256
+    assert occupancy(gpu, 32, 16, 0) == gpu.max_blocks_per_sm
+    assert occupancy(gpu, 256, 128, 0) == gpu.registers_per_sm // (128 * 256)
+    assert occupancy(gpu, 128, 32, 100 << 10) == 2
+    assert occupancy(gpu, 128, 32, gpu.smem_per_block_optin_bytes) == 1
+    assert occupancy(gpu, 128, 32, gpu.smem_per_block_optin_bytes + 1) == 0
+    assert occupancy(gpu, 2048, 16, 0) == 0
+    assert occupancy(gpu, 1024, 128, 0) == 0
+
+
+def test_waves_count_fillings_of_the_whole_gpu() -> None:
+    gpu = H200.the_gpu
+    assert waves(gpu, Work(blocks=gpu.sm_count * 8, threads=256)) == 1.0
+    assert waves(gpu, Work(blocks=gpu.sm_count * 4, threads=256)) == 0.5
+    assert math.isinf(waves(gpu, Work(blocks=1, threads=4096)))
+
+
+def test_a_partial_last_wave_costs_a_whole_one() -> None:
+    gpu = H200.the_gpu
+    even = Work(blocks=gpu.sm_count, threads=256, flops=1e12, flops_per_s=1e14)
+    odd = replace(even, blocks=gpu.sm_count + 1)
+    assert busiest_share(gpu, even) == 1.0
+    assert predicted_secs(gpu, odd) > 1.9 * predicted_secs(gpu, even)
+
+
+def test_time_is_that_of_the_slowest_roof_and_the_launch() -> None:
+    gpu = H200.the_gpu
+    work = Work(blocks=gpu.sm_count * 64, threads=256, dram_bytes=gpu.dram_bytes_per_s, l2_bytes=1.0, flops=1.0)
+    assert predicted_secs(gpu, work) == pytest.approx(1.0 + gpu.launch_secs)
+
+
+@pytest.mark.parametrize(("extent", "element", "want"), [(1024, 2, [8, 4]), (10, 2, [2, 1]), (7, 4, [1]), (64, 1, [16, 8]), (4, 8, [2, 1])])
+def test_widths_divide_the_extent_and_fit_16_bytes(extent: int, element: int, want: list[int]) -> None:
+    assert access_widths(extent, element) == want
