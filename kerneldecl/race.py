@@ -35,7 +35,9 @@ def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler) -> list
     secs = {id(m): first for m, first in verified}
     order = list(field)
     for samples, slowdown, most in ROUNDS:
-        order = _still_in(order, secs, slowdown, most)
+        # Equal times fall back on the declared order, so that the order of arrival plays no part.
+        order.sort(key=lambda index: (secs[index], field[index].code_bytes, field[index].code))
+        order = [index for index in order[:most] if secs[index] <= slowdown * secs[order[0]]]
         total = sum(max(secs[index], SAMPLE_SECS) for index in order)
         count = max(3, min(samples, int(ROUND_SECS / total))) if order else 0
         for _ in range(count):
@@ -46,11 +48,6 @@ def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler) -> list
                 secs[index] = field[index].run_secs
     # Who dropped out before the first round keeps the time of its first run.
     return [m if m.samples or m.failure else replace(m, samples=(secs[index],)) for index, m in field.items()]
-
-
-def _still_in(order: list[int], secs: dict[int, float], slowdown: float, most: int) -> list[int]:
-    ranked = sorted(order, key=secs.__getitem__)
-    return [index for index in ranked[:most] if secs[index] <= slowdown * secs[ranked[0]]]
 
 
 def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler) -> Measurement:

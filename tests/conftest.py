@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from spaces import FAKES, REAL, Space
+
+# The same examples on every run and no deadline: a busy machine must not fail a build.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
 
 GOLDEN = Path(__file__).parent / "golden"
 
