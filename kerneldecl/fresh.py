@@ -20,8 +20,8 @@ STAMP = "cache/stamp.json"
 SCHEMA = 1
 _PACKAGE = os.path.dirname(__file__)
 _PLUGINS = ("rules", "policies", "templates", "archs")
-# Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each of ten
-# thousand files costs 50 ms, and neither can make the artifact wrong.
+# Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each is
+# most of a null build of ten thousand entries, and neither can make the artifact wrong.
 _RECORDS = ("cache/record/tune", "cache/local/tune")
 _ARTIFACT = ("", "lib", "database")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")

@@ -146,9 +146,8 @@ def _publish(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    finally:
+        Path(name).unlink(missing_ok=True)  # still there only if something went wrong
 
 
 def store_stats(store: LocalStore) -> dict[str, Any]:
