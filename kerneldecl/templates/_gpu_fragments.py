@@ -14,6 +14,9 @@ from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._gpu_matmul import place_store
 
+PERMUTED_ROWS = (32, 64, 128, 256)
+"""Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
+
 
 def placed(dtype: str) -> Any:
     """Return the layout of a buffer whose last two dimensions are cut into fragments, each spread over a warp."""
@@ -26,17 +29,19 @@ def placed(dtype: str) -> Any:
     return layout
 
 
-def spread(sch: Schedule, block: Any, *, is_paired: bool) -> Any:
+def spread(sch: Schedule, block: Any, below: Any, *, is_paired: bool) -> Any:
     """Have each lane work on the elements that it holds, pairs of neighbours in two rows and two columns of each fragment.
 
-    Return the loop around a pair.
+    The loops below `below` are unrolled: TVM's CUDA reads a pair into a variable that it takes for the next pair as well where both
+    are in one loop. Return the loop around a pair.
     """
-    row, column = sch.get_loops(block)[-2:]
+    *outer, row, column = sch.get_loops(block)
+    start = next(at for at, loop in enumerate(outer) if sch.get(loop).same_as(sch.get(below)))
     m, m_half, m_lane = sch.split(row, [None, 2, 8])
     n, n_half, n_lane, pair = sch.split(column, [None, 2, 4, 2])
     sch.reorder(m, n, m_lane, n_lane, m_half, n_half, pair)
     sch.bind(sch.fuse(m_lane, n_lane), "threadIdx.x")
-    for loop in (m, n, m_half, n_half):
+    for loop in (*outer[start + 1 :], m, n, m_half, n_half):
         sch.unroll(loop)
     if is_paired:
         sch.vectorize(pair)
@@ -58,12 +63,21 @@ def load_by_matrices(sch: Schedule, load: Any, factor: Factor, steps: int, intri
     return whole
 
 
+def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str) -> None:
+    """Have rows of a tile in shared memory lie so that ldmatrix reads eight of them from different banks."""
+    if dtype_bytes(dtype) == 2 and row_length in PERMUTED_ROWS:
+        sch.annotate(copy, "permuted_layout", 1)
+        sch.annotate(load, "permuted_layout", 1)
+    else:
+        sch.storage_align(copy, 0, axis=-2, factor=32, offset=16 // dtype_bytes(dtype))
+
+
 def store_sums(sch: Schedule, store: Any, warp: Any, product: Contraction) -> Any:
     """Have each lane store the sums that mma.sync leaves with it; return the block that takes them from there."""
     sums = sch.cache_read(store, 0, "local")
     sch.reverse_compute_at(sums, warp)
     place_store(sch, store, warp)
-    sch.compute_at(sums, spread(sch, store, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
+    sch.compute_at(sums, spread(sch, store, warp, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
     sch.unroll(sch.get_loops(sums)[-1])
     return sums
 

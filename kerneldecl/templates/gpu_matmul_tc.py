@@ -24,7 +24,7 @@ from tvm.s_tir import Schedule
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, load_by_matrices, store_sums
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
@@ -37,8 +37,6 @@ from kerneldecl.templates._gpu_matmul import (
 )
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
-PERMUTED_ROWS = (32, 64, 128, 256)
-"""Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
 
 class _Tiles(NamedTuple):
@@ -136,9 +134,5 @@ def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Ten
         extent = (tiles.block_m, tiles.block_n)[at]
         whole = load_by_matrices(sch, load, factor, names.steps, name)
         length = tiles.block_k if factor.is_k_last else extent
-        if dtype_bytes(factor.dtype) == 2 and length in PERMUTED_ROWS:
-            sch.annotate(copy, "permuted_layout", 1)
-            sch.annotate(whole, "permuted_layout", 1)
-        else:
-            sch.storage_align(copy, 0, axis=-2, factor=32, offset=16 // dtype_bytes(factor.dtype))
+        keep_apart(sch, copy, whole, length, factor.dtype)
     sch.tensorize(fragment, names.multiply)
