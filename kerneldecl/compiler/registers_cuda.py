@@ -13,18 +13,37 @@ from typing import Any
 
 import tvm
 from tvm.ir import Call, TensorLoad, Var
+from tvm.s_tir import transform
 from tvm.tirx import Bind, BufferLoad, BufferStore
 from tvm_ffi import structural
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
 """They take a fragment as its array, followed by the place of the lane's part."""
 
+FIRST_STEPS = (
+    transform.CanonicalizeLoop,
+    transform.LowerCrossThreadReduction,
+    transform.LowerInitBlock,
+    transform.PlanAndUpdateBufferAllocationLocation,
+    transform.ConvertBlocksToOpaque,
+    transform.LiftThreadBinding,
+    transform.ManifestSharedMemoryLocalStage,
+    transform.CompactBufferAllocation,
+)
+"""Of TVM's pipeline for S-TIR; taken a second time, they change nothing."""
+
 
 def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count."""
+    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count.
+
+    The first of TVM's own steps come before: what blocks of intrinsics read keeps wider indices, and one of those steps,
+    which looks at it, takes no mixture.
+    """
     params = (param for func in mod.functions.values() for param in func.params)
     sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
-    return tvm.tirx.transform.ForceNarrowIndexToInt32()(mod) if max(sizes, default=0) < 2**31 else mod
+    if max(sizes, default=0) >= 2**31:
+        return mod
+    return tvm.ir.transform.Sequential([*(first() for first in FIRST_STEPS), tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
 
 
 def own_parts(mod: tvm.IRModule) -> tvm.IRModule:
