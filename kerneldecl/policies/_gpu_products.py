@@ -67,7 +67,8 @@ def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resid
     batch, m, n, k = product.extents
     block_m, block_n, group = tile
     item_bytes = dtype_bytes(product.left.dtype)
-    once = product.left.size_bytes + product.right.size_bytes
+    # A convolution with steps between its windows leaves out a part of its image.
+    once = min(product.left.size_bytes, batch * m * k * item_bytes) + product.right.size_bytes
     out = batch * m * n * dtype_bytes(product.sums_dtype)
     if once <= gpu.l2_bytes // 2:
         return once + out
