@@ -136,8 +136,8 @@ def vector_of(factor: Factor, elements: int, threads: int) -> int:
 
 
 def is_async(factor: Factor, vector: int) -> bool:
-    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes."""
-    return vector * dtype_bytes(factor.dtype) >= 4
+    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes, and TVM counts bytes for it in 32 bits."""
+    return vector * dtype_bytes(factor.dtype) >= 4 and factor.size_bytes < 2**31
 
 
 def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:
