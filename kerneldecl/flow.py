@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import host, link, lockfile, state
+from kerneldecl import gpus, host, link, lockfile, state
 from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
@@ -23,7 +23,7 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import Miss, Record
 from kerneldecl.toolchain import PACKAGES, installed
-from kerneldecl.tune import BUILD_SECS, Runner, Task, ceilings, record_result, tune, winner_object
+from kerneldecl.tune import BUILD_SECS, Runner, Task, measured_on, record_result, tune, winner_object
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
@@ -219,9 +219,8 @@ def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
         _fail(at_work, action, blobs)
         return
     build_key = key(f"{winner.scheduled} {code}")
-    result = record_result(
-        task, measurements, tied, policy, {"code": code, "build_key": build_key, "ceilings": ceilings(_runner(at_work)), **blobs}
-    )
+    found = {"code": code, "build_key": build_key, **measured_on(task, _runner(at_work)), **blobs}
+    result = record_result(task, measurements, tied, policy, found)
     workspace.store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
     at_work.report(Finished(entry.entry, "tune", f"{lockfile.shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us"))
 
@@ -230,7 +229,7 @@ def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
     assert entry.lowered is not None
     limit = tolerance(entry.workload, entry.lowered)
     given = (entry.workload, entry.arch, entry.policies, entry.lowered)
-    return Task(workspace.root, *given, limit, MEASURING, workspace.inputs.toolchain, folder)
+    return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder)
 
 
 def _no_winner(measurements: Sequence[Any]) -> str:
@@ -241,6 +240,8 @@ def _no_winner(measurements: Sequence[Any]) -> str:
 
 
 def _cannot_measure(arch: Arch) -> str:
+    if arch.kind == "cuda":
+        return gpus.missing(arch.model)
     here = host.detect()
     if arch.model and arch.model != here.model:
         return f"it must be measured on {arch.model}; this is {here.model}"

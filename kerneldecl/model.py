@@ -294,6 +294,10 @@ class Measurement:
     code: str = ""
     """Digest of the generated code; empty if it was not built."""
     code_bytes: int = 0
+    registers: int = 0
+    """Of a thread, the most of all kernels; 0 on a CPU, like the next two."""
+    smem_bytes: int = 0
+    spill_bytes: int = 0
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()

@@ -8,15 +8,18 @@ from __future__ import annotations
 import datetime as dt
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kerneldecl.errors import KerneldeclError
 from kerneldecl.key import key, measure_manifest
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.plugins import load_policy
-from kerneldecl.race import race, ranking
+from kerneldecl.race import PACES, race, ranking
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
@@ -25,6 +28,8 @@ BUILD_SECS = 60.0
 PREPARE_SECS = 120.0
 VERIFY_SECS = 20.0
 """Limits for one request; a candidate that takes longer has failed."""
+SPILLING_SECS = 1.0
+"""Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
 
 
 class Runner(Protocol):
@@ -60,6 +65,14 @@ class Task:
         names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
         return {**names, "computation": self.lowered["computation"]}
 
+    @property
+    def measured_case(self) -> dict[str, Any]:
+        """Return what a worker needs to know to check and to time kernels of the workload."""
+        return {**self.case, "seed": self.protocol["seed"]}
+
+    def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
+        return {"do": action, "device": self.arch.kind, "model": self.arch.model, **fields}
+
     def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
         return {"do": "build", "case": self.case, "candidate": candidate.to_json(), **where, "afresh": afresh}
@@ -93,27 +106,71 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step) -> tuple[lis
 
 
 def _measured(task: Task, proposals: Sequence[Proposal], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
-    built = _built(task, proposals, runner, step)
+    preparation = _Preparation(task, runner)
+
+    def prepare_for(code: str) -> None:
+        if _known(task, code, store) is None:
+            preparation.start()
+
+    built = _built(task, proposals, runner, step, prepare_for)
     known = {m.code: _known(task, m.code, store) for m in built if m.code}
     fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
     _build_afresh(task, [m for m in fresh.values() if not task.has_object(m.code)], runner)
-    done = {m.code: m for m in _timed(task, list(fresh.values()), runner, step)}
+    done = {m.code: m for m in _timed(task, list(fresh.values()), preparation, runner, step)}
     for measurement in done.values():
         _keep(task, measurement, store)
     return [_with_result(m, done.get(m.code) or known.get(m.code)) for m in built]
+
+
+class _Preparation:
+    """The making of inputs and reference, which takes its time, while candidates are still being built."""
+
+    def __init__(self, task: Task, runner: Runner) -> None:
+        self._task, self._runner = task, runner
+        self._answer: Answer = {}
+        self._error: KerneldeclError | None = None
+        # A daemon: it may wait for a GPU that another process holds when the user gives up.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless that is done."""
+        if not self._thread.ident:
+            self._thread.start()
+
+    def answer(self) -> Answer:
+        """Return the worker's answer, as soon as it is there."""
+        self.start()
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = prepare(self._task, self._runner)
+        except KerneldeclError as error:
+            self._error = error
+
+
+def prepare(task: Task, runner: Runner) -> Answer:
+    """Have the measuring worker make the workload's inputs and reference; again, if it has them no more."""
+    return runner.measure(task.measure_request("prepare", case=task.measured_case), PREPARE_SECS)
 
 
 def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
     return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
 
 
-def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step) -> list[Measurement]:
+def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step, seen: Callable[[str], None]) -> list[Measurement]:
+    """Return what became of each proposal; `seen` hears of each code as it is built."""
     requests = [task.build_request(proposal.candidate) for proposal in proposals]
     placed: list[Measurement | None] = [None] * len(proposals)
     for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
         proposal = proposals[index]
         fields = {name: answer[name] for name in ("scheduled", "code", "code_bytes", "failure") if name in answer}
         placed[index] = Measurement(proposal.candidate, proposal.predicted_secs, **fields)
+        if "code" in fields:
+            seen(fields["code"])
         step("built", count, len(proposals), None)
     return [measurement for measurement in placed if measurement is not None]
 
@@ -132,39 +189,49 @@ def winner_object(task: Task, winner: Measurement, runner: Runner) -> bytes:
     return (task.folder / f"{winner.code}.o").read_bytes()
 
 
-def _timed(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> list[Measurement]:
+def _timed(task: Task, built: Sequence[Measurement], preparation: _Preparation, runner: Runner, step: Step) -> list[Measurement]:
     """Verify each, race those that passed; return all."""
     if not built:
         return []
-    case = {**task.case, "seed": task.protocol["seed"]}
-    answer = runner.measure({"do": "prepare", "case": case}, PREPARE_SECS)
+    answer = preparation.answer()
     if "failure" in answer:
         return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
-    passed: list[tuple[Measurement, float]] = []
-    failed: list[Measurement] = []
-    best: float | None = None
-    for count, measurement in enumerate(built, start=1):
-        verdict, secs = _verified(task, measurement, case, runner)
-        if verdict.failure:
-            failed.append(verdict)
-            # Its process may have died with it: what the next one needs is made again within its own limit.
-            runner.measure({"do": "prepare", "case": case}, PREPARE_SECS)
-        else:
-            passed.append((verdict, secs))
-            best = min(secs, best or secs)
-        step("verified", count, len(built), best)
+    passed, failed = _verified(task, built, runner, step)
 
     def sample(measurement: Measurement, calls: int) -> list[float] | str:
-        request = {"do": "sample", "case": case, "calls": calls, "samples": 1, **_kernel(task, measurement)}
+        request = task.measure_request("sample", case=task.measured_case, calls=calls, samples=1, **_kernel(task, measurement))
         got = runner.measure(request, PREPARE_SECS)
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
-    step("racing", len(passed), len(built), best)
-    return [*race(passed, sample), *failed]
+    step("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
+    return [*race(passed, sample, PACES[task.arch.kind]), *failed]
 
 
-def _verified(task: Task, measurement: Measurement, case: Mapping[str, Any], runner: Runner) -> tuple[Measurement, float]:
-    answer = runner.measure({"do": "verify", "case": case, **_kernel(task, measurement)}, VERIFY_SECS)
+Passed = list[tuple[Measurement, float]]
+
+
+def _verified(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> tuple[Passed, list[Measurement]]:
+    """Return those that compute what the reference does, with the seconds of a first run, and the others."""
+    passed: Passed = []
+    failed: list[Measurement] = []
+    start = time.monotonic()
+    for count, measurement in enumerate(sorted(built, key=lambda m: m.spill_bytes > 0), start=1):
+        if measurement.spill_bytes and passed and time.monotonic() - start > SPILLING_SECS:
+            failed.append(replace(measurement, failure=f"not run: it spills {measurement.spill_bytes} bytes of registers, others do not"))
+            continue
+        verdict, secs = _verdict(task, measurement, runner)
+        if verdict.failure:
+            failed.append(verdict)
+            # Its process may have died with it: what the next one needs is made again within its own limit.
+            prepare(task, runner)
+        else:
+            passed.append((verdict, secs))
+        step("verified", count, len(built), min((secs for _, secs in passed), default=None))
+    return passed, failed
+
+
+def _verdict(task: Task, measurement: Measurement, runner: Runner) -> tuple[Measurement, float]:
+    answer = runner.measure(task.measure_request("verify", case=task.measured_case, **_kernel(task, measurement)), VERIFY_SECS)
     if "failure" in answer:
         return replace(measurement, failure=answer["failure"]), 0.0
     # JSON holds no infinity, which is the error of a NaN.
@@ -201,10 +268,15 @@ def _keep(task: Task, measurement: Measurement, store: LocalStore) -> None:
     store.write("measure", _manifest(task, measurement.code), result, is_local=task.arch.is_detected)
 
 
-def ceilings(runner: Runner) -> dict[str, float]:
-    """Return what the machine reaches just now, to judge the figures by; empty where it cannot be found out."""
-    answer = runner.measure({"do": "ceilings"}, PREPARE_SECS)
-    return {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
+def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
+    """Return what the record tells of the device: what it reaches just now, to judge figures by, and how it was meanwhile.
+
+    Fields of what cannot be found out are empty or missing.
+    """
+    answer = runner.measure(task.measure_request("ceilings"), PREPARE_SECS)
+    reached = {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
+    told = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}
+    return {"ceilings": reached, **told}
 
 
 def record_result(task: Task, measurements: Sequence[Measurement], tied: int, policy: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +297,7 @@ def record_result(task: Task, measurements: Sequence[Measurement], tied: int, po
             "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
             "host": os.uname().nodename,
             "kernel": os.uname().release,
+            **found.get("provenance", {}),
         },
     }
 
