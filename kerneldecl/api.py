@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kerneldecl import cxx, flow, fresh, host, memo
+from kerneldecl import flow, fresh, host, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import TuningError
 from kerneldecl.key import digest
-from kerneldecl.link import Linker
+from kerneldecl.link import LINKERS, Linker
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Report
@@ -48,7 +48,7 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     report: Report,
     *,
     runners: flow.Runners | None = None,
-    linker: Linker = cxx.link_shared_library,
+    linkers: Mapping[str, Linker] = LINKERS,
 ) -> flow.Build:
     """Build the entries that the patterns select, all if there are none, and note the result for the next null build."""
     if patterns:
@@ -57,7 +57,7 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     local = functools.partial(LocalRunner, jobs or here, threads)
-    done = flow.build(workspace, options, runners or local, linker, report)
+    done = flow.build(workspace, options, runners or local, linkers, report)
     if not done.failures and not done.plan.misses:
         _note_complete(done)
     return done

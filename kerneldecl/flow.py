@@ -47,7 +47,8 @@ class Build:
     workspace: Workspace
     options: Options
     runners: Runners
-    linker: link.Linker
+    linkers: Mapping[str, link.Linker]
+    """By kind of arch."""
     report: Report
     plan: Plan
     first_plan: Plan
@@ -68,12 +69,12 @@ class Build:
         return bool(self.failures) and not self.options.keep_going
 
 
-def build(workspace: Workspace, options: Options, runners: Runners, linker: link.Linker, report: Report) -> Build:
+def build(workspace: Workspace, options: Options, runners: Runners, linkers: Mapping[str, link.Linker], report: Report) -> Build:
     """Bring the workspace's artifacts up to date, as far as no entry fails, and return what came of it."""
     first = make_plan(workspace)
     if _drop_damaged(workspace, first):
         first = make_plan(workspace)
-    at_work = Build(workspace, options, runners, linker, report, first, first)
+    at_work = Build(workspace, options, runners, linkers, report, first, first)
     needs_runner = any(not action.is_hit for entry in at_work.entries for action in entry.actions)
     report(Started(len(first.entries), *(_misses(at_work.entries, kind) for kind in ("lower", "tune", "build"))))
     if needs_runner:
@@ -313,7 +314,7 @@ def _link_artifact(at_work: Build, action: Action, folder: Path) -> None:
     linked = link.Linked(declaration.artifact, declaration.version, action.target, arch, toolchain, action.key, parts)
     with exclusive(workspace.store.root / "link.lock", "linking in this workspace", lambda text: at_work.report(Note(text))):
         if link.artifact_defect(folder, action.key):  # another build may have linked it while we waited
-            link.link(linked, workspace.store, folder, at_work.linker)
+            link.link(linked, workspace.store, folder, at_work.linkers[arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)
     at_work.artifacts[action.target] = folder
     at_work.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))

@@ -19,8 +19,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kerneldecl.cudalink import link_cuda_library
+from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError
 from kerneldecl.key import arch_fields, compilers, digest
 from kerneldecl.model import Arch, Workload
@@ -30,6 +33,8 @@ SCHEMA = 1
 MANIFEST = "manifest.json"
 _NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
+LINKERS: Mapping[str, Linker] = MappingProxyType({"cpu": link_shared_library, "cuda": link_cuda_library})
+"""What links objects into a library, by kind of arch."""
 
 
 class Part(NamedTuple):

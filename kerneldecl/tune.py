@@ -21,6 +21,8 @@ from kerneldecl.runners.process import Answer
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
 
+BUILT = ("scheduled", "code", "code_bytes", "registers", "smem_bytes", "spill_bytes", "failure")
+"""What a build's answer tells of a candidate: fields of a `Measurement`."""
 BUILD_SECS = 60.0
 PREPARE_SECS = 120.0
 VERIFY_SECS = 20.0
@@ -112,7 +114,7 @@ def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step
     placed: list[Measurement | None] = [None] * len(proposals)
     for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
         proposal = proposals[index]
-        fields = {name: answer[name] for name in ("scheduled", "code", "code_bytes", "failure") if name in answer}
+        fields = {name: answer[name] for name in BUILT if name in answer}
         placed[index] = Measurement(proposal.candidate, proposal.predicted_secs, **fields)
         step("built", count, len(proposals), None)
     return [measurement for measurement in placed if measurement is not None]
