@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerneldecl.model import Arch, Proposal, Workload
+from kerneldecl.model import Arch, Candidate, Proposal, Workload
 
 SYMBOL = "kd_main"
 
@@ -41,6 +41,10 @@ class Built:
     """Registers and spills, or the failure."""
 
 
+def label_of(candidate: Candidate) -> str:
+    return f"{candidate.template} " + " ".join(f"{name}={value}" for name, value in candidate.params)
+
+
 def proposals(case: Case, top_k: int) -> list[Proposal]:
     """Return what the first policy proposes that has anything to propose, best first."""
     from kerneldecl.compiler import tensorir
@@ -65,8 +69,7 @@ def build_candidate(case: Case, proposal: Proposal, folder: str) -> Built:
     from kerneldecl.stores.local import LocalStore
 
     start = time.perf_counter()
-    candidate = proposal.candidate
-    label = f"{candidate.template} " + " ".join(f"{name}={value}" for name, value in candidate.params)
+    candidate, label = proposal.candidate, label_of(proposal.candidate)
     try:
         rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
         schedule = apply_candidate(case.root, tensorir.lower(rule), candidate, case.arch)

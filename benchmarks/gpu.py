@@ -7,20 +7,22 @@ holds one contest for each entry, and prints what came of it.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from _gpu_build import tuned
 from _gpu_contest import GpuProcess, Job, Row, add_bytes_per_s, gpu_described, held
-from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio
+from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
 from _gpu_tuning import Built, Case, build_candidate, build_default, import_torch_first, proposals
 from _table import machine, show, show_machine, write_json
 
@@ -39,6 +41,8 @@ class Asked:
     rounds: int
     jobs: int
     rivals: frozenset[str]
+    tuner: str
+    """build: kerneldecl's own build; here: every candidate is verified and timed within the contest."""
 
 
 def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
@@ -54,36 +58,42 @@ def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """One entry's kernels while they are built."""
+    """One entry's kernels, some of which may still be built."""
 
     case: Case
-    candidates: Sequence[Future[Built]]
+    contestants: Callable[[], Sequence[Built]]
     default: Future[Built] | None
-
-    def job(self, asked: Asked) -> Job:
-        default = self.default and self.default.result()
-        return Job(self.case, [each.result() for each in self.candidates], default, asked.rivals, asked.rounds)
+    candidates: Sequence[Row] | None = None
+    """What became of each candidate, if tuning has found that out before the contest."""
 
 
-def built(cases: Sequence[Case], asked: Asked, pools: tuple[ProcessPoolExecutor, ProcessPoolExecutor], folder: str) -> list[Waiting]:
-    """Have everything built, in the order in which it will be needed: candidates by one pool, default schedules by the other."""
-    pool, pool_with_torch = pools
+def built_here(cases: Sequence[Case], asked: Asked, pool: Executor, submit_default: Callable[[Case], Any], folder: str) -> list[Waiting]:
+    """Have all candidates built, in the order in which they will be needed, to be verified and timed within the contest."""
+
+    def results(futures: Sequence[Future[Built]]) -> Sequence[Built]:
+        return [future.result() for future in futures]
+
     waiting = []
     for case, proposed in zip(cases, pool.map(proposals, cases, [asked.top_k] * len(cases)), strict=True):
-        candidates = [pool.submit(build_candidate, case, proposal, folder) for proposal in proposed]
-        default = pool_with_torch.submit(build_default, case, folder) if "dlight" in asked.rivals else None
-        waiting.append(Waiting(case, candidates, default))
+        futures = [pool.submit(build_candidate, case, proposal, folder) for proposal in proposed]
+        waiting.append(Waiting(case, functools.partial(results, futures), submit_default(case)))
     return waiting
 
 
 def contests(waiting: Sequence[Waiting], asked: Asked, gpu: GpuProcess) -> Iterator[Row]:
     """Yield each entry's row as it comes about."""
     for each in waiting:
-        job = each.job(asked)
+        job = Job(each.case, each.contestants(), each.default and each.default.result(), asked.rivals, asked.rounds)
         try:
-            yield _contest(job, gpu)
+            row = _contest(job, gpu)
         except RuntimeError as error:
-            yield {"entry": job.case.name, "tags": job.case.workload.tags, "candidates": [], "failure": str(error)}
+            row = {"entry": job.case.name, "tags": job.case.workload.tags, "candidates": [], "failure": str(error)}
+        yield row if each.candidates is None else _with_candidates(row, each.candidates)
+
+
+def _with_candidates(row: Row, candidates: Sequence[Row]) -> Row:
+    labels = [candidate["label"] for candidate in candidates]
+    return {**row, "candidates": candidates, **({"best": labels.index(row["label"])} if "label" in row else {})}
 
 
 def _contest(job: Job, gpu: GpuProcess) -> Row:
@@ -151,18 +161,20 @@ def main() -> None:
     parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of 20 with the best of N by the model; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
     parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
+    parser.add_argument("--tuner", choices=("build", "here"), default="here", help="who finds the best candidate")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
     top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
     rivals = frozenset() if given.lattice else frozenset(filter(None, given.rivals.split(",")))
-    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, rivals)
+    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, rivals, given.tuner)
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # what compiles the default schedules
     cases = cases_of(given.target, given.only or ["*"])
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         results = run(cases, asked, folder)
     verdicts = [lattice_figure(results["entries"])] if given.lattice else figures(results["entries"], results["add_bytes_per_s"])
+    verdicts += [] if given.lattice else tuning_figures(results["tuning_secs"], results["entries"])
     show("Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)",
          [table_row(row) for row in results["entries"]])  # fmt: skip
     show("Figures", verdicts)
@@ -182,18 +194,29 @@ def run(cases: Sequence[Case], asked: Asked, folder: str) -> dict[str, Any]:
     print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}")
     print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
     rows = []
-    spawn = get_context("spawn")
+    spawn, tuning_secs = get_context("spawn"), {}
     with (
         ProcessPoolExecutor(asked.jobs, spawn) as pool,
         ProcessPoolExecutor(max(1, asked.jobs // 4), spawn, import_torch_first) as pool_with_torch,
     ):
-        waiting = built(cases, asked, (pool, pool_with_torch), folder)
+
+        def submit_default(case: Case) -> Future[Built] | None:
+            return pool_with_torch.submit(build_default, case, folder) if "dlight" in asked.rivals else None
+
+        if asked.tuner == "here":
+            waiting = built_here(cases, asked, pool, submit_default, folder)
+        else:
+            found, tuning_secs = tuned(cases, asked.top_k, asked.jobs, Path(folder))
+            waiting = [
+                Waiting(case, lambda one=found[case.name]: one.contestants, submit_default(case), found[case.name].candidates)
+                for case in cases
+            ]
         for row in contests(waiting, asked, gpu):
             say(row, time.perf_counter() - start)
             rows.append(row)
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}", flush=True)
-    return {"machine": described, "add_bytes_per_s": ceiling, "entries": rows}
+    return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "entries": rows}
 
 
 if __name__ == "__main__":
