@@ -98,7 +98,7 @@ def _figure(
 ) -> dict[str, Any]:
     """Return the row of a figure; `is_most` where less is better."""
     if not values:
-        return {"figure": what, "asked": asked, "verdict": "not measured"}
+        return {"figure": what, "asked": asked, "reached": None, "verdict": "not measured"}
     reached = combine(values.values())
     is_reached = reached <= asked if is_most else reached >= asked
     worst = max(values, key=values.__getitem__) if is_most else min(values, key=values.__getitem__)

@@ -7,42 +7,25 @@ holds one contest for each entry, and prints what came of it.
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from _gpu_build import tuned
-from _gpu_contest import GpuProcess, Job, Row, add_bytes_per_s, gpu_described, held
+from _gpu_contest import GpuProcess, Row, add_bytes_per_s, gpu_described
 from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
-from _gpu_tuning import Built, Case, build_candidate, build_default, import_torch_first, proposals
+from _gpu_run import Asked, Pools, contests, prepared
+from _gpu_tuning import Case
 from _table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
-MAX_BREAKS = 3
-"""Candidates of one entry that may break the GPU's process before the entry is given up."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for."""
-
-    top_k: int
-    rounds: int
-    jobs: int
-    rivals: frozenset[str]
-    tuner: str
-    """build: kerneldecl's own build; here: every candidate is verified and timed within the contest."""
 
 
 def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
@@ -54,56 +37,6 @@ def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
     declaration = declare(ROOT)
     arch = load_arch(ROOT, dict(declaration.targets)[target])
     return [Case(ROOT, workload, arch) for workload in select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """One entry's kernels, some of which may still be built."""
-
-    case: Case
-    contestants: Callable[[], Sequence[Built]]
-    default: Future[Built] | None
-    candidates: Sequence[Row] | None = None
-    """What became of each candidate, if tuning has found that out before the contest."""
-
-
-def built_here(cases: Sequence[Case], asked: Asked, pool: Executor, submit_default: Callable[[Case], Any], folder: str) -> list[Waiting]:
-    """Have all candidates built, in the order in which they will be needed, to be verified and timed within the contest."""
-
-    def results(futures: Sequence[Future[Built]]) -> Sequence[Built]:
-        return [future.result() for future in futures]
-
-    waiting = []
-    for case, proposed in zip(cases, pool.map(proposals, cases, [asked.top_k] * len(cases)), strict=True):
-        futures = [pool.submit(build_candidate, case, proposal, folder) for proposal in proposed]
-        waiting.append(Waiting(case, functools.partial(results, futures), submit_default(case)))
-    return waiting
-
-
-def contests(waiting: Sequence[Waiting], asked: Asked, gpu: GpuProcess) -> Iterator[Row]:
-    """Yield each entry's row as it comes about."""
-    for each in waiting:
-        job = Job(each.case, each.contestants(), each.default and each.default.result(), asked.rivals, asked.rounds)
-        try:
-            row = _contest(job, gpu)
-        except RuntimeError as error:
-            row = {"entry": job.case.name, "tags": job.case.workload.tags, "candidates": [], "failure": str(error)}
-        yield row if each.candidates is None else _with_candidates(row, each.candidates)
-
-
-def _with_candidates(row: Row, candidates: Sequence[Row]) -> Row:
-    labels = [candidate["label"] for candidate in candidates]
-    return {**row, "candidates": candidates, **({"best": labels.index(row["label"])} if "label" in row else {})}
-
-
-def _contest(job: Job, gpu: GpuProcess) -> Row:
-    for _ in range(MAX_BREAKS):
-        row: Row = gpu.ask(held, job)
-        if "broken" not in row:
-            return row
-        gpu.close()
-        job = replace(job, flaws={**job.flaws, row["broken"]: "broke the GPU's process"})
-    raise RuntimeError(f"{MAX_BREAKS} candidates broke the GPU's process")
 
 
 def table_row(row: Row) -> Row:
@@ -166,6 +99,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
+    if find_spec("torch") is None:
+        sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
     top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
     rivals = frozenset() if given.lattice else frozenset(filter(None, given.rivals.split(",")))
     asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, rivals, given.tuner)
@@ -182,36 +117,24 @@ def main() -> None:
 
 
 def run(cases: Sequence[Case], asked: Asked, folder: str) -> dict[str, Any]:
-    """Build and compare all cases; return rows, what addition reaches, the machine."""
+    """Build and compare all cases; return rows, what addition reaches, seconds of tuning, the machine."""
     start = time.perf_counter()
     gpu = GpuProcess()
-    described = machine() | gpu.ask(gpu_described)
+    try:
+        described = machine() | gpu.ask(gpu_described)
+    except RuntimeError as error:
+        sys.exit(f"no GPU that torch can use: {error}")
     model = cases[0].arch.model
     if described["gpu"] != model:
-        sys.exit(f"target is for {model}; this is {described['gpu']}: declare a target for it, or choose one by --target")
+        sys.exit(f"the target is {model}, this is {described['gpu']}: declare a target for it in workloads.toml and name it by --target")
     show_machine(described)
     ceiling = gpu.ask(add_bytes_per_s, cases[0])
     print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}")
     print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
     rows = []
-    spawn, tuning_secs = get_context("spawn"), {}
-    with (
-        ProcessPoolExecutor(asked.jobs, spawn) as pool,
-        ProcessPoolExecutor(max(1, asked.jobs // 4), spawn, import_torch_first) as pool_with_torch,
-    ):
-
-        def submit_default(case: Case) -> Future[Built] | None:
-            return pool_with_torch.submit(build_default, case, folder) if "dlight" in asked.rivals else None
-
-        if asked.tuner == "here":
-            waiting = built_here(cases, asked, pool, submit_default, folder)
-        else:
-            found, tuning_secs = tuned(cases, asked.top_k, asked.jobs, Path(folder))
-            waiting = [
-                Waiting(case, lambda one=found[case.name]: one.contestants, submit_default(case), found[case.name].candidates)
-                for case in cases
-            ]
-        for row in contests(waiting, asked, gpu):
+    with Pools(asked.jobs, folder) as pools:
+        entries, tuning_secs = prepared(cases, asked, pools, folder)
+        for row in contests(entries, asked, gpu):
             say(row, time.perf_counter() - start)
             rows.append(row)
     gpu.close()
