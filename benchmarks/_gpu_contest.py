@@ -7,7 +7,9 @@ dies with a kernel that breaks it. Needs torch, imported before TVM: it brings C
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import multiprocessing
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 FINALISTS = 3
 """Candidates that go into the final contest; short timings cannot tell the best from the second."""
+PHASES = ("inputs", "candidates", "rivals", "contest")
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
 """What a contender that cannot compete raises: torch's, TVM's and Triton's errors among them."""
 
@@ -120,7 +123,9 @@ def held(job: Job) -> Row:
     """
     from _gpu_timing import contest, median, ratio
 
+    laps = [time.perf_counter()]
     ring = ring_of(job.case)
+    laps.append(time.perf_counter())
     candidates: list[Row] = []
     calls: dict[int, Call] = {}
     for position, built in enumerate(job.candidates):
@@ -132,10 +137,13 @@ def held(job: Job) -> Row:
     timed = sorted((each["secs"], position) for position, each in enumerate(candidates) if "secs" in each)
     if not timed:
         return {**row, "failure": next((each["failure"] for each in candidates), "no policy proposes a candidate")}
+    laps.append(time.perf_counter())
     finalists = list(dict.fromkeys([*(position for _, position in timed[:FINALISTS]), min(calls)]))
     replays = {f"#{position}": ring.replay(calls[position]) for position in finalists}
     errors, failures = _enter_rivals(job, ring, replays)
+    laps.append(time.perf_counter())
     samples = contest(replays, job.rounds)
+    laps.append(time.perf_counter())
     ours = min((f"#{position}" for position in finalists), key=lambda name: median(samples[name]))
     rivals = {name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples[ours]), "error": errors[name]} for name in errors}
     best = int(ours[1:])
@@ -149,6 +157,7 @@ def held(job: Job) -> Row:
         "first_share": 1 / ratio(samples[f"#{min(calls)}"], samples[ours]),
         "rivals": rivals,
         "rival_failures": failures,
+        "phase_secs": dict(zip(PHASES, (end - begin for begin, end in itertools.pairwise(laps)), strict=True)),
     }
 
 

@@ -77,6 +77,8 @@ def say(row: Row, seconds: float) -> None:
         print(f"    {failure}", flush=True)
     rivals = (f"{name} {rival['secs'] * 1e6:.5g} us" for name, rival in row.get("rivals", {}).items())
     print(f"    {', '.join(rivals)}", flush=True)
+    phases = (f"{name} {secs:.1f} s" for name, secs in row.get("phase_secs", {}).items())
+    print(f"    took: {', '.join(phases)}", flush=True)
 
 
 def clocks() -> str:
