@@ -133,7 +133,7 @@ def held(job: Job) -> Row:
         if outcome is None:
             return {"broken": position}
         candidates.append(outcome)
-    row: Row = {**_described(job.case), "candidates": candidates}
+    row: Row = {**described(job.case), "candidates": candidates}
     timed = sorted((each["secs"], position) for position, each in enumerate(candidates) if "secs" in each)
     if not timed:
         return {**row, "failure": next((each["failure"] for each in candidates), "no policy proposes a candidate")}
@@ -161,7 +161,8 @@ def held(job: Job) -> Row:
     }
 
 
-def _described(case: Case) -> Row:
+def described(case: Case) -> Row:
+    """Return what is known of a workload before anything is run."""
     from kerneldecl.plugins import load_rule
 
     attrs = dict(case.workload.attrs)

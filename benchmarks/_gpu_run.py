@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from _gpu_build import tuned
-from _gpu_contest import GpuProcess, Job, Row, held
+from _gpu_contest import GpuProcess, Job, Row, described, held
 from _gpu_tuning import Built, Case, build_candidate, build_default, import_torch_first, proposals
 
 MAX_BREAKS = 3
@@ -97,7 +97,7 @@ def contests(entries: Sequence[Prepared], asked: Asked, gpu: GpuProcess) -> Iter
         try:
             row = _contest(job, gpu)
         except RuntimeError as error:
-            row = {"entry": job.case.name, "tags": job.case.workload.tags, "candidates": [], "failure": str(error)}
+            row = {**described(job.case), "candidates": [], "failure": str(error)}
         yield row if each.candidates is None else _with_candidates(row, each.candidates)
 
 
