@@ -6,6 +6,7 @@ Knows nothing of how results are shown or judged.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -93,11 +94,14 @@ def _results(futures: Sequence[Future[Built]]) -> list[Built]:
 def contests(entries: Sequence[Prepared], asked: Asked, gpu: GpuProcess) -> Iterator[Row]:
     """Yield each entry's row as it comes about."""
     for each in entries:
+        start = time.perf_counter()
         job = Job(each.case, each.contestants(), each.default.result() if each.default else None, asked.rivals, asked.rounds)
+        waited_secs = time.perf_counter() - start
         try:
             row = _contest(job, gpu)
         except RuntimeError as error:
             row = {**described(job.case), "candidates": [], "failure": str(error)}
+        row["phase_secs"] = {"waiting for compilers": waited_secs, **row.get("phase_secs", {})}
         yield row if each.candidates is None else _with_candidates(row, each.candidates)
 
 
