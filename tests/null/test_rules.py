@@ -299,6 +299,15 @@ def test_sums_have_unit_variance_whatever_their_length() -> None:
         assert 0.8 < result.std() < 1.25
 
 
+def test_the_reference_of_gelu_has_every_digit() -> None:
+    made = rule("elementwise", op="gelu", shape=(20_001,), dtype="float64")
+    x = np.concatenate([np.linspace(-7, 7, 20_000), [np.nan]])
+    found = made.reference(x)
+    assert np.isnan(found[-1])
+    exact = [0.5 * value * (1 + math.erf(value * 0.5**0.5)) for value in x[:-1]]
+    assert np.abs(found[:-1] - exact).max() < 1e-14
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_rows_and_columns_of_large_products_repeat_and_their_reference_is_the_whole_product(layout: str) -> None:
     made = rule("matmul", m=PERIOD + 30, n=PERIOD + 7, k=5, layout=layout, dtype="float16")
