@@ -86,7 +86,7 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step) -> tuple[lis
         propose = load_policy(task.root, policy).propose
         measured: list[Measurement] = []
         while proposals := propose(space, task.arch, task.workload.top_k, tuple(measured)):
-            measured += _measured(task, proposals, runner, store, step)
+            measured += measure_all(task, proposals, runner, store, step)
         if any(m.samples for m in measured):
             ranked, tied = ranking([*measured, *failed])
             return ranked, tied, policy
@@ -94,8 +94,9 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step) -> tuple[lis
     return failed, 0, ""
 
 
-def _measured(task: Task, proposals: Sequence[Proposal], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
-    built = _built(task, proposals, runner, step)
+def measure_all(task: Task, proposals: Sequence[Proposal], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
+    """Return what became of each proposal, in their order: built, verified and timed, as far as it got."""
+    built = build_all(task, proposals, runner, step)
     known = {m.code: _known(task, m.code, store) for m in built if m.code}
     fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
     _build_afresh(task, [m for m in fresh.values() if not task.has_object(m.code)], runner)
@@ -109,7 +110,8 @@ def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
     return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
 
 
-def _built(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step) -> list[Measurement]:
+def build_all(task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step) -> list[Measurement]:
+    """Return each proposal's digests or failure, in their order; nothing is run."""
     requests = [task.build_request(proposal.candidate) for proposal in proposals]
     placed: list[Measurement | None] = [None] * len(proposals)
     for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
