@@ -10,19 +10,23 @@ import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from kerneldecl import flow, fresh, host, memo
+from kerneldecl import bundle, flow, fresh, host, memo
 from kerneldecl.artifact import Artifact, load
-from kerneldecl.errors import TuningError
+from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.key import digest
 from kerneldecl.link import LINKERS, Linker
+from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
-from kerneldecl.progress import Event, Report
+from kerneldecl.progress import Event, Finished, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.winners import cannot_measure, no_winner
 from kerneldecl.workspace import FILE, Workspace, open_workspace
 
-__all__ = ["Artifact", "build", "load", "plan", "run_build"]
+__all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 
 
 def plan(root: str | Path = ".") -> Plan:
@@ -61,6 +65,45 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     if not done.failures and not done.plan.misses:
         _note_complete(done)
     return done
+
+
+def measure_bundle(
+    folder: str | Path, cache: str | Path = "cache", report: Report | None = None, *, keep_going: bool = True
+) -> dict[str, Any]:
+    """Measure a bundle's entries on this machine and keep the records in `cache`; return what came of each, by entry.
+
+    Raise ArtifactError for what is no bundle, ToolchainError where the entries' GPU is not here.
+    """
+    say, store = report or _silent, LocalStore(Path(cache).resolve())
+    entries = bundle.read_bundle(Path(folder).resolve())
+    waiting = [entry for entry in entries if not bundle.is_measured(entry, store)]
+    for entry in waiting:
+        if objection := cannot_measure(entry.task.arch):
+            raise ToolchainError(f"{entry.task.workload.entry}: {objection}")
+    say(Started(len(entries), 0, len(waiting), 0))
+    done: list[Finished] = []
+    with LocalRunner(1, host.detect().the_cpu.cores) as runner:
+        for entry in waiting:
+            done.append(_measured(entry, runner, store, say))
+            if done[-1].has_failed and not keep_going:
+                break
+    failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
+    counts = {"entries": len(entries), "measured_before": len(entries) - len(waiting), "measured": len(done) - len(failed)}
+    return {"schema": 1, **counts, "failed": failed, "records": str(store.root / "record")}
+
+
+def _measured(entry: bundle.Entry, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
+    name = entry.task.workload.entry
+
+    def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
+        say(Step(name, doing, done, total, best_secs))
+
+    outcome = bundle.measure_entry(entry, runner, store, step)
+    winner = outcome.measurements[0] if outcome.policy else None
+    text = f"{shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us" if winner else no_winner(outcome.measurements)
+    finished = Finished(name, "measure", text, has_failed=winner is None)
+    say(finished)
+    return finished
 
 
 def _note_complete(done: flow.Build) -> None:

@@ -81,8 +81,18 @@ class EntryPlan:
         return next(action for action in self.actions if action.kind == kind)
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Whether its kernel is its policy's choice, which nobody has measured."""
+        return self.tuned is not None and not is_measured(self.tuned)
+
+    @property
     def is_done(self) -> bool:
         return all(action.is_hit for action in self.actions)
+
+
+def is_measured(tuned: Record) -> bool:
+    """Say whether a winner was measured, and not only expected to be the best."""
+    return bool(tuned.result.get("is_measured", True))
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,9 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         return EntryPlan(workload, arch, policies, (lower, *waiting), None, None)
     manifest = tune_manifest(workload, lowered.result, inputs)
     tune, tuned = _judged(workload, "tune", manifest, read, past, arch)
+    if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
+        # Nobody has measured it yet; this machine has chosen by the policy's order.
+        tune, tuned = Action(workload.entry, workload.target, "tune", True, tune.key, "", manifest), ranked
     build = _build_action(workload, tuned, past)
     return EntryPlan(workload, arch, policies, (lower, tune, build), lowered.result, tuned)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kerneldecl.key import key, measure_manifest
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
@@ -21,8 +21,11 @@ from kerneldecl.runners.process import Answer
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
 
-BUILT = ("scheduled", "code", "code_bytes", "registers", "smem_bytes", "spill_bytes", "failure")
+DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
+BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "failure")
 """What a build's answer tells of a candidate: fields of a `Measurement`."""
+RANKED_AT_ONCE = 4
+"""Candidates that are compiled side by side in search of one that does not spill."""
 BUILD_SECS = 60.0
 PREPARE_SECS = 120.0
 VERIFY_SECS = 20.0
@@ -66,37 +69,98 @@ class Task:
         where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
         return {"do": "build", "case": self.case, "candidate": candidate.to_json(), **where, "afresh": afresh}
 
+    def describe_request(self, candidate: Candidate) -> dict[str, Any]:
+        return {"do": "describe", "case": self.case, "candidate": candidate.to_json(), "arch": to_json(self.arch)}
+
+    def object_path(self, code: str) -> Path:
+        return self.folder / f"{code}.o"
+
     def has_object(self, code: str) -> bool:
-        return (self.folder / f"{code}.o").exists()
+        return self.object_path(code).exists()
 
 
 Step = Callable[[str, int, int, float | None], None]
 """Hears of progress: what is going on, how many candidates of how many, best seconds so far."""
 
 
-def tune(task: Task, runner: Runner, store: LocalStore, step: Step) -> tuple[list[Measurement], int, str]:
-    """Return the measurements, winner first, how many tied with it, and the policy that proposed it.
+class Group(NamedTuple):
+    """The candidates that one policy proposed, built, in its order."""
 
-    Policies are asked in turn until one has a candidate that passes verification. A policy is asked again with what was
-    measured until it has nothing more to propose. If none passes, the first measurement has no samples.
+    policy: str
+    built: tuple[Measurement, ...]
+
+
+class Outcome(NamedTuple):
+    """What became of a workload's candidates."""
+
+    measurements: list[Measurement]
+    """Winner first. Where there is none, the first has a failure."""
+    tied: int
+    """How many others noise cannot tell from the winner."""
+    policy: str
+    """That proposed the winner; empty where there is none."""
+
+
+def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group | None = None) -> Outcome:
+    """Build and measure candidates until a policy has one that passes verification.
+
+    Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
+    `ahead` is what `next(groups(…))` has built already.
     """
-    space = space_from_json(task.lowered["space"])
     failed: list[Measurement] = []
     for policy in task.policies:
-        propose = load_policy(task.root, policy).propose
         measured: list[Measurement] = []
-        while proposals := propose(space, task.arch, task.workload.top_k, tuple(measured)):
-            measured += measure_all(task, proposals, runner, store, step)
+        while proposals := _proposals(task, policy, measured):
+            is_ahead = ahead is not None and ahead.policy == policy and not measured
+            built = list(ahead.built) if ahead and is_ahead else build_all(task, proposals, runner, step)
+            measured += measure(task, built, runner, store, step)
         if any(m.samples for m in measured):
-            ranked, tied = ranking([*measured, *failed])
-            return ranked, tied, policy
+            return Outcome(*ranking([*measured, *failed]), policy)
         failed += measured
-    return failed, 0, ""
+    return Outcome(failed, 0, "")
 
 
-def measure_all(task: Task, proposals: Sequence[Proposal], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
-    """Return what became of each proposal, in their order: built, verified and timed, as far as it got."""
-    built = build_all(task, proposals, runner, step)
+def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
+    """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
+    for policy in task.policies:
+        if proposals := _proposals(task, policy, ()):
+            yield Group(policy, tuple(build_all(task, proposals, runner, step)))
+
+
+def rank(task: Task, runner: Runner, step: Step) -> Outcome:
+    """Choose a winner without measuring: the first in its policy's order that compiles, without spills if there is one.
+
+    Candidates behind the winner are not built.
+    """
+    failed: list[Measurement] = []
+    for policy in task.policies:
+        proposals = _proposals(task, policy, ())
+        built: list[Measurement] = []
+        for start in range(0, len(proposals), RANKED_AT_ONCE):
+            built += build_all(task, proposals[start : start + RANKED_AT_ONCE], runner, step)
+            if outcome := chosen(Group(policy, tuple(built)), is_complete=start + RANKED_AT_ONCE >= len(proposals)):
+                return Outcome([*outcome, *failed], 0, policy)
+        failed += built
+    return Outcome(failed, 0, "")
+
+
+def chosen(group: Group, *, is_complete: bool) -> list[Measurement]:
+    """Return a group's candidates, first the one to prefer unmeasured; nothing where none compiled, or a better one may come."""
+    compiled = [m for m in group.built if not m.failure]
+    clean = [m for m in compiled if not m.spill_bytes]
+    if not clean and not (compiled and is_complete):
+        return []
+    winner = (clean or compiled)[0]
+    return [winner, *(m for m in group.built if m is not winner)]
+
+
+def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tuple[Proposal, ...]:
+    space = space_from_json(task.lowered["space"])
+    return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, tuple(measured)))
+
+
+def measure(task: Task, built: Sequence[Measurement], runner: Runner, store: LocalStore, step: Step) -> list[Measurement]:
+    """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order."""
     known = {m.code: _known(task, m.code, store) for m in built if m.code}
     fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
     _build_afresh(task, [m for m in fresh.values() if not task.has_object(m.code)], runner)
@@ -129,11 +193,15 @@ def _build_afresh(task: Task, known: Sequence[Measurement], runner: Runner) -> N
         pass  # one that fails now fails again when it is to be loaded
 
 
+def keep_objects(task: Task, built: Sequence[Measurement], runner: Runner) -> None:
+    """Compile again what has no object in the task's folder, because an earlier build's records spared that."""
+    _build_afresh(task, [m for m in built if m.code and not task.has_object(m.code)], runner)
+
+
 def winner_object(task: Task, winner: Measurement, runner: Runner) -> bytes:
     """Return the winner's object file, compiled again if an earlier build's records spared that so far."""
-    if not task.has_object(winner.code):
-        _build_afresh(task, [winner], runner)
-    return (task.folder / f"{winner.code}.o").read_bytes()
+    keep_objects(task, [winner], runner)
+    return task.object_path(winner.code).read_bytes()
 
 
 def _timed(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> list[Measurement]:
@@ -211,20 +279,25 @@ def ceilings(runner: Runner) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
 
 
-def record_result(task: Task, measurements: Sequence[Measurement], tied: int, policy: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tuning record's content: every candidate, winner first; `found` is what else is known of the winner."""
-    winner = measurements[0]
+def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record's content: every candidate, winner first; `found` is what else is known of the winner.
+
+    The time of a winner that was not measured is the one that its policy expects.
+    """
+    winner = outcome.measurements[0]
+    run_secs = winner.run_secs if winner.samples else winner.predicted_secs
     return {
         "computation": task.lowered["computation"],
         "symbol": f"kd_{task.lowered['computation'][:20]}",
         "tolerance": task.tolerance,
-        "policy": policy,
+        "policy": outcome.policy,
         "winner": winner.candidate.to_json(),
-        "run_secs": float(f"{winner.run_secs:.4g}"),
+        "is_measured": bool(winner.samples),
+        "run_secs": float(f"{run_secs:.4g}"),
         "error": winner.error,
-        "tied": tied,
+        "tied": outcome.tied,
         **found,
-        "measurements": [_measurement_json(m) for m in measurements],
+        "measurements": [measurement_json(m) for m in outcome.measurements],
         "provenance": {
             "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
             "host": os.uname().nodename,
@@ -233,13 +306,13 @@ def record_result(task: Task, measurements: Sequence[Measurement], tied: int, po
     }
 
 
-def _measurement_json(measurement: Measurement) -> dict[str, Any]:
+def measurement_json(measurement: Measurement) -> dict[str, Any]:
     fields = {
         **to_json(measurement),
         "candidate": measurement.candidate.to_json(),
         "predicted_secs": float(f"{measurement.predicted_secs:.4g}"),
     }
-    return {name: value for name, value in fields.items() if value not in ("", (), None)}
+    return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in DEVICE_FIELDS)}
 
 
 def measurement_from_json(json: Mapping[str, Any]) -> Measurement:

@@ -21,7 +21,7 @@ from kerneldecl import host, nvcc
 from kerneldecl.compiler import actions, tensorir
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
-from kerneldecl.dlight.device import CUDA, Target, gpu_here
+from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
@@ -33,7 +33,8 @@ from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import LocalStore
 from kerneldecl.toolchain import PACKAGES, installed
-from kerneldecl.tune import Task, build_all, measure_all
+from kerneldecl.tune import Task, build_all, measure
+from kerneldecl.winners import cannot_measure, no_winner
 
 FILE = "function.json"
 
@@ -125,13 +126,13 @@ def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, p
     folder = _Folder()
     task = _task(func, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
-    unmeasured = _cannot_measure(device.arch)
+    objection = cannot_measure(device.arch)
+    unmeasured = f"not measured: {objection}; ranked by the model" if objection else ""
     cores = host.detect().the_cpu.cores
     with LocalRunner(cores if parallel_build else 1, cores) as runner:
-        if unmeasured:
-            found = build_all(task, proposals, runner, _quiet)
-        else:
-            found = measure_all(task, proposals, runner, LocalStore(task.root / "cache"), _quiet)
+        found = build_all(task, proposals, runner, _quiet)
+        if not unmeasured:
+            found = measure(task, found, runner, LocalStore(task.root / "cache"), _quiet)
     results = [_result(task, m, config, unmeasured, (func, folder)) for m, config in zip(found, configs, strict=True)]
     return results, results[_best(found, is_measured=not unmeasured)]
 
@@ -154,16 +155,6 @@ def _task(func: Any, arch: Arch, root: Path) -> Task:
     cuda = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
     return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING, toolchain, root / "objects")
-
-
-def _cannot_measure(arch: Arch) -> str:
-    """Return why the arch's kernels cannot be measured on this machine; empty where they can."""
-    gpu = gpu_here()
-    if gpu is None:
-        return "not measured: this machine has no NVIDIA GPU; ranked by the model"
-    if arch.model and arch.model != gpu.model:
-        return f"not measured: arch {arch.name} is {arch.model}, and the GPU here {gpu.model}; ranked by the model"
-    return ""
 
 
 def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
@@ -192,8 +183,7 @@ def _best(found: Sequence[Measurement], *, is_measured: bool) -> int:
         built_places = [place for place, m in enumerate(found) if m.code]
         places = sorted(built_places, key=lambda place: (found[place].spill_bytes > 0, found[place].predicted_secs, place))
     if not places:
-        reasons = "; ".join(sorted({m.failure for m in found})[:3])
-        raise TuningError(f"none of {len(found)} configurations passed: {reasons}")
+        raise TuningError(no_winner(found))
     return places[0]
 
 
