@@ -26,6 +26,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
 from kerneldecl.key import digest, key, manifest
@@ -107,14 +108,14 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, 
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("s_tir")
     host_target = tvm.target.Target("llvm")
     with tvm.transform.PassContext(config=_PASSES), _source_only():
-        bound = tvm.tirx.transform.BindTarget(target.with_host(host_target))(mod)
+        bound = tvm.tirx.transform.BindTarget(target.with_host(host_target))(narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:
             raise ValueError("no kernel: nothing is bound to threads")
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
         calls = [call for func in host.functions.values() for call in _calls(func.body)]
-        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
+        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(own_parts(device))}, host_target)
     return library, str(device_target.attrs["arch"]), calls
 
 

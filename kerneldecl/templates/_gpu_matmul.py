@@ -33,7 +33,7 @@ class Normal:
     product: Contraction
     block: Any
     store: Any
-    """The block that takes the sums out of where they are kept, through the epilogue, into the result."""
+    """The block that takes the sums out of where they are kept; `place_store` puts it in its place."""
 
 
 def attempt(mod: IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
@@ -80,11 +80,18 @@ def normalize(sch: Schedule, product: Contraction, tile: Sequence[int], scope: s
     sch.transform_block_layout(block, normal)
     # 2. Whole tiles; the copies that pad disappear as well.
     sch.pad_einsum(block, [*([1] if product.batch else []), *tile])
-    # 3. Sums in registers, and everything behind them in the block that reads those.
-    store = sch.cache_write(block, 0, scope)
+    # 3. Sums in registers.
+    return Normal(product, block, sch.cache_write(block, 0, scope))
+
+
+def place_store(sch: Schedule, store: Any, loop: Any) -> None:
+    """Have a loop store the results of its sums, through the epilogue, and nothing beyond the result's bounds.
+
+    The bounds come with what follows the sums; TVM drops those of a block that it moves, so the block moves first.
+    """
+    sch.reverse_compute_at(store, loop)
     while following := sch.get_consumers(store):
         sch.reverse_compute_inline(following[0])
-    return Normal(product, block, store)
 
 
 def _fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
@@ -129,8 +136,8 @@ def vector_of(factor: Factor, elements: int, threads: int) -> int:
 
 
 def is_async(factor: Factor, vector: int) -> bool:
-    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes."""
-    return vector * dtype_bytes(factor.dtype) >= 4
+    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes, and TVM counts bytes for it in 32 bits."""
+    return vector * dtype_bytes(factor.dtype) >= 4 and factor.size_bytes < 2**31
 
 
 def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:

@@ -23,7 +23,17 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_matmul import attempt, inline_sources, is_async, normalize, pipeline, product_of, rasterize, vector_of
+from kerneldecl.templates._gpu_matmul import (
+    attempt,
+    inline_sources,
+    is_async,
+    normalize,
+    pipeline,
+    place_store,
+    product_of,
+    rasterize,
+    vector_of,
+)
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
 WARP_ROWS, WARP_COLUMNS = 4, 8
@@ -95,7 +105,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         inline_sources(sch, copy)
 
     # 4. Sums: cleared before, stored after, through the epilogue.
-    sch.reverse_compute_at(store, thread)
+    place_store(sch, store, thread)
     row, column = sch.get_loops(store)[-2:]
     _, column_in = sch.split(column, [None, vector_n])
     sch.unroll(row)

@@ -23,7 +23,17 @@ from tvm.s_tir import Schedule
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_matmul import attempt, inline_sources, is_async, normalize, pipeline, product_of, rasterize, vector_of
+from kerneldecl.templates._gpu_matmul import (
+    attempt,
+    inline_sources,
+    is_async,
+    normalize,
+    pipeline,
+    place_store,
+    product_of,
+    rasterize,
+    vector_of,
+)
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
 PERMUTED_ROWS = (32, 64, 128, 256)
@@ -98,8 +108,8 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
     sums = sch.cache_read(store, 0, "local")
-    for following in (sums, store):
-        sch.reverse_compute_at(following, warp)
+    sch.reverse_compute_at(sums, warp)
+    place_store(sch, store, warp)
     sch.compute_at(sums, _spread(sch, store, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
     sch.unroll(sch.get_loops(sums)[-1])
     start = sch.decompose_reduction(fragment, k)

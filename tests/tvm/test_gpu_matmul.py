@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import serial
 import tvm
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
@@ -16,6 +18,7 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 import kerneldecl
 from kerneldecl import nvcc
 from kerneldecl.archfile import read_arch
+from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
@@ -93,6 +96,33 @@ def test_one_kernel_whatever_the_sizes_and_the_epilogue(attrs: dict[str, Any], m
             schedule = template.apply(mod, dict(proposal.candidate.params), H200)
             assert schedule is not None, proposal
             assert source(schedule, monkeypatch).count("__launch_bounds__") == 2, "a declaration and a definition"
+
+
+RAGGED = [
+    *({"m": 100, "n": 99, "k": 70, "layout": layout, "dtype": "float16"} for layout in ("nn", "nt", "tn", "tt")),
+    {"m": 100, "n": 104, "k": 72, "layout": "nt", "dtype": "bfloat16", "epilogue": ("bias", "gelu", "add")},
+    {"m": 33, "n": 70, "k": 40, "layout": "tt", "dtype": "float16", "batch": 3, "epilogue": ("relu",)},
+    {"m": 8, "n": 200, "k": 67, "layout": "nn", "dtype": "float16", "accum_dtype": "float16"},
+    {"m": 130, "n": 17, "k": 96, "layout": "nt", "dtype": "int8"},
+    {"m": 65, "n": 97, "k": 33, "layout": "tn", "dtype": "float32"},
+]
+
+
+@pytest.mark.parametrize("attrs", RAGGED, ids=lambda attrs: "-".join(map(str, attrs.values())))
+def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: dict[str, Any]) -> None:
+    rule = load_rule(ROOT, "matmul").of(ROOT, attrs)
+    mod = tensorir.lower(rule)
+    inputs = rule.inputs(np.random.default_rng(0))
+    want, (out,) = rule.reference(*inputs), rule.signature().outputs
+    ran = 0
+    for policy, template in ((tc_policy, gpu_matmul_tc), (simt_policy, gpu_matmul_simt)):
+        for proposal in policy.propose(iter_space(mod), H200, 40, ())[::9]:
+            with serial.without_threads():
+                schedule = template.apply(mod, dict(proposal.candidate.params), H200)
+            assert schedule is not None, proposal
+            assert relative_error(serial.run(schedule.mod, inputs, out), want) <= rule.tolerance(), proposal
+            ran += 1
+    assert ran > 2
 
 
 def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypatch: pytest.MonkeyPatch) -> None:
