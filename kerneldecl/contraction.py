@@ -102,6 +102,8 @@ def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
 def _read(space: IterSpace, block: Block) -> Contraction | str:
     if len(block.reads) != 2 or len(block.writes) != 1:
         return f"its reduction reads {len(block.reads)} operands; a product has two"
+    if block.reads[0].operand == block.reads[1].operand:
+        return f"both its operands are {block.reads[0].operand}; the templates want two"
     uses = [_axes_of(access) for access in (*block.reads, *block.writes)]
     if None in uses:
         return "an operand is indexed by something that is not linear in the axes"

@@ -226,7 +226,6 @@ def read(func: Any) -> Contraction:
         (behind_a_transpose, "nt", (1, 96, 80, 128), [0, 1]),
         (behind_padding, "nn", (1, 96, 80, 128), [0, 1]),
         (of_casts_and_an_epilogue, "nn", (1, 96, 80, 128), [0, 1]),
-        (gram, "nt", (1, 96, 96, 128), [0, 1]),
         (integers, "nt", (1, 96, 80, 128), [0, 1]),
     ],
     ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
@@ -253,7 +252,6 @@ PRODUCTS = [
     behind_a_transpose,
     behind_padding,
     of_casts_and_an_epilogue,
-    gram,
     integers,
 ]
 
