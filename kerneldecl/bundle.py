@@ -109,7 +109,7 @@ def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries
                     place.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, place)
             for measurement in (m for group in entry.groups for m in group.built):
-                library = entry.task.object_path(measurement.code).with_suffix(".so")
+                library = entry.task.library_path(measurement.code)
                 shutil.copyfile(library, fresh / "lib" / library.name)
         content = {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
         (fresh / FILE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")

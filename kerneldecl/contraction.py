@@ -150,17 +150,16 @@ def _by_place(access: Access) -> list[int]:
 
 
 def _groups(block: Block, spatial: Sequence[int], left: set[int], right: set[int]) -> tuple[tuple[int, ...], ...] | None:
-    """Return the batch, m and n axes. Axes of extent 1, which no operand shows, become m and n where those have none."""
+    """Return the batch, m and n axes. Axes of extent 1, which no operand shows, become n where it has none, else m."""
     batch = [at for at in spatial if at in left and at in right]
     m = [at for at in spatial if at in left and at not in right]
     n = [at for at in spatial if at in right and at not in left]
     units = [at for at in spatial if at not in left and at not in right]
     if any(block.axes[at].extent > 1 for at in units):
         return None
-    for group in (n, m):
-        if units and not group:
-            group.append(units.pop())
-    return tuple(sorted((*batch, *units))), tuple(m), tuple(n)
+    if units and not n:
+        n.append(units.pop())
+    return tuple(batch), tuple(sorted((*m, *units))), tuple(n)
 
 
 def _extent(block: Block, axes: Sequence[int]) -> int:

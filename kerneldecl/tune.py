@@ -75,6 +75,9 @@ class Task:
     def object_path(self, code: str) -> Path:
         return self.folder / f"{code}.o"
 
+    def library_path(self, code: str) -> Path:
+        return self.folder / f"{code}.so"
+
     def has_object(self, code: str) -> bool:
         return self.object_path(code).exists()
 
@@ -163,7 +166,7 @@ def measure(task: Task, built: Sequence[Measurement], runner: Runner, store: Loc
     """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order."""
     known = {m.code: _known(task, m.code, store) for m in built if m.code}
     fresh = {m.code: m for m in reversed(built) if m.code and known[m.code] is None}
-    _build_afresh(task, [m for m in fresh.values() if not task.has_object(m.code)], runner)
+    _build_afresh(task, [m for m in fresh.values() if not task.library_path(m.code).exists()], runner)
     done = {m.code: m for m in _timed(task, list(fresh.values()), runner, step)}
     for measurement in done.values():
         _keep(task, measurement, store)
@@ -247,7 +250,7 @@ def _verified(task: Task, measurement: Measurement, case: Mapping[str, Any], run
 
 
 def _kernel(task: Task, measurement: Measurement) -> dict[str, str]:
-    return {"library": str(task.folder / f"{measurement.code}.so"), "symbol": f"kd_{task.lowered['computation'][:20]}"}
+    return {"library": str(task.library_path(measurement.code)), "symbol": f"kd_{task.lowered['computation'][:20]}"}
 
 
 def _manifest(task: Task, code: str) -> str:

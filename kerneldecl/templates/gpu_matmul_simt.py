@@ -77,10 +77,11 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     # 2. Tiles of blocks, vectors spread over the tile, warps, lanes.
     m, m_vectors, m_warp, m_lane, m_in = _cut(sch, m, tiles.block_m, tiles.thread_m, (vector_m, WARP_ROWS))
     n, n_vectors, n_warp, n_lane, n_in = _cut(sch, n, tiles.block_n, tiles.thread_n, (vector_n, WARP_COLUMNS))
-    k, k_in = sch.split(k, [None, tiles.block_k])
-    sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_in, m_in, n_in)
+    # Of longer steps, a part is spelt out: all of them take nvcc many seconds.
+    k, k_out, k_in = sch.split(k, [None, tiles.block_k // math.gcd(tiles.block_k, UNROLLED_STEPS), math.gcd(tiles.block_k, UNROLLED_STEPS)])
+    sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_out, k_in, m_in, n_in)
     tile = rasterize(sch, m, n, tiles.raster)
-    thread = sch.fuse(m_warp, n_warp, m_lane, n_lane)
+    thread = sch.fuse(m_warp, n_warp, *_interleaved(sch, m_lane, n_lane))
     sch.bind(tile, "blockIdx.x")
     if batch:
         sch.bind(batch[0], "blockIdx.z")
@@ -111,8 +112,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     sch.unroll(row)
     if product.out_run % vector_n == 0:
         sch.vectorize(column_in)
-    # Longer steps are left to nvcc to unroll: spelt out, they take it many seconds.
-    for loop in (m_in, n_in, *([k_in] if tiles.block_k <= UNROLLED_STEPS else [])):
+    for loop in (m_in, n_in, k_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, k)
     pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
@@ -135,14 +135,29 @@ def _cut(sch: Schedule, loop: Any, block: int, thread: int, inner: tuple[int, in
     return list(sch.split(loop, [None, thread // vector, block // thread // lanes, lanes, vector]))
 
 
+def _interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
+    """Return the lanes of a warp, innermost last, so that lanes 1 apart share a row and lanes 2 apart a column.
+
+    Shared memory serves 16-byte loads of half a warp at once if each address is wanted by a pair of lanes whose numbers
+    differ by 1, or by 2; else a quarter of a warp.
+    """
+    row, row_pair = sch.split(rows, [None, 2])
+    column, column_pair = sch.split(columns, [None, 2])
+    sch.reorder(row, column, row_pair, column_pair)
+    return [row, column, row_pair, column_pair]
+
+
 def _copy(sch: Schedule, copy: Any, factor: Factor, threads: int, vector: int) -> None:
     """Spread a copy over the threads, neighbours in global memory over neighbouring threads."""
     k, other = sch.get_loops(copy)[-2:]
+    loops = [k, other]
     if factor.is_k_last:
-        sch.reorder(other, k)
-        # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep them apart.
+        # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep 8 apart.
         sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
-    flat = sch.fuse(*((other, k) if factor.is_k_last else (k, other)))
+        k, k_in = sch.split(k, [None, math.gcd(int(sch.get(k).extent), 8)])
+        loops = [k, other, k_in]
+        sch.reorder(*loops)
+    flat = sch.fuse(*loops)
     _, thread, element = sch.split(flat, [None, threads, vector])
     sch.bind(thread, "threadIdx.x")
     sch.vectorize(element)
