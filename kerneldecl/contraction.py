@@ -73,7 +73,7 @@ def contraction_of(space: IterSpace) -> Contraction | str:
     """Return the product that a function's one reduction is, or a sentence that says why it is none."""
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1:
-        return f"it has {len(reductions)} reductions; a product is one"
+        return f"it has {len(reductions) or 'no'} reductions; a product is one"
     return _read(space, reductions[0])
 
 
@@ -101,7 +101,7 @@ def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
 
 def _read(space: IterSpace, block: Block) -> Contraction | str:
     if len(block.reads) != 2 or len(block.writes) != 1:
-        return f"its reduction reads {len(block.reads)} operands; a product has two"
+        return f"its reduction reads {len(block.reads)} operand{'s' * (len(block.reads) != 1)}; a product has two"
     if block.reads[0].operand == block.reads[1].operand:
         return f"both its operands are {block.reads[0].operand}; the templates want two"
     uses = [_axes_of(access) for access in (*block.reads, *block.writes)]

@@ -6,7 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tvm.script import tirx as T
+from products import (
+    PRODUCTS,
+    REFUSED,
+    attention_scores,
+    behind_a_transpose,
+    behind_padding,
+    conv2d_nchw,
+    conv2d_nhwc,
+    integers,
+    nn,
+    nt_with_other_names_and_loops,
+    of_casts_and_an_epilogue,
+    padded_conv2d,
+    shared_weights,
+    tn,
+    tt,
+)
 
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
@@ -14,195 +30,6 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
-
-# ruff: noqa: ANN201, N803, N812, PLR1716, SIM300
-# mypy: ignore-errors
-
-
-@T.prim_func(s_tir=True)
-def nn(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float32")):
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", B[vk, vj])
-
-
-@T.prim_func(s_tir=True)
-def nt_with_other_names_and_loops(
-    weights: T.Buffer((80, 128), "float16"), tokens: T.Buffer((96, 128), "float16"), y: T.Buffer((96, 80), "float32")
-):
-    for reduce, feature, token in T.grid(128, 80, 96):
-        with T.sblock("dense"):
-            r, f, t = T.axis.remap("RSS", [reduce, feature, token])
-            with T.init():
-                y[t, f] = T.float32(0)
-            y[t, f] = T.Cast("float32", weights[f, r]) * T.Cast("float32", tokens[t, r]) + y[t, f]
-
-
-@T.prim_func(s_tir=True)
-def tn(A: T.Buffer((128, 96), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float16")):
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float16(0)
-            C[vi, vj] = C[vi, vj] + A[vk, vi] * B[vk, vj]
-
-
-@T.prim_func(s_tir=True)
-def tt(A: T.Buffer((128, 96), "bfloat16"), B: T.Buffer((80, 128), "bfloat16"), C: T.Buffer((96, 80), "float32")):
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vk, vi]) * T.Cast("float32", B[vj, vk])
-
-
-@T.prim_func(s_tir=True)
-def attention_scores(
-    Q: T.Buffer((2, 64, 4, 32), "float16"), K: T.Buffer((2, 72, 4, 32), "float16"), S: T.Buffer((2, 4, 64, 72), "float32")
-):
-    for b, h, q, k, d in T.grid(2, 4, 64, 72, 32):
-        with T.sblock("scores"):
-            vb, vh, vq, vk, vd = T.axis.remap("SSSSR", [b, h, q, k, d])
-            with T.init():
-                S[vb, vh, vq, vk] = T.float32(0)
-            S[vb, vh, vq, vk] = S[vb, vh, vq, vk] + T.Cast("float32", Q[vb, vq, vh, vd]) * T.Cast("float32", K[vb, vk, vh, vd])
-
-
-@T.prim_func(s_tir=True)
-def shared_weights(X: T.Buffer((3, 32, 64), "float16"), W: T.Buffer((64, 48), "float16"), Y: T.Buffer((3, 32, 48), "float32")):
-    for b, i, j, k in T.grid(3, 32, 48, 64):
-        with T.sblock("product"):
-            vb, vi, vj, vk = T.axis.remap("SSSR", [b, i, j, k])
-            with T.init():
-                Y[vb, vi, vj] = T.float32(0)
-            Y[vb, vi, vj] = Y[vb, vi, vj] + T.Cast("float32", X[vb, vi, vk]) * T.Cast("float32", W[vk, vj])
-
-
-@T.prim_func(s_tir=True)
-def conv2d_nhwc(X: T.Buffer((2, 18, 18, 32), "float16"), W: T.Buffer((3, 3, 32, 64), "float16"), Y: T.Buffer((2, 16, 16, 64), "float32")):
-    for n, h, w, f, r, s, c in T.grid(2, 16, 16, 64, 3, 3, 32):
-        with T.sblock("conv"):
-            vn, vh, vw, vf, vr, vs, vc = T.axis.remap("SSSSRRR", [n, h, w, f, r, s, c])
-            with T.init():
-                Y[vn, vh, vw, vf] = T.float32(0)
-            Y[vn, vh, vw, vf] = Y[vn, vh, vw, vf] + T.Cast("float32", X[vn, vh + vr, vw + vs, vc]) * T.Cast("float32", W[vr, vs, vc, vf])
-
-
-@T.prim_func(s_tir=True)
-def conv2d_nchw(X: T.Buffer((2, 32, 18, 18), "float16"), W: T.Buffer((64, 32, 3, 3), "float16"), Y: T.Buffer((2, 64, 16, 16), "float32")):
-    for n, f, h, w, c, r, s in T.grid(2, 64, 16, 16, 32, 3, 3):
-        with T.sblock("conv"):
-            vn, vf, vh, vw, vc, vr, vs = T.axis.remap("SSSSRRR", [n, f, h, w, c, r, s])
-            with T.init():
-                Y[vn, vf, vh, vw] = T.float32(0)
-            Y[vn, vf, vh, vw] = Y[vn, vf, vh, vw] + T.Cast("float32", X[vn, vc, vh + vr, vw + vs]) * T.Cast("float32", W[vf, vc, vr, vs])
-
-
-@T.prim_func(s_tir=True)
-def padded_conv2d(X: T.Buffer((2, 16, 16, 32), "float16"), W: T.Buffer((3, 3, 32, 64), "float16"), Y: T.Buffer((2, 8, 8, 64), "float32")):
-    padded = T.sblock_alloc_buffer((2, 18, 18, 32), "float16")
-    for n, h, w, c in T.grid(2, 18, 18, 32):
-        with T.sblock("pad"):
-            vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
-            padded[vn, vh, vw, vc] = T.if_then_else(1 <= vh and vh < 17 and 1 <= vw and vw < 17, X[vn, vh - 1, vw - 1, vc], T.float16(0))
-    for n, h, w, f, r, s, c in T.grid(2, 8, 8, 64, 3, 3, 32):
-        with T.sblock("conv"):
-            vn, vh, vw, vf, vr, vs, vc = T.axis.remap("SSSSRRR", [n, h, w, f, r, s, c])
-            with T.init():
-                Y[vn, vh, vw, vf] = T.float32(0)
-            Y[vn, vh, vw, vf] = Y[vn, vh, vw, vf] + T.Cast("float32", padded[vn, vh * 2 + vr, vw * 2 + vs, vc]) * T.Cast(
-                "float32", W[vr, vs, vc, vf]
-            )
-
-
-@T.prim_func(s_tir=True)
-def behind_a_transpose(A: T.Buffer((96, 128), "float16"), B: T.Buffer((80, 128), "float16"), C: T.Buffer((96, 80), "float32")):
-    turned = T.sblock_alloc_buffer((128, 80), "float16")
-    for k, j in T.grid(128, 80):
-        with T.sblock("transpose"):
-            vk, vj = T.axis.remap("SS", [k, j])
-            turned[vk, vj] = B[vj, vk]
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", turned[vk, vj])
-
-
-@T.prim_func(s_tir=True)
-def behind_padding(A: T.Buffer((90, 100), "float16"), B: T.Buffer((100, 80), "float16"), C: T.Buffer((90, 80), "float32")):
-    wide, long = T.sblock_alloc_buffer((96, 128), "float16"), T.sblock_alloc_buffer((128, 80), "float16")
-    sums = T.sblock_alloc_buffer((96, 80), "float32")
-    for i, k in T.grid(96, 128):
-        with T.sblock("pad_rows"):
-            vi, vk = T.axis.remap("SS", [i, k])
-            wide[vi, vk] = T.if_then_else(vi < 90 and vk < 100, A[vi, vk], T.float16(0))
-    for k, j in T.grid(128, 80):
-        with T.sblock("pad_columns"):
-            vk, vj = T.axis.remap("SS", [k, j])
-            long[vk, vj] = T.if_then_else(vk < 100, B[vk, vj], T.float16(0))
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                sums[vi, vj] = T.float32(0)
-            sums[vi, vj] = sums[vi, vj] + T.Cast("float32", wide[vi, vk]) * T.Cast("float32", long[vk, vj])
-    for i, j in T.grid(90, 80):
-        with T.sblock("crop"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            C[vi, vj] = sums[vi, vj]
-
-
-@T.prim_func(s_tir=True)
-def of_casts_and_an_epilogue(
-    A: T.Buffer((96, 128), "float32"), B: T.Buffer((128, 80), "float32"), bias: T.Buffer((80,), "float16"), C: T.Buffer((96, 80), "float16")
-):
-    left, right = T.sblock_alloc_buffer((96, 128), "float16"), T.sblock_alloc_buffer((128, 80), "float16")
-    sums = T.sblock_alloc_buffer((96, 80), "float32")
-    for i, k in T.grid(96, 128):
-        with T.sblock("narrow_left"):
-            vi, vk = T.axis.remap("SS", [i, k])
-            left[vi, vk] = T.Cast("float16", A[vi, vk])
-    for k, j in T.grid(128, 80):
-        with T.sblock("narrow_right"):
-            vk, vj = T.axis.remap("SS", [k, j])
-            right[vk, vj] = T.Cast("float16", B[vk, vj])
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                sums[vi, vj] = T.float32(0)
-            sums[vi, vj] = sums[vi, vj] + T.Cast("float32", left[vi, vk]) * T.Cast("float32", right[vk, vj])
-    for i, j in T.grid(96, 80):
-        with T.sblock("biased"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            C[vi, vj] = T.Cast("float16", sums[vi, vj]) + bias[vj]
-
-
-@T.prim_func(s_tir=True)
-def gram(A: T.Buffer((96, 128), "float16"), C: T.Buffer((96, 96), "float32")):
-    for i, j, k in T.grid(96, 96, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", A[vj, vk])
-
-
-@T.prim_func(s_tir=True)
-def integers(A: T.Buffer((96, 128), "int8"), B: T.Buffer((80, 128), "int8"), C: T.Buffer((96, 80), "int32")):
-    for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
-            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-            with T.init():
-                C[vi, vj] = 0
-            C[vi, vj] = C[vi, vj] + T.Cast("int32", A[vi, vk]) * T.Cast("int32", B[vj, vk])
 
 
 def read(func: Any) -> Contraction:
@@ -239,23 +66,6 @@ def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...
     assert tags == {"tensorcore_config": dims, "use_async_copy": 1}
 
 
-PRODUCTS = [
-    nn,
-    nt_with_other_names_and_loops,
-    tn,
-    tt,
-    attention_scores,
-    shared_weights,
-    conv2d_nhwc,
-    conv2d_nchw,
-    padded_conv2d,
-    behind_a_transpose,
-    behind_padding,
-    of_casts_and_an_epilogue,
-    integers,
-]
-
-
 @pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
 def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
     arch = CUDA("h200")
@@ -266,3 +76,27 @@ def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
         code = cuda_source(schedule.mod, arch.arch, "kd_function")
         assert instruction in code
         assert code.count("__launch_bounds__") == 2, "one declaration and one definition"
+
+
+@pytest.mark.parametrize("func", REFUSED, ids=lambda func: func.__name__)
+def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
+    assert why_no_tensor_cores(func, "h200") == REFUSED[func]
+    same, tags = get_tensorized_func_and_tags(func, "h200")
+    assert same is func
+    assert tags is None
+    assert DefaultPolicy(func, "h200").emit_config(1)
+
+
+def test_a_factor_behind_a_transpose_is_read_as_it_is_stored() -> None:
+    stored, turned = read(nt_with_other_names_and_loops).right, read(behind_a_transpose).right
+    assert (turned.is_k_last, turned.run, turned.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
+
+
+def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
+    product = read(behind_padding)
+    assert (product.left.run, product.right.run) == (1, 80)
+
+
+def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
+    pixels = read(conv2d_nchw).right
+    assert not pixels.is_k_last, "16 neighbours along the image, 3 along the window"
