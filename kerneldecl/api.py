@@ -20,7 +20,7 @@ from kerneldecl.link import LINKERS, Linker
 from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
-from kerneldecl.progress import Event, Finished, Report, Started, Step
+from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stores.local import LocalStore
 from kerneldecl.winners import cannot_measure, no_winner
@@ -60,7 +60,7 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
-    local = functools.partial(LocalRunner, jobs or here, threads)
+    local = functools.partial(LocalRunner, jobs or here, threads, lambda text: report(Note(text)))
     done = flow.build(workspace, options, runners or local, linkers, report)
     if not done.failures and not done.plan.misses:
         _note_complete(done)
@@ -82,7 +82,7 @@ def measure_bundle(
             raise ToolchainError(f"{entry.task.workload.entry}: {objection}")
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
-    with LocalRunner(1, host.detect().the_cpu.cores) as runner:
+    with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
         for entry in waiting:
             done.append(_measured(entry, runner, store, say))
             if done[-1].has_failed and not keep_going:

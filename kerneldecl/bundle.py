@@ -22,26 +22,14 @@ from typing import Any
 
 from kerneldecl.errors import ArtifactError
 from kerneldecl.key import digest, key
+from kerneldecl.measuring import Preparation, measure, measured_on
 from kerneldecl.model import Measurement, Workload, frozen
 from kerneldecl.race import ranking
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
-from kerneldecl.tune import (
-    BUILD_SECS,
-    Outcome,
-    Runner,
-    Step,
-    Task,
-    ceilings,
-    chosen,
-    groups,
-    keep_objects,
-    measure,
-    measurement_from_json,
-    measurement_json,
-    record_result,
-)
+from kerneldecl.task import BUILD_SECS, Runner, Step, Task
+from kerneldecl.tune import Outcome, chosen, groups, keep_objects, measurement_from_json, measurement_json, record_result
 
 SCHEMA = 1
 FILE = "bundle.json"
@@ -168,7 +156,7 @@ def measure_entry(entry: Entry, runner: Runner, store: LocalStore, step: Step) -
     """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record."""
     failed: list[Measurement] = []
     for group in entry.groups:
-        measured = measure(entry.task, group.built, runner, store, step)
+        measured = measure(entry.task, group.built, Preparation(entry.task, runner, store), runner, store, step)
         if any(m.samples for m in measured):
             outcome = Outcome(*ranking([*measured, *failed]), group.policy)
             _keep(entry, group, outcome, runner, store)
@@ -184,5 +172,5 @@ def is_measured(entry: Entry, store: LocalStore) -> bool:
 def _keep(entry: Entry, group: Candidates, outcome: Outcome, runner: Runner, store: LocalStore) -> None:
     winner = outcome.measurements[0]
     blobs = next(blobs for m, blobs in zip(group.built, group.blobs, strict=True) if m.candidate == winner.candidate)
-    found = {**blobs, "build_key": key(f"{winner.scheduled} {blobs['code']}"), "ceilings": ceilings(runner)}
+    found = {**blobs, "build_key": key(f"{winner.scheduled} {blobs['code']}"), **measured_on(entry.task, runner)}
     store.write("tune", entry.manifest, record_result(entry.task, outcome, found), is_local=False)

@@ -17,8 +17,8 @@ from kerneldecl.lock import exclusive
 from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.stores.local import NEVER, Miss, Record
+from kerneldecl.task import BUILD_SECS, Runner
 from kerneldecl.toolchain import PACKAGES, cuda_release, installed
-from kerneldecl.tune import BUILD_SECS, Runner
 from kerneldecl.winners import make_objects, tune_entries
 from kerneldecl.workspace import LOCK, Workspace
 

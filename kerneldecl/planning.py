@@ -17,8 +17,11 @@ Kind = Literal["lower", "tune", "build", "link"]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-MEASURING: Mapping[str, str | int] = {"protocol": "cpu-warm-1", "seed": 20}
-"""How candidates are checked and timed (runners/timing.py, race.py) and what their random inputs start from."""
+MEASURING: Mapping[str, Mapping[str, str | int]] = {
+    "cpu": {"protocol": "cpu-warm-1", "seed": 20},
+    "cuda": {"protocol": "cuda-graph-cold-1", "seed": 20},
+}
+"""By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
 
 
 BLOBS = ("code", "database", "source")
@@ -153,7 +156,8 @@ def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
 def tune_manifest(workload: Workload, lowered: Mapping[str, Any], inputs: Inputs) -> str:
     """Return the manifest of the workload's tuning, once its computation is known."""
     arch = inputs.archs[workload.target]
-    search = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation, **MEASURING}
+    search: keys.Fields = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation}
+    search = {**search, **MEASURING[arch.kind]}
     return keys.tune_manifest(lowered["computation"], arch, search, inputs.plugins[workload.policy, arch.kind], inputs.toolchain)
 
 

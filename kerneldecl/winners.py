@@ -11,17 +11,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerneldecl import bundle, cudadriver, host, lockfile
-from kerneldecl.errors import ToolchainError
+from kerneldecl import bundle, gpus, host, lockfile
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
+from kerneldecl.measuring import measured_on
 from kerneldecl.model import Arch, Candidate, Measurement
 from kerneldecl.planning import MEASURING, EntryPlan, tolerance
 from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
-from kerneldecl.tune import BUILD_SECS, Group, Outcome, Task, ceilings, groups, rank, record_result, tune, winner_object
-from kerneldecl.tune import Step as Told
+from kerneldecl.task import BUILD_SECS, Task
+from kerneldecl.task import Step as Told
+from kerneldecl.tune import Group, Outcome, groups, rank, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
@@ -107,7 +108,7 @@ def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> N
         return
     found = {"code": code, "build_key": key(f"{winner.scheduled} {code}"), **blobs}
     if winner.samples:
-        result = record_result(task, outcome, {**found, "ceilings": ceilings(at_work.the_runner)})
+        result = record_result(task, outcome, {**found, **measured_on(task, at_work.the_runner)})
         store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
         figure = f"{winner.run_secs * 1e6:.4g} us"
     else:
@@ -157,7 +158,7 @@ def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
     folder.mkdir(exist_ok=True)
     limit = tolerance(entry.workload, entry.lowered)
     given = (entry.workload, entry.arch, entry.policies, entry.lowered)
-    return Task(workspace.root, *given, limit, MEASURING, workspace.inputs.toolchain, folder)
+    return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder)
 
 
 def no_winner(measurements: Sequence[Measurement]) -> str:
@@ -170,21 +171,13 @@ def no_winner(measurements: Sequence[Measurement]) -> str:
 def cannot_measure(arch: Arch) -> str:
     """Return why this machine cannot measure for an arch, as a sentence; empty where it can."""
     if arch.gpu:
-        return _gpu_objection(arch)
+        return gpus.missing(arch.model)
     here = host.detect()
     if arch.model and arch.model != here.model:
         return f"it must be measured on {arch.model}; this is {here.model}"
     if arch.cpu and arch.cpu.vector_bytes > here.the_cpu.vector_bytes:
         return f"arch {arch.name} has vectors of {arch.cpu.vector_bytes} bytes; this machine's have {here.the_cpu.vector_bytes}"
     return ""
-
-
-def _gpu_objection(arch: Arch) -> str:
-    try:
-        models = [gpu.model for gpu in cudadriver.read_gpus()]
-    except ToolchainError as error:
-        return f"it must be measured on {arch.model}; {error}"
-    return "" if arch.model in models else f"it must be measured on {arch.model}; this machine has {', '.join(models) or 'no GPU'}"
 
 
 def make_objects(at_work: Build) -> None:

@@ -28,7 +28,7 @@ from kerneldecl.key import digest
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan
 from kerneldecl.progress import Event
-from kerneldecl.tune import Runner
+from kerneldecl.task import Runner
 from kerneldecl.workspace import Workspace, open_workspace
 
 REPOSITORY = Path(__file__).parent.parent

@@ -26,14 +26,16 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.kernels import kernel_of, load_library
+from kerneldecl.measuring import Preparation, measure
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.planning import MEASURING
 from kerneldecl.race import ranking
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.stores.local import LocalStore
+from kerneldecl.task import Task
 from kerneldecl.toolchain import PACKAGES, installed
-from kerneldecl.tune import Task, build_all, measure
+from kerneldecl.tune import build_all
 from kerneldecl.winners import cannot_measure, no_winner
 
 FILE = "function.json"
@@ -107,7 +109,7 @@ class Result:
         """
         if self.library is None:
             raise TuningError(f"{self.config} was not built: {self.reason}")
-        return kernel_of(load_library(self.library), self.symbol)
+        return kernel_of(load_library(self.library, "cuda"), self.symbol)
 
 
 def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, parallel_build: bool = True) -> tuple[list[Result], Result]:
@@ -128,11 +130,12 @@ def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, p
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
     objection = cannot_measure(device.arch)
     unmeasured = f"not measured: {objection}; ranked by the model" if objection else ""
-    cores = host.detect().the_cpu.cores
+    store, cores = LocalStore(task.root / "cache"), host.detect().the_cpu.cores
     with LocalRunner(cores if parallel_build else 1, cores) as runner:
-        found = build_all(task, proposals, runner, _quiet)
+        preparation = Preparation(task, runner, store)
+        found = build_all(task, proposals, runner, _quiet, None if unmeasured else preparation.start_for)
         if not unmeasured:
-            found = measure(task, found, runner, LocalStore(task.root / "cache"), _quiet)
+            found = measure(task, found, preparation, runner, store, _quiet)
     results = [_result(task, m, config, unmeasured, (func, folder)) for m, config in zip(found, configs, strict=True)]
     return results, results[_best(found, is_measured=not unmeasured)]
 
@@ -154,7 +157,7 @@ def _task(func: Any, arch: Arch, root: Path) -> Task:
     workload = Workload("function", arch.name, "tensor_ir", (("file", FILE),), "", 0, None, (), 0)
     cuda = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
-    return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING, toolchain, root / "objects")
+    return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING[arch.kind], toolchain, root / "objects")
 
 
 def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
@@ -164,7 +167,7 @@ def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kep
         latency=found.run_secs * 1e3 if found.samples else None,
         error=found.error,
         reason=found.failure or unmeasured,
-        library=task.folder / f"{found.code}.so" if found.code else None,
+        library=task.library_path(found.code) if found.code else None,
         symbol=tensorir.symbol(task.lowered["computation"]),
         registers=found.registers,
         smem_bytes=found.smem_bytes,

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kerneldecl.key import digest
 from kerneldecl.model import Candidate, Measurement
-from kerneldecl.race import ROUNDS, SAMPLE_SECS, race, ranking
+from kerneldecl.race import PACES, race, ranking
 
 SECS = st.floats(1e-6, 1.0)
+ROUNDS = PACES["cpu"].rounds
 
 
 def verified(name: str, code_bytes: int = 100) -> Measurement:
@@ -66,7 +67,7 @@ def test_slow_ones_drop_out() -> None:
     sampler = Sampler({"best": 1e-3, "near": 1.05e-3, "behind": 1.4e-3, "far": 2e-3, "hopeless": 9e-3})
     race(sampler.field(), sampler)
     counts = Counter(name for name, _ in sampler.asked)
-    first, second, third = (samples for samples, _, _ in ROUNDS)
+    first, second, third = (round_.samples for round_ in ROUNDS)
     assert counts == {"best": first + second + third, "near": first + second + third, "behind": first + second, "far": first}
 
 
@@ -74,10 +75,10 @@ def test_a_round_takes_the_fastest_few() -> None:
     sampler = Sampler({f"c{i:02}": 1e-4 * (1 + i / 1e6) for i in range(30)})
     race(sampler.field(), sampler)
     counts = Counter(name for name, _ in sampler.asked)
-    first, second, third = (most for _, _, most in ROUNDS)
-    assert [counts[f"c{i:02}"] for i in (0, third - 1)] == [sum(samples for samples, _, _ in ROUNDS)] * 2
+    first, second, third = (round_.most for round_ in ROUNDS)
+    assert [counts[f"c{i:02}"] for i in (0, third - 1)] == [sum(round_.samples for round_ in ROUNDS)] * 2
     assert len(counts) == first
-    assert sum(count > ROUNDS[0][0] for count in counts.values()) == second
+    assert sum(count > ROUNDS[0].samples for count in counts.values()) == second
 
 
 def test_candidates_take_turns() -> None:
@@ -91,7 +92,7 @@ def test_a_sample_is_long_enough_for_the_clock() -> None:
     race([sampler.field()[0]], sampler)
     race([sampler.field()[1]], sampler)
     calls = dict(sampler.asked)
-    assert calls["fast"] * 1e-6 >= SAMPLE_SECS * 0.999
+    assert calls["fast"] * 1e-6 >= PACES["cpu"].sample_secs * 0.999
     assert calls["slow"] == 1
 
 
@@ -104,7 +105,7 @@ def test_slow_kernels_are_sampled_less_often() -> None:
 def test_a_single_candidate_is_raced_too() -> None:
     sampler = Sampler({"only": 1e-3})
     (measured,) = race(sampler.field(), sampler)
-    assert len(measured.samples) == sum(samples for samples, _, _ in ROUNDS)
+    assert len(measured.samples) == sum(round_.samples for round_ in ROUNDS)
     assert ranking([measured]) == ([measured], 0)
 
 

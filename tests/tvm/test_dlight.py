@@ -116,6 +116,7 @@ def gpu_of(model: str, name: str) -> DriverGpu:
     return DriverGpu(
         **fields,
         model=model,
+        uuid="",
         compute_capability_major=major,
         compute_capability_minor=minor,
         clock_khz=int(gpu.clock_hz / 1e3),
