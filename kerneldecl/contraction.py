@@ -18,6 +18,7 @@ FRAGMENT = 16
 """Least rows and columns that tensor cores multiply at once, as mma.sync is used here."""
 TENSOR_SUMS = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
 """By dtype of the factors: the dtypes of sums that have intrinsics."""
+WITH_A_VECTOR = "it is a product with a vector, which memory alone limits"
 FIRST_CAPABILITY = (8, 0)
 """Of GPUs with mma.sync m16n8k16 and cp.async."""
 
@@ -92,7 +93,7 @@ def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
         ),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (is_transposed, f"its layout is {product.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
-        (min(m, n) == 1, "it is a product with a vector, which memory alone limits"),
+        (min(m, n) == 1, WITH_A_VECTOR),
         (max(m, n) < FRAGMENT // 2, f"it has {m} rows and {n} columns, and tensor cores would multiply {FRAGMENT} of each"),
         (k < FRAGMENT, f"its sums have {k} terms, and tensor cores take {FRAGMENT} at once"),
     )
@@ -122,6 +123,8 @@ def _read(space: IterSpace, block: Block) -> Contraction | str:
     if groups is None or not out.issuperset(at for at in spatial if block.axes[at].extent > 1):
         return "an axis of the output indexes no operand"
     batch, m, n = groups
+    if not m or not n:
+        return WITH_A_VECTOR
     positions = (0, 1) if is_second else (1, 0)
     return Contraction(
         batch,
