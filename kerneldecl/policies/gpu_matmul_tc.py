@@ -5,6 +5,7 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ TEMPLATES = ("gpu_matmul_tc",)
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+GATHERED_STEPS = 256
+"""Products with longer sums spend too little on their results for it to matter how these are stored."""
 SAME_TILE = 4
 NARROW = 32
 """Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
@@ -45,6 +48,7 @@ class Tiling:
     warps_n: int
     stages: int
     raster: int = 1
+    gather: int = 0
 
     @property
     def warps(self) -> int:
@@ -87,16 +91,16 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
         fitting = [
             stages
             for stages in STAGES
-            if stages <= -(-k // block_k)
+            if stages <= -(-k // block_k) + 1
             and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
         ]
-        for stages in fitting[:2] or ([1] if k <= block_k else []):
-            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)
-            if registers(product, bare) > gpu.max_registers_per_thread:
+        for stages, gather in itertools.product(fitting[:2], (0, 1) if k <= GATHERED_STEPS else (0,)):
+            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, gather=gather)
+            if registers(product, bare) > gpu.max_registers_per_thread or smem_bytes(product, bare) > _limit(gpu):
                 continue
             rows, columns = -(-m // block_m), -(-n // block_n)
             resident = _resident(product, bare, gpu) * gpu.sm_count
-            yield Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, raster_of(rows, columns, max(1, resident), block_m, block_n))
+            yield dataclasses.replace(bare, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
 
 
 def _is_sensible(warp_m: int, warp_n: int) -> bool:
@@ -109,11 +113,16 @@ def _limit(gpu: Gpu) -> int:
 
 
 def smem_bytes(product: Contraction, tiling: Tiling) -> int:
-    """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted."""
-    return tiling.stages * sum(
+    """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted.
+
+    Results that are gathered come where the operands were.
+    """
+    operands = tiling.stages * sum(
         _tile_bytes(extent, tiling.block_k, dtype_bytes(factor.dtype), is_k_last=factor.is_k_last)
         for extent, factor in ((tiling.block_m, product.left), (tiling.block_n, product.right))
     )
+    gathered = tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
+    return max(operands, tiling.gather * gathered)
 
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:

@@ -91,14 +91,16 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     sch.bind(thread, "threadIdx.x")
 
     # 3. Operands: to shared memory by all threads, from there to each thread's registers.
-    asynchronous = arch.the_gpu.async_copy
+    is_kept, asynchronous = tiles.stages == 2, arch.the_gpu.async_copy
     shared = []
     for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
         copy = sch.cache_read(block, factor.position, "shared.dyn")
         sch.compute_at(copy, k)
-        vector = 1 if factor.is_k_last else vector_of(factor, extent * tiles.block_k, threads)
+        vector = vector_of(factor, extent * tiles.block_k, threads) if is_kept or not factor.is_k_last else 1
         asynchronous = asynchronous and is_async(factor, vector)
         _copy(sch, copy, factor, threads, vector)
+        if is_kept:
+            sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
         shared.append(copy)
     for factor, vector in ((product.left, vector_m), (product.right, vector_n)):
         _load(sch, block, k_in, factor, vector)
@@ -115,7 +117,11 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     for loop in (m_in, n_in, k_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, k)
-    pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
+    if is_kept:
+        sch.annotate(k, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(k, "software_pipeline_order", [0, 3, 1, 4, 2])
+    else:
+        pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
     return True
 
 

@@ -8,6 +8,7 @@ Parameters:
   warps_m, warps_n    how the block's warps divide its tile; a warp's part is made of fragments of 16 x 16
   stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
   raster              rows of tiles that are walked before the next column; divides the number of them
+  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -25,7 +26,7 @@ from tvm.s_tir import Schedule
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
@@ -50,6 +51,7 @@ class _Tiles(NamedTuple):
     warps_n: int
     stages: int
     raster: int
+    gather: int
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -108,7 +110,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         inline_sources(sch, copy)
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-    sums = store_sums(sch, store, warp, product)
+    sums = store_tile(sch, store, (tile, warp), threads, product) if tiles.gather else store_sums(sch, store, warp, product)
     clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
@@ -133,7 +135,7 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
         and tiles.block_k % (32 // item_bytes) == 0
         and rows % tiles.raster == 0
-        and -(-k // tiles.block_k) >= tiles.stages
+        and -(-k // tiles.block_k) >= tiles.stages - 1
     )
 
 

@@ -102,6 +102,24 @@ def test_slow_kernels_are_sampled_less_often() -> None:
     assert len(sampler.asked) == 3 * len(ROUNDS)
 
 
+def test_slow_kernels_of_a_gpu_are_ranked_by_their_first_run_and_the_best_by_three_samples() -> None:
+    sampler = Sampler({f"c{i:02}": 0.04 * (1 + i / 100) for i in range(20)})
+    raced = race(sampler.field(), sampler, PACES["cuda"])
+    counts = Counter(name for name, _ in sampler.asked)
+    _, second, third = PACES["cuda"].rounds
+    assert len(counts) == second.most
+    assert Counter(counts.values()) == {second.least: second.most - third.most, second.least + third.least: third.most}
+    assert {name_of(m): m.run_secs for m in raced} == sampler.secs
+
+
+def test_short_kernels_of_a_gpu_are_sampled_in_every_round() -> None:
+    sampler = Sampler({f"c{i:02}": 1e-5 * (1 + i / 1000) for i in range(20)})
+    race(sampler.field(), sampler, PACES["cuda"])
+    counts = Counter(name for name, _ in sampler.asked)
+    assert (counts["c00"], counts["c07"], counts["c19"]) == (43, 13, 3)
+    assert {calls for _, calls in sampler.asked} == {20}
+
+
 def test_a_single_candidate_is_raced_too() -> None:
     sampler = Sampler({"only": 1e-3})
     (measured,) = race(sampler.field(), sampler)
@@ -150,6 +168,12 @@ def test_among_equals_the_one_with_the_least_code_wins_then_the_lower_digest() -
     twins = [timed("x", [1.0]), timed("y", [1.0])]
     first = min(twins, key=lambda m: m.code)
     assert ranking(twins)[0][0] == ranking(twins[::-1])[0][0] == first
+
+
+def test_among_equals_on_a_gpu_the_fewest_registers_win_then_the_least_shared_memory() -> None:
+    lean, fat = (dataclasses.replace(timed(name, [1.0]), registers=count) for name, count in (("lean", 32), ("fat", 64)))
+    spread = dataclasses.replace(lean, candidate=Candidate.of("spread", {}), smem_bytes=1024, code_bytes=1)
+    assert [name_of(ranking(order)[0][0]) for order in ([fat, spread, lean], [spread, fat, lean])] == ["lean", "lean"]
 
 
 def test_one_that_is_slower_beyond_noise_does_not_win_by_its_size() -> None:
