@@ -101,14 +101,9 @@ def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
 
 
 def _read(space: IterSpace, block: Block) -> Contraction | str:
-    if len(block.reads) != 2 or len(block.writes) != 1:
-        return f"its reduction reads {len(block.reads)} operand{'s' * (len(block.reads) != 1)}; a product has two"
-    if block.reads[0].operand == block.reads[1].operand:
-        return f"both its operands are {block.reads[0].operand}; the templates want two"
-    uses = [_axes_of(access) for access in (*block.reads, *block.writes)]
-    if None in uses:
-        return "an operand is indexed by something that is not linear in the axes"
-    first, second, out = (set(use or ()) for use in uses)
+    if objection := _objection(block):
+        return objection
+    first, second, out = (set(_axes_of(access) or ()) for access in (*block.reads, *block.writes))
     kinds = [axis.kind for axis in block.axes]
     spatial = [at for at, kind in enumerate(kinds) if kind == "spatial"]
     # What the output's fastest axis indexes is the right operand; where that axis has extent 1, no operand shows it.
@@ -138,6 +133,17 @@ def _read(space: IterSpace, block: Block) -> Contraction | str:
         _run(block, block.writes[0], n),
         block.flops_per_point == 2 and block.adds_products,
     )
+
+
+def _objection(block: Block) -> str:
+    """Return why a reduction's operands are not those of a product; empty where they may be."""
+    if len(block.reads) != 2 or len(block.writes) != 1:
+        return f"its reduction reads {len(block.reads)} operand{'s' * (len(block.reads) != 1)}; a product has two"
+    if block.reads[0].operand == block.reads[1].operand:
+        return f"both its operands are {block.reads[0].operand}; the templates want two"
+    if any(_axes_of(access) is None for access in (*block.reads, *block.writes)):
+        return "an operand is indexed by something that is not linear in the axes"
+    return ""
 
 
 def _axes_of(access: Access) -> list[int] | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from kerneldecl.measuring import Preparation, known, measure
 from kerneldecl.model import Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
+from kerneldecl.policies.gpu_matmul_tc import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore
@@ -153,6 +154,7 @@ def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dic
         "symbol": f"kd_{task.lowered['computation'][:20]}",
         "tolerance": task.tolerance,
         "policy": outcome.policy,
+        **_tensor_cores(task, winner.candidate),
         "winner": winner.candidate.to_json(),
         "is_measured": bool(winner.samples),
         "run_secs": float(f"{run_secs:.4g}"),
@@ -167,6 +169,12 @@ def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dic
             **found.get("provenance", {}),
         },
     }
+
+
+def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
+    """Return what the record tells of a GPU's tensor cores; nothing where they are out of the question."""
+    told = tensor_cores(space_from_json(task.lowered["space"]), task.arch, winner.template) if task.arch.gpu else ""
+    return {"tensor_cores": told} if told else {}
 
 
 def measurement_json(measurement: Measurement) -> dict[str, Any]:

@@ -77,6 +77,14 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     return product if isinstance(product, str) else tensor_cores_refuse(product, arch.the_gpu)
 
 
+def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
+    """Return "used" or why a winner with this template does without tensor cores; empty for what multiplies no two operands."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) < 2:
+        return ""
+    return "used" if template in TEMPLATES else why_not(space, arch) or "no schedule for them that was tried is right"
+
+
 def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the most stages that do and one less."""
     _, m, n, k = product.extents

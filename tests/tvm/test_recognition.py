@@ -18,18 +18,34 @@ from products import (
     nn,
     nt_with_other_names_and_loops,
     of_casts_and_an_epilogue,
+    of_three,
     padded_conv2d,
     shared_weights,
     tn,
     tt,
 )
+from spaces import Space
 
+from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
+from kerneldecl.errors import ToolchainError
+from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+
+
+def missing() -> str:
+    try:
+        nvcc.compiler()
+    except ToolchainError as error:
+        return str(error)
+    return ""
+
+
+needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def read(func: Any) -> Contraction:
@@ -100,3 +116,58 @@ def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> N
 def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
     pixels = read(conv2d_nchw).right
     assert not pixels.is_k_last, "16 neighbours along the image, 3 along the window"
+
+
+GPU_ENTRIES = """\
+edition = 1
+
+[artifact]
+name = "products"
+version = "1.0"
+
+[target.h200]
+arch = "h200"
+
+[defaults]
+top_k = 1
+
+[[workload]]
+name = "half"
+rule = "matmul"
+m = 64
+n = 64
+k = 64
+dtype = "float16"
+
+[[workload]]
+name = "single"
+rule = "matmul"
+m = 64
+n = 64
+k = 64
+
+[[workload]]
+name = "relu"
+rule = "elementwise"
+op = "relu"
+shape = [64]
+"""
+
+
+@needs_nvcc
+def test_records_tell_of_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
+    space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
+    space.run("build", CUDA_VISIBLE_DEVICES="")
+    told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}
+    assert told == {"half": "used", "single": "there is no intrinsic for float32 summed in float32", "relu": ""}
+    assert "tensor cores: used\n" in space.run("show", "half").stdout
+    assert "tensor cores: not used: there is no intrinsic for float32 summed in float32\n" in space.run("show", "single").stdout
+    assert "tensor cores" not in space.run("show", "relu").stdout
+
+
+def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
+    arch = CUDA("h200").arch
+    space = iter_space(canonical_module(nn))
+    assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
