@@ -5,7 +5,6 @@ Knows nothing of builds or measurements; what is proposed and in which order is 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Arch, Candidate, Proposal, Value
 from kerneldecl.plugins import load_policy
+from kerneldecl.policies import gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.wording import show, unknown
 
 _TENSOR_CORES = "gpu_matmul_tc"
-_ALL = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,9 @@ class TensorCorePolicy:
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model; none if no tile has so many stages."""
         stages = self.tags.get("pipeline_stage")
-        proposals = _policy(_TENSOR_CORES).propose(self._space, self.arch.arch, _ALL if stages else topk, ())
-        chosen = [proposal for proposal in proposals if stages in {None, dict(proposal.candidate.params)["stages"]}]
-        return [self._config(proposal) for proposal in chosen[:topk]]
+        space, arch = self._space, self.arch.arch
+        proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages) if stages else gpu_matmul_tc.propose(space, arch, topk, ())
+        return [self._config(proposal) for proposal in proposals]
 
     def _config(self, proposal: Proposal) -> Config:
         asked = {"use_async_copy": False} if self.tags.get("use_async_copy") == 0 else {}
