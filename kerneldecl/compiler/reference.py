@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module, load, save, signature_of
 from kerneldecl.kernels import tensor
 from kerneldecl.model import Arch, Arg, IterSpace
-from kerneldecl.plugins import load_policy
+from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies.auto import BY_KIND
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
@@ -72,8 +71,8 @@ def _flops(space: IterSpace) -> float:
 def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
     """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
     for policy in BY_KIND[arch.kind]:
-        for proposal in load_policy(Path.cwd(), policy).propose(space, arch, 4, ()):
-            schedule = apply_candidate(Path.cwd(), mod, proposal.candidate, arch)
+        for proposal in load_policy(STANDARD, policy).propose(space, arch, 4, ()):
+            schedule = apply_candidate(STANDARD, mod, proposal.candidate, arch)
             if schedule is not None:
                 return schedule.mod
     raise AssertionError("cpu_fallback applies to every function")

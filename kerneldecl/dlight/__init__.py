@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from kerneldecl.dlight.building import Result, apply_and_build
 from kerneldecl.dlight.device import CUDA
+from kerneldecl.dlight.passes import ApplyFastTuning
 from kerneldecl.dlight.policy import Config, DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags, why_no_tensor_cores
 
 __all__ = [
     "CUDA",
+    "ApplyFastTuning",
     "Config",
     "DefaultPolicy",
     "Result",

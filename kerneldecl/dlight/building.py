@@ -29,6 +29,7 @@ from kerneldecl.kernels import kernel_of, load_library
 from kerneldecl.measuring import Preparation, measure
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.planning import MEASURING
+from kerneldecl.plugins import STANDARD
 from kerneldecl.race import ranking
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
@@ -86,7 +87,7 @@ class Result:
     def schedule(self) -> Any:
         """TVM's schedule of the function, its trace included; raise TuningError where the template does not apply."""
         mod = tensorir.canonical_module(self._func)
-        schedule = apply_candidate(Path.cwd(), mod, self.config.candidate, self.config.arch_of(self.arch))
+        schedule = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
         if schedule is None:
             raise TuningError(f"{self.config} has no schedule: {self.reason}")
         return schedule

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Arch, Candidate, Proposal, Value
-from kerneldecl.plugins import load_policy
+from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.wording import show, unknown
@@ -64,7 +63,7 @@ class DefaultPolicy:
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model."""
         for name in BY_KIND["cuda"]:
-            proposals = () if name == _TENSOR_CORES else _policy(name).propose(self._space, self.arch.arch, topk, ())
+            proposals = () if name == _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
             if proposals:
                 return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
         raise AssertionError("gpu_fallback takes every function")
@@ -111,10 +110,6 @@ class TensorCorePolicy:
         asked = {"use_async_copy": False} if self.tags.get("use_async_copy") == 0 else {}
         candidate = Candidate.of(proposal.candidate.template, {**dict(proposal.candidate.params), **asked})
         return Config(candidate, proposal.predicted_secs)
-
-
-def _policy(name: str) -> Any:
-    return load_policy(Path.cwd(), name)
 
 
 def _check_known(tags: Tags, known: tuple[str, ...]) -> None:
