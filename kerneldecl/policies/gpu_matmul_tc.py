@@ -50,6 +50,7 @@ class Tiling:
     stages: int
     raster: int = 1
     gather: int = 0
+    parts: int = 1
 
     @property
     def warps(self) -> int:

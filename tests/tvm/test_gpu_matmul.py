@@ -33,7 +33,7 @@ from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
-TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0}
+TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
 SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
 
 
