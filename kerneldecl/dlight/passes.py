@@ -77,6 +77,7 @@ class ApplyFastTuning:
 def _database(folder: str | Path | None) -> JSONDatabase | None:
     if folder is None:
         return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
     register_all()  # traces name intrinsics, which must be there when they are read
     return JSONDatabase(work_dir=str(folder), module_equality="structural")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from spaces import REPOSITORY, clean_environment
 from tvm import te
 
 from kerneldecl import nvcc
@@ -396,3 +399,20 @@ def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatc
 def test_what_was_only_ranked_is_not_kept(tmp_path: Path) -> None:
     ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(tvm.IRModule({"relu": relu((64,))}))
     assert (tmp_path / "database_tuning_record.json").read_text() == ""
+
+
+# What the documents show
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("document", "name"), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
+def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / name).write_text(found[1], encoding="utf-8")
+    environment = {**clean_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if document == "README.md":
+        assert re.fullmatch(r"gpu_matmul_tc\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)
