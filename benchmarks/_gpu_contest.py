@@ -1,4 +1,4 @@
-"""Owns one workload's contest on the GPU: every contender verified, candidates timed, the best beside what others do.
+"""Owns one workload's contest on the GPU: every contender verified, then timed in turns.
 
 Knows nothing of how kernels were built or of what figures are asked. Runs in a process of its own (`GpuProcess`), which
 dies with a kernel that breaks it. Needs torch, imported before TVM: it brings CUDA's runtime library.
@@ -6,24 +6,21 @@ dies with a kernel that breaks it. Needs torch, imported before TVM: it brings C
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from _gpu_tuning import Built, Case
+from _gpu_kernels import Built, Case
 
 if TYPE_CHECKING:
     from _gpu_timing import Call, Replay
     from _gpu_torch import Args
 
 Row = dict[str, Any]
-FINALISTS = 3
-"""Candidates that go into the final contest; short timings cannot tell the best from the second."""
-PHASES = ("inputs", "candidates", "rivals", "contest")
+PHASES = ("inputs", "contenders", "contest")
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
 """What a contender that cannot compete raises: torch's, TVM's and Triton's errors among them."""
 
@@ -33,14 +30,15 @@ class Job:
     """A workload with what is to be compared on it."""
 
     case: Case
-    candidates: Sequence[Built]
-    """In order of prediction; those without a library are counted as failed."""
+    best: Built
+    """Of all candidates."""
+    first: Built
+    """The model's first choice; may be the same."""
     default: Built | None
+    """TVM's own schedule."""
     rivals: frozenset[str]
     """Of torch and triton."""
     rounds: int
-    flaws: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Candidates that are not to be run, and why: they broke the process before."""
 
 
 @dataclass(frozen=True)
@@ -117,46 +115,41 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
 
 
 def held(job: Job) -> Row:
-    """Hold the contest and return its row: seconds, ratios and errors by contender, and what became of every candidate.
+    """Hold the contest and return what came of it: seconds of the best and, by rival, seconds, ratio and error.
 
-    `broken` in place of all that is the position of the candidate that left the GPU unusable for this process.
+    Raise ValueError if the best candidate is wrong.
     """
     from _gpu_timing import contest, median, ratio
 
     laps = [time.perf_counter()]
     ring = ring_of(job.case)
     laps.append(time.perf_counter())
-    candidates: list[Row] = []
-    calls: dict[int, Call] = {}
-    for position, built in enumerate(job.candidates):
-        outcome = _tried(job, position, built, ring, calls)
-        if outcome is None:
-            return {"broken": position}
-        candidates.append(outcome)
-    row: Row = {**described(job.case), "candidates": candidates}
-    timed = sorted((each["secs"], position) for position, each in enumerate(candidates) if "secs" in each)
-    if not timed:
-        return {**row, "failure": next((each["failure"] for each in candidates), "no policy proposes a candidate")}
-    laps.append(time.perf_counter())
-    finalists = list(dict.fromkeys([*(position for _, position in timed[:FINALISTS]), min(calls)]))
-    replays = {f"#{position}": ring.replay(calls[position]) for position in finalists}
-    errors, failures = _enter_rivals(job, ring, replays)
+    calls = {"best": kernel_call(job.best, ring.sets), "first": kernel_call(job.first, ring.sets)}
+    errors = {name: ring.error(call) for name, call in calls.items()}
+    replays = {name: ring.replay(call) for name, call in calls.items()}
+    failures: dict[str, str] = {}
+    for name, make in _rivals(job, ring).items():
+        try:
+            call = make()
+            errors[name] = ring.error(call)
+            replays[name] = ring.replay(call)
+        except ERRORS as error:
+            failures[name] = _first_line(error)
     laps.append(time.perf_counter())
     samples = contest(replays, job.rounds)
     laps.append(time.perf_counter())
-    ours = min((f"#{position}" for position in finalists), key=lambda name: median(samples[name]))
-    rivals = {name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples[ours]), "error": errors[name]} for name in errors}
-    best = int(ours[1:])
+    rivals = {
+        name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples["best"]), "error": errors[name]}
+        for name in replays
+        if name not in calls
+    }
     return {
-        **row,
-        "secs": median(samples[ours]),
-        "best": best,
-        "label": job.candidates[best].label,
-        "note": job.candidates[best].note,
-        "first": min(calls),
-        "first_share": 1 / ratio(samples[f"#{min(calls)}"], samples[ours]),
+        "secs": median(samples["best"]),
+        "first_share": 1.0 if job.best == job.first else 1 / ratio(samples["first"], samples["best"]),
+        "error": errors["best"],
         "rivals": rivals,
         "rival_failures": failures,
+        "samples": samples,
         "phase_secs": dict(zip(PHASES, (end - begin for begin, end in itertools.pairwise(laps)), strict=True)),
     }
 
@@ -169,46 +162,6 @@ def described(case: Case) -> Row:
     rule = load_rule(case.root, case.workload.rule).of(case.root, attrs)
     size = {"flops": rule.flops(), "least_bytes": rule.least_bytes()}
     return {"entry": case.name, "rule": case.workload.rule, "attrs": attrs, "tags": case.workload.tags, **size}
-
-
-def _tried(job: Job, position: int, built: Built, ring: Ring, calls: dict[int, Call]) -> Row | None:
-    """Verify and time one candidate and return what became of it; None if the GPU is of no use to this process any more."""
-    import torch
-    from _gpu_timing import median
-
-    outcome: Row = {"label": built.label, "predicted_secs": built.predicted_secs, "build_secs": built.build_secs, "note": built.note}
-    flaw = job.flaws.get(position, "" if built.library else built.note)
-    if flaw:
-        return {**outcome, "failure": flaw}
-    try:
-        call = kernel_call(built, ring.sets)
-        outcome["error"] = ring.error(call)
-        replay = ring.replay(call)
-        outcome["secs"] = median([replay.secs() for _ in range(3)])
-    except ERRORS as error:
-        outcome["failure"] = _first_line(error)
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            return None
-        return outcome
-    calls[position] = call
-    return outcome
-
-
-def _enter_rivals(job: Job, ring: Ring, replays: dict[str, Replay]) -> tuple[dict[str, float], dict[str, str]]:
-    """Add those rivals to the contest that compute the right thing; return their errors, and why others do not take part."""
-    errors: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    for name, make in _rivals(job, ring).items():
-        try:
-            call = make()
-            error = ring.error(call)
-            replays[name] = ring.replay(call)
-            errors[name] = error
-        except ERRORS as error:
-            failures[name] = _first_line(error)
-    return errors, failures
 
 
 def _rivals(job: Job, ring: Ring) -> dict[str, Callable[[], Call]]:
@@ -230,7 +183,7 @@ def _rivals(job: Job, ring: Ring) -> dict[str, Callable[[], Call]]:
 
 def _usable(built: Built) -> Built:
     if not built.library:
-        raise ValueError(built.note)
+        raise ValueError(built.failure)
     return built
 
 

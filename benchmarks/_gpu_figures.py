@@ -47,14 +47,15 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
     ]
 
 
-def lattice_figure(rows: Sequence[Row], few: int = 20) -> dict[str, Any]:
+def lattice_figure(rows: Sequence[Row], few: int) -> dict[str, Any]:
     """Return how near the best of the first few candidates comes to the best of all."""
 
     def share(row: Row) -> float | None:
         secs = [each.get("secs", math.inf) for each in row["candidates"]]
-        return min(secs) / min(secs[:few]) or None
+        return min(secs) / min(secs[:few]) or None if any(map(math.isfinite, secs)) else None
 
-    return _figure(f"best of {few}, of the best of all: geometric mean", 0.97, geometric_mean, _each(rows, share))
+    shares = {row["entry"]: share(row) for row in rows}
+    return _figure(f"best of {few}, of the best of all: geometric mean", 0.97, geometric_mean, shares)
 
 
 def tuning_figures(tuning_secs: Mapping[str, float], rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,25 +1,20 @@
-"""Owns the course of a comparison on a GPU: kernels tuned and built in many processes, then one contest after the other.
+"""Owns the course of a comparison on a GPU: workloads tuned, rivals built in many processes, one contest after the other.
 
 Knows nothing of how results are shown or judged.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Self
 
-from _gpu_build import tuned
 from _gpu_contest import GpuProcess, Job, Row, described, held
-from _gpu_tuning import Built, Case, build_candidate, build_default, import_torch_first, proposals
-
-MAX_BREAKS = 3
-"""Candidates of one entry that may break the GPU's process before the entry is given up."""
+from _gpu_kernels import Built, Case, build_candidate, build_default, import_torch_first, label_of
+from _gpu_tuning import Tuned, tuned
 
 
 @dataclass(frozen=True)
@@ -30,91 +25,53 @@ class Asked:
     rounds: int
     jobs: int
     rivals: frozenset[str]
-    tuner: str
-    """build: kerneldecl's own build; here: every candidate is verified and timed within the contest."""
 
 
-class Pools:
-    """Processes that compile: some as kerneldecl does, some as TVM does where it finds CUDA."""
-
-    def __init__(self, jobs: int, folder: str) -> None:
-        spawn = get_context("spawn")
-        self._folder = folder
-        self._plain = ProcessPoolExecutor(jobs, spawn)
-        self._with_torch = ProcessPoolExecutor(max(1, jobs // 4), spawn, import_torch_first)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pool in (self._plain, self._with_torch):
-            pool.shutdown(cancel_futures=True)
-
-    def default(self, case: Case) -> Future[Built]:
-        return self._with_torch.submit(build_default, case, self._folder)
-
-    def candidates(self, cases: Sequence[Case], top_k: int) -> list[list[Future[Built]]]:
-        """Have all candidates of all cases built, in that order."""
-        proposed = self._plain.map(proposals, cases, [top_k] * len(cases))
-        return [
-            [self._plain.submit(build_candidate, case, proposal, self._folder) for proposal in several]
-            for case, several in zip(cases, proposed, strict=True)
-        ]
+def tuned_rows(cases: Sequence[Case], asked: Asked, folder: Path) -> tuple[list[Row], dict[str, Tuned], dict[str, float]]:
+    """Return each case's row as tuning leaves it, what tuning found, by name, and how long it took."""
+    found, tuning_secs = tuned(cases, asked.top_k, asked.jobs, folder)
+    rows = [{**described(case), "candidates": list(found[case.name].candidates) if case.name in found else []} for case in cases]
+    return rows, found, tuning_secs
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """One entry's kernels, some of which may still be built."""
-
-    case: Case
-    contestants: Callable[[], Sequence[Built]]
-    default: Future[Built] | None
-    candidates: Sequence[Row] | None = None
-    """What became of each candidate, if tuning has found that out before the contest."""
-
-
-def prepared(cases: Sequence[Case], asked: Asked, pools: Pools, folder: str) -> tuple[list[Prepared], dict[str, float]]:
-    """Return the entries' kernels, and the seconds that each entry's tuning took where kerneldecl's own build did it."""
-    if asked.tuner == "here":
-        built = pools.candidates(cases, asked.top_k)
-        contestants = [functools.partial(_results, futures) for futures in built]
-        outcomes, tuning_secs = [None] * len(cases), {}
-    else:
-        found, tuning_secs = tuned(cases, asked.top_k, asked.jobs, Path(folder))
-        contestants = [functools.partial(list, found[case.name].contestants) for case in cases]
-        outcomes = [found[case.name].candidates for case in cases]
-    defaults = [pools.default(case) if "dlight" in asked.rivals else None for case in cases]
-    return [Prepared(*each) for each in zip(cases, contestants, defaults, outcomes, strict=True)], tuning_secs
-
-
-def _results(futures: Sequence[Future[Built]]) -> list[Built]:
-    return [future.result() for future in futures]
+def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: GpuProcess, folder: Path) -> Iterator[Row]:
+    """Yield what each case's contest adds to its row, as it comes about."""
+    spawn = get_context("spawn")
+    with (
+        ProcessPoolExecutor(asked.jobs, spawn) as plain,
+        ProcessPoolExecutor(max(1, asked.jobs // 4), spawn, import_torch_first) as with_torch,
+    ):
+        waiting: dict[str, tuple[Future[Built] | None, Future[Built] | None]] = {}
+        for case in cases:
+            one = found.get(case.name)
+            is_other = one is not None and label_of(one.first) != one.best.label
+            first = plain.submit(build_candidate, case, one.first, str(folder)) if one and is_other else None
+            default = with_torch.submit(build_default, case, str(folder)) if one and "dlight" in asked.rivals else None
+            waiting[case.name] = first, default
+        for case in cases:
+            if case.name not in found:
+                yield {"failure": "tuning failed"}
+                continue
+            start = time.perf_counter()
+            best = found[case.name].best
+            first, default = waiting[case.name]
+            job = Job(case, best, first.result() if first else best, default.result() if default else None, asked.rivals, asked.rounds)
+            waited_secs = time.perf_counter() - start
+            row = {"label": best.label, "best": _rank(found[case.name]), **_contest(job, gpu)}
+            yield {**row, "phase_secs": {"compilers": waited_secs, **row.get("phase_secs", {})}}
 
 
-def contests(entries: Sequence[Prepared], asked: Asked, gpu: GpuProcess) -> Iterator[Row]:
-    """Yield each entry's row as it comes about."""
-    for each in entries:
-        start = time.perf_counter()
-        job = Job(each.case, each.contestants(), each.default.result() if each.default else None, asked.rivals, asked.rounds)
-        waited_secs = time.perf_counter() - start
-        try:
-            row = _contest(job, gpu)
-        except RuntimeError as error:
-            row = {**described(job.case), "candidates": [], "failure": str(error)}
-        row["phase_secs"] = {"waiting for compilers": waited_secs, **row.get("phase_secs", {})}
-        yield row if each.candidates is None else _with_candidates(row, each.candidates)
-
-
-def _with_candidates(row: Row, candidates: Sequence[Row]) -> Row:
-    labels = [candidate["label"] for candidate in candidates]
-    return {**row, "candidates": candidates, **({"best": labels.index(row["label"])} if "label" in row else {})}
+def _rank(one: Tuned) -> int:
+    """Return where the model had put the best candidate, counted from 0."""
+    return [candidate["label"] for candidate in one.candidates].index(one.best.label)
 
 
 def _contest(job: Job, gpu: GpuProcess) -> Row:
-    for _ in range(MAX_BREAKS):
-        row: Row = gpu.ask(held, job)
-        if "broken" not in row:
-            return row
-        gpu.close()
-        job = replace(job, flaws={**job.flaws, row["broken"]: "broke the GPU's process"})
-    raise RuntimeError(f"{MAX_BREAKS} candidates broke the GPU's process")
+    """Hold the contest; without the default schedule if that broke the process."""
+    try:
+        return gpu.ask(held, job)
+    except RuntimeError as error:
+        if job.default is None:
+            return {"failure": str(error)}
+        row = _contest(replace(job, default=None), gpu)
+        return {**row, "rival_failures": {**row.get("rival_failures", {}), "dlight": str(error)}}

@@ -1,124 +1,110 @@
-"""Owns what a comparison is built from: a workload's candidates and the default schedule, as libraries, in many processes.
+"""Owns tuning for a comparison by kerneldecl itself: a workspace of its own is built, its records are read.
 
-Knows nothing of how they are timed or of who else contends.
+Knows nothing of what the tuned kernels are compared with.
 """
 
 from __future__ import annotations
 
-import tempfile
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from kerneldecl.model import Arch, Candidate, Proposal, Workload
+from _gpu_kernels import Built, Case, label_of, proposals
 
-SYMBOL = "kd_main"
+from kerneldecl import flow
+from kerneldecl.api import run_build
+from kerneldecl.cudalink import link_cuda_library
+from kerneldecl.declare import declare
+from kerneldecl.model import Candidate, Measurement
+from kerneldecl.progress import Event, Finished
+from kerneldecl.tune import measurement_from_json
+from kerneldecl.workspace import FILE, Workspace, workspace_of
+
+
+@dataclass
+class Stopwatch:
+    """Hears a build's events and takes the time of each entry's tuning, from the end of the one before."""
+
+    secs: dict[str, float] = field(default_factory=dict)
+    last: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            now = time.perf_counter()
+            if event.kind == "tune":
+                self.secs[event.entry.rpartition("@")[0]] = now - self.last
+                print(f"tuned {event.entry} in {now - self.last:.1f} s: {event.text}", file=sys.stderr, flush=True)
+            self.last = now
 
 
 @dataclass(frozen=True)
-class Case:
-    """One workload on one GPU."""
+class Tuned:
+    """What tuning made of one workload."""
 
-    root: Path
-    workload: Workload
-    arch: Arch
-
-    @property
-    def name(self) -> str:
-        return self.workload.name
-
-
-@dataclass(frozen=True)
-class Built:
-    """A kernel in a library of its own, or why there is none."""
-
-    label: str
-    library: str = ""
-    symbol: str = SYMBOL
-    predicted_secs: float = 0.0
-    build_secs: float = 0.0
-    note: str = ""
-    """Registers and spills, or the failure."""
+    best: Built
+    first: Candidate
+    """The model's first choice among those that passed."""
+    policy: str
+    candidates: Sequence[Mapping[str, Any]]
+    """What became of each: those of the winner's policy in order of prediction, then those of others, which failed."""
 
 
-def label_of(candidate: Candidate) -> str:
-    return f"{candidate.template} " + " ".join(f"{name}={value}" for name, value in candidate.params)
+def tuned(cases: Sequence[Case], top_k: int, jobs: int, folder: Path) -> tuple[dict[str, Tuned], dict[str, float]]:
+    """Return what `kerneldecl build` makes of the workloads, by name, and how many seconds each one's tuning took.
 
-
-def proposals(case: Case, top_k: int) -> list[Proposal]:
-    """Return what the first policy proposes that has anything to propose, best first."""
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.space import iter_space
-    from kerneldecl.plugins import load_policy, load_rule
-    from kerneldecl.policies.auto import BY_KIND
-
-    rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    space = iter_space(tensorir.lower(rule))
-    policies = BY_KIND[case.arch.kind] if case.workload.policy == "auto" else (case.workload.policy,)
-    found = (load_policy(case.root, policy).propose(space, case.arch, top_k, ()) for policy in policies)
-    return list(next(filter(None, found), ()))
-
-
-def build_candidate(case: Case, proposal: Proposal, folder: str) -> Built:
-    """Return the candidate's library, built as kerneldecl builds it."""
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.codegen import apply_candidate
-    from kerneldecl.compiler.cuda import compile_cuda_object
-    from kerneldecl.cudalink import link_cuda_library
-    from kerneldecl.plugins import load_rule
-    from kerneldecl.stores.local import LocalStore
-
-    start = time.perf_counter()
-    candidate, label = proposal.candidate, label_of(proposal.candidate)
-    try:
-        rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-        schedule = apply_candidate(case.root, tensorir.lower(rule), candidate, case.arch)
-        if schedule is None:
-            return Built(label, note="the template does not apply")
-        work = Path(tempfile.mkdtemp(dir=folder))
-        made = compile_cuda_object(schedule.mod, case.arch, SYMBOL, LocalStore(work))
-        (work / "kernel.o").write_bytes(made.content)
-        link_cuda_library(work / "kernel.so", [work / "kernel.o"])
-    except Exception as error:  # noqa: BLE001  whatever a template raises is told beside its candidate
-        return Built(label, predicted_secs=proposal.predicted_secs, note=_last_words(error))
-    usage = [launch.usage for launch in made.launches]
-    note = f"{'+'.join(str(used.registers) for used in usage)} registers, {sum(used.spill_bytes for used in usage)} bytes spilled"
-    return Built(label, str(work / "kernel.so"), SYMBOL, proposal.predicted_secs, time.perf_counter() - start, note)
-
-
-def build_default(case: Case, folder: str) -> Built:
-    """Return TVM's default schedule of the same computation, compiled as TVM compiles it where it finds CUDA.
-
-    In a process that `import_torch_first` has prepared.
+    Without those that failed.
     """
-    import tvm
-    from tvm.s_tir import dlight
-
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.codegen import target_of
-    from kerneldecl.plugins import load_rule
-
-    start = time.perf_counter()
-    gpu = dlight.gpu
-    try:
-        rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-        target = target_of(case.arch)
-        with target:
-            rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Transpose(), gpu.Fallback())
-            mod = dlight.ApplyDefaultSchedule(*rules)(tensorir.lower(rule))
-            compiled = tvm.compile(mod, target=target)
-        path = Path(tempfile.mkdtemp(dir=folder)) / "default.so"
-        compiled.export_library(str(path))
-    except Exception as error:  # noqa: BLE001  it is a contender; that it cannot compete is a result
-        return Built("dlight", note=_last_words(error))
-    return Built("dlight", str(path), "main", build_secs=time.perf_counter() - start)
+    workspace = _workspace(cases, top_k, folder)
+    stopwatch = Stopwatch()
+    done = run_build(workspace, (), flow.Options(require_measured=True), jobs, stopwatch)
+    for entry, reason in done.failures.items():
+        print(f"{entry}: {reason}", file=sys.stderr)
+    results = {entry.workload.name: entry.tuned.result for entry in done.plan.entries if entry.tuned}
+    known = [case for case in cases if case.name in results]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        orders = pool.map(proposals, known, [results[case.name]["policy"] for case in known], [top_k] * len(known))
+        found = {case.name: _tuned(results[case.name], order, workspace) for case, order in zip(known, orders, strict=True)}
+    return found, stopwatch.secs
 
 
-def import_torch_first() -> None:
-    """Prepare a process for TVM's own compilation: torch brings the CUDA runtime that TVM links to, and must come before it."""
-    import torch  # noqa: F401
+def _workspace(cases: Sequence[Case], top_k: int, folder: Path) -> Workspace:
+    """Return a workspace in an empty folder that holds the cases alone, each with so many candidates."""
+    root = cases[0].root
+    (folder / FILE).write_bytes((root / FILE).read_bytes())
+    declaration = declare(root)
+    targets = {case.workload.target for case in cases}
+    chosen = replace(
+        declaration,
+        targets=tuple(target for target in declaration.targets if target[0] in targets),
+        workloads=tuple(replace(case.workload, top_k=top_k) for case in cases),
+        path=folder / FILE,
+        digest="",  # it is not what the file says
+    )
+    return workspace_of(folder, chosen)
 
 
-def _last_words(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1][:200] if lines else 'no message'}"
+def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Workspace) -> Tuned:
+    """Read a record; `order` is how its policy ranked the candidates."""
+    winner = Candidate.from_json(result["winner"])
+    measured = {found.candidate: found for found in map(measurement_from_json, result["measurements"])}
+    ranked = [candidate for candidate in order if candidate in measured]
+    others = [candidate for candidate in measured if candidate not in set(ranked)]
+    content = workspace.store.read_blob(result["code"])
+    assert isinstance(content, bytes), "the build has just put it there"
+    path = workspace.root / f"{result['code']}.o"
+    path.write_bytes(content)
+    link_cuda_library(path.with_suffix(".so"), [path])
+    best = Built(label_of(winner), str(path.with_suffix(".so")), result["symbol"])
+    first = next(candidate for candidate in (*ranked, winner) if measured[candidate].samples)
+    return Tuned(best, first, result["policy"], [_outcome(measured[each]) for each in (*ranked, *others)])
+
+
+def _outcome(found: Measurement) -> dict[str, Any]:
+    known = {"label": label_of(found.candidate), "predicted_secs": found.predicted_secs, "registers": found.registers}
+    known |= {"smem_bytes": found.smem_bytes, "spill_bytes": found.spill_bytes, "error": found.error}
+    return {**known, **({"secs": found.run_secs} if found.samples else {"failure": found.failure})}

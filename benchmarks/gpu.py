@@ -7,23 +7,28 @@ holds one contest for each entry, and prints what came of it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from _gpu_contest import GpuProcess, Row, add_bytes_per_s, gpu_described
 from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
-from _gpu_run import Asked, Pools, contests, prepared
-from _gpu_tuning import Case
+from _gpu_kernels import Case
+from _gpu_run import Asked, contests, tuned_rows
 from _table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
+TITLE = "Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)"
+FEW = 20
+"""Candidates that usually are tried."""
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
@@ -42,7 +47,7 @@ def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
 def table_row(row: Row) -> Row:
     """Return what the table shows of a row: ratios are theirs by ours, over 1 means that ours is faster."""
     verified = sum("secs" in each for each in row["candidates"])
-    if "secs" not in row:
+    if "rivals" not in row:
         return {"entry": row["entry"], "verified": f"{verified} of {len(row['candidates'])}", "failure": row["failure"]}
     is_product = row["rule"] in {"matmul", "conv2d"}
     rate = row["flops"] / row["secs"] / 1e12 if is_product else bandwidth(row) / 1e9
@@ -62,6 +67,21 @@ def table_row(row: Row) -> Row:
     }
 
 
+def lattice_row(row: Row) -> Row:
+    """Return what the table shows of a row that was tuned with more candidates than usual."""
+    secs = [each.get("secs", math.inf) for each in row["candidates"]]
+    if not secs:
+        return {"entry": row["entry"], "failure": "tuning failed"}
+    few, best = min(secs[:FEW]), min(secs)
+    return {
+        "entry": row["entry"],
+        "candidates": len(secs),
+        "best of few, us": few * 1e6,
+        "of all, us": best * 1e6,
+        "rank": secs.index(best),
+    }
+
+
 def _rounded(value: float | None) -> float | None:
     return value if value is None else round(value, 3)
 
@@ -69,7 +89,7 @@ def _rounded(value: float | None) -> float | None:
 def say(row: Row, seconds: float) -> None:
     """Print what came of an entry as soon as it is known, with every failure."""
     shown = table_row(row)
-    words = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}; {row['note']}"
+    words = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}"
     print(f"[{seconds:.0f} s] {row['entry']}: {words}", flush=True)
     failures = [f"{each['label']}: {each['failure']}" for each in row["candidates"] if "failure" in each]
     failures += [f"{name}: {why}" for name, why in row.get("rival_failures", {}).items()]
@@ -96,52 +116,65 @@ def main() -> None:
     parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of 20 with the best of N by the model; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
     parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
-    parser.add_argument("--tuner", choices=("build", "here"), default="here", help="who finds the best candidate")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
     given = parser.parse_args()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
-    rivals = frozenset() if given.lattice else frozenset(filter(None, given.rivals.split(",")))
-    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, rivals, given.tuner)
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # what compiles the default schedules
     cases = cases_of(given.target, given.only or ["*"])
-    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        results = run(cases, asked, folder)
-    verdicts = [lattice_figure(results["entries"])] if given.lattice else figures(results["entries"], results["add_bytes_per_s"])
-    verdicts += [] if given.lattice else tuning_figures(results["tuning_secs"], results["entries"])
-    show("Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)",
-         [table_row(row) for row in results["entries"]])  # fmt: skip
-    show("Figures", verdicts)
-    write_json(given.json, results.pop("machine"), {"asked": vars(given) | {"json": str(given.json)}, **results, "figures": verdicts})
+    top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
+    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
+    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found = lattice(cases, asked, Path(folder)) if given.lattice else compared(cases, asked, Path(folder))
+    show("Figures", found["figures"])
+    write_json(given.json, found.pop("machine"), {"asked": vars(asked) | {"rivals": given.rivals}, **found})
 
 
-def run(cases: Sequence[Case], asked: Asked, folder: str) -> dict[str, Any]:
-    """Build and compare all cases; return rows, what addition reaches, seconds of tuning, the machine."""
+def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any]:
+    """Tune all cases, hold their contests, print their rows; return what the JSON holds."""
     start = time.perf_counter()
     gpu = GpuProcess()
+    described = _described(cases[0], gpu)
+    ceiling = gpu.ask(add_bytes_per_s, cases[0])
+    print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
+    rows, found, tuning_secs = tuned_rows(cases, asked, folder)
+    print(f"tuned in {time.perf_counter() - start:.0f} s", flush=True)
+    for row, result in zip(rows, contests(cases, found, asked, gpu, folder), strict=True):
+        row.update(result)
+        say(row, time.perf_counter() - start)
+    gpu.close()
+    print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
+    show(TITLE, [table_row(row) for row in rows])
+    verdicts = [*figures(rows, ceiling), *tuning_figures(tuning_secs, rows)]
+    return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
+
+
+def lattice(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any]:
+    """Tune all cases with more candidates than usual and print what that gains; return what the JSON holds."""
+    gpu = GpuProcess()
+    described = _described(cases[0], gpu)
+    gpu.close()
+    rows, _, tuning_secs = tuned_rows(cases, asked, folder)
+    show(f"Best of the model's first {FEW} and of all", [lattice_row(row) for row in rows])
+    return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows, FEW)], "entries": rows}
+
+
+def _described(case: Case, gpu: GpuProcess) -> Row:
+    """Return and print where this runs; end the program if that is not the case's GPU."""
     try:
-        described = machine() | gpu.ask(gpu_described)
+        described: Row = machine() | gpu.ask(gpu_described)
     except RuntimeError as error:
         sys.exit(f"no GPU that torch can use: {error}")
-    model = cases[0].arch.model
-    if described["gpu"] != model:
-        sys.exit(f"the target is {model}, this is {described['gpu']}: declare a target for it in workloads.toml and name it by --target")
+    if described["gpu"] != case.arch.model:
+        sentence = f"target {case.workload.target} is {case.arch.model}, this is {described['gpu']}"
+        sys.exit(f"{sentence}: declare a target for it in workloads.toml and name it by --target")
     show_machine(described)
-    ceiling = gpu.ask(add_bytes_per_s, cases[0])
-    print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}")
-    print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
-    rows = []
-    with Pools(asked.jobs, folder) as pools:
-        entries, tuning_secs = prepared(cases, asked, pools, folder)
-        for row in contests(entries, asked, gpu):
-            say(row, time.perf_counter() - start)
-            rows.append(row)
-    gpu.close()
-    print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}", flush=True)
-    return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "entries": rows}
+    print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}", flush=True)
+    return described
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ WIDTHS = (16, 8, 4)
 
 
 def dotted(width: int, dtype: str) -> str:
-    """Return the intrinsic that multiplies `width` bytes of weights by twice as many factors of a dtype, registered; KeyError if there is none."""
+    """Return the intrinsic for `width` bytes of weights and twice as many factors of a dtype, registered; KeyError without one."""
     _ = FACTORS[dtype]
     if width not in WIDTHS:
         raise KeyError(width)
@@ -69,7 +69,7 @@ __device__ __forceinline__ float {name}(const void* packed, const {factor}* fact
 
 
 # TVM's script has its own rules for names, annotations and what counts as an expression.
-# ruff: noqa: N806
+# ruff: noqa: N806, N812
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 

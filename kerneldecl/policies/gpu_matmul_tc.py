@@ -14,8 +14,9 @@ from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import Work, occupancy, predicted_secs
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
+from kerneldecl.policies._gpu_windows import estimates, windows_of
 
-TEMPLATES = ("gpu_matmul_tc",)
+TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
@@ -68,7 +69,10 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if isinstance(product, str) or measured or tensor_cores_refuse(product, arch.the_gpu) or product.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
-    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)), SAME_TILE)[:top_k]
+    windows = windows_of(space, product)
+    found = [estimates(windows, product, gpu)] if windows else []
+    found.append(_estimate(product, tiling, gpu) for tiling in tilings(product, gpu))
+    return ranked(itertools.chain(*found), SAME_TILE)[:top_k]
 
 
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:

@@ -54,7 +54,7 @@ def spread(sch: Schedule, block: Any, below: Any, *, is_paired: bool) -> Any:
 
 def _below(sch: Schedule, block: Any, outer: Any) -> list[Any]:
     """Return the loops between a loop around a block and the block."""
-    loops = sch.get_loops(block)
+    loops: list[Any] = list(sch.get_loops(block))
     return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
 
 

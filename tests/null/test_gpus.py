@@ -18,6 +18,7 @@ from kerneldecl import gpus
 from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.errors import ToolchainError
 from kerneldecl.gpus import gpus_of, held_gpu, lock_of, missing
+from kerneldecl.runners import nvml
 from kerneldecl.runners.local import LocalRunner
 
 FIELDS = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
@@ -77,6 +78,13 @@ def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) ->
     request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
     with LocalRunner(1, 1) as runner, pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         runner.measure(request, 1.0)
+
+
+def test_what_nobody_tells_of_a_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-of-no-machine.so")
+    nvml._library.cache_clear()
+    assert (nvml.conditions("GPU-1"), nvml.driver_version()) == ({}, "")
+    nvml._library.cache_clear()
 
 
 def test_a_busy_gpu_is_passed_over(busy: subprocess.Popen[str]) -> None:

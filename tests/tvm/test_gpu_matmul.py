@@ -24,7 +24,7 @@ from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.errors import ToolchainError
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
 from kerneldecl.stores.local import LocalStore
@@ -183,25 +183,46 @@ def test_template_refuses_what_does_not_fit(attrs: dict[str, Any], params: dict[
     assert gpu_matmul_tc.apply(matmul(128, 128, 64, **attrs), params, H200) is None
 
 
+WIDE = {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 3, "raster": 8}
+SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
+
+
 @needs_nvcc
+@pytest.mark.parametrize("arch", ["a100-80gb", "l4", "h200", "b200"])
 @pytest.mark.parametrize(
-    ("template", "attrs", "params"),
+    ("attrs", "params"),
     [
-        (
-            gpu_matmul_tc,
-            {"dtype": "float16", "layout": "nt"},
-            {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 4, "raster": 8},
-        ),
-        (gpu_matmul_tc, {"dtype": "float16", "layout": "nn"}, {**TC, "block_m": 128, "block_n": 128, "block_k": 64, "raster": 8}),
-        (gpu_matmul_simt, {"dtype": "float32", "layout": "nt"}, {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8}),
+        ({"dtype": "float16", "layout": "nt"}, WIDE),
+        ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
+        ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "gather": 1}),
+        ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
     ],
+    ids=["wide", "float16-sums", "gathered", "int8"],
 )
-def test_sums_stay_in_registers(template: Any, attrs: dict[str, Any], params: dict[str, Any], tmp_path: Path) -> None:
-    schedule = template.apply(matmul(1024, 1024, 1024, **attrs), params, H200)
-    (launch,) = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path)).launches
+def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], arch: str, tmp_path: Path) -> None:
+    gpu = load_arch(ROOT, arch)
+    assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, **attrs), params, gpu, tmp_path)
+
+
+@needs_nvcc
+def test_fragments_out_of_an_image_stay_in_registers(tmp_path: Path) -> None:
+    mod = lowered("conv2d", n=8, f=64, h=224, w=224, c=3, kh=7, kw=7, stride=2, padding=3, dtype="float16")
+    params = {**WINDOWS, "columns": 112, "block_n": 64, "warps_rows": 1, "warps_columns": 7}
+    assert_no_stack(gpu_conv2d_tc, mod, params, H200, tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["t4", "h200"])
+def test_sums_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None:
+    params = {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8, "stages": 1}
+    assert_no_stack(gpu_matmul_simt, matmul(1024, 1024, 1024, dtype="float32", layout="nt"), params, load_arch(ROOT, arch), tmp_path)
+
+
+def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], arch: Any, folder: Path) -> None:
+    schedule = template.apply(mod, params, arch)
+    (launch,) = compile_cuda_object(schedule.mod, arch, "kd_product", LocalStore(folder)).launches
     assert (launch.usage.stack_bytes, launch.usage.spill_bytes) == (0, 0)
-    assert launch.dynamic_smem_bytes <= H200.the_gpu.smem_per_block_optin_bytes
-    assert launch.grid[0] * params["block_m"] * params["block_n"] == 1024 * 1024
+    assert launch.dynamic_smem_bytes <= arch.the_gpu.smem_per_block_optin_bytes
 
 
 REPLAY = """
