@@ -347,6 +347,14 @@ def test_bits_that_are_relabelled_keep_their_width() -> None:
     assert (got == value.view("int32")).all()
 
 
+def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_not() -> None:
+    short, long = (reference.rounding(matmul(16, 16, k, sums="float16")) for k in (64, 4096))
+    assert long == pytest.approx(8 * short)
+    assert 4096**0.5 * 2**-11 < long < 10 * 4096**0.5 * 2**-11
+    x, k = te.placeholder((8, 64), "float16", "X"), te.reduce_axis((0, 64), "k")
+    assert reference.rounding(te.create_prim_func([x, te.compute((8,), lambda i: te.max(x[i, k], axis=k), name="Y")])) == 0
+
+
 # The pass
 
 
@@ -380,12 +388,12 @@ def test_a_module_is_scheduled_but_for_what_no_policy_takes() -> None:
 def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measured(func: Any, configs: Any, arch: Any, parallel_build: bool) -> tuple[list[Any], Any]:
+    def measured(func: Any, configs: Any, arch: Any, _: Any) -> tuple[list[Any], Any]:
         asked.append(func)
-        results, best = apply_and_build(func, configs, arch, parallel_build)
+        results, best = apply_and_build(func, configs, arch)
         return results, replace(best, latency=0.5, reason="")
 
-    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
+    monkeypatch.setattr("kerneldecl.dlight.passes.build_and_measure", measured)
     tune = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)
     first, second = tune(module()), tune(module())
     assert len(asked) == 2, "the product and relu, once"
