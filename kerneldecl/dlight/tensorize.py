@@ -12,9 +12,10 @@ import tvm
 
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight.device import Target, archs_of
 from kerneldecl.model import IterSpace
+from kerneldecl.policies import gpu_matmul_tc
 
 Tags = Mapping[str, Any]
 
@@ -40,9 +41,8 @@ def why_no_tensor_cores(func: Any, target: Target) -> str:
 
 
 def why_not(space: IterSpace, target: Target) -> str:
-    product = contraction_of(space)
-    # GPUs of one compute capability have the same tensor cores.
-    return product if isinstance(product, str) else tensor_cores_refuse(product, archs_of(target)[0].the_gpu)
+    """Return why tensor cores do not take a computation; GPUs of one compute capability have the same ones."""
+    return gpu_matmul_tc.why_not(space, archs_of(target)[0])
 
 
 def prim_func(func: Any) -> Any:

@@ -264,6 +264,13 @@ def test_tags_need_a_compute_capability_alone() -> None:
     assert "older than mma.sync" in why_no_tensor_cores(matmul(256, 256, 256), "cuda -arch=sm_75")
 
 
+def test_a_batch_that_no_launch_takes_is_refused() -> None:
+    a, b = (te.placeholder((70000, 16, 16), "float16", name) for name in "AB")
+    axis = te.reduce_axis((0, 16), "k")
+    c = te.compute((70000, 16, 16), lambda h, i, j: te.sum(a[h, i, axis] * b[h, axis, j], axis=axis), name="C")
+    assert why_no_tensor_cores(te.create_prim_func([a, b, c]), "h200") == "its batch is longer than a launch takes: 65535"
+
+
 # Building
 
 
