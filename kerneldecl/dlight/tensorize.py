@@ -36,7 +36,7 @@ def get_tensorized_func_and_tags(func: Any, target: Target) -> tuple[Any, dict[s
 
 
 def why_no_tensor_cores(func: Any, target: Target) -> str:
-    """Return why tensor cores do not take a function, as a sentence that starts with "it"; empty where they do."""
+    """Return why tensor cores do not take a function, as a sentence; empty where they do."""
     return why_not(space_of(func), target)
 
 
