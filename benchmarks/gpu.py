@@ -123,7 +123,6 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # what compiles the default schedules
     cases = cases_of(given.target, given.only or ["*"])
     top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
     asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
