@@ -114,7 +114,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     return {
         "workload": to_json(task.workload),
         "arch": to_json(task.arch),
-        "lowered": {name: value for name, value in task.lowered.items() if name != "space"},
+        "lowered": dict(task.lowered),
         "tolerance": task.tolerance,
         "protocol": dict(task.protocol),
         "toolchain": dict(task.toolchain),

@@ -67,8 +67,8 @@ def measure(
     The library of each code is in the task's folder.
     """
     before = {m.code: known(task, m.code, store) for m in built if m.code}
-    fresh = {m.code: m for m in reversed(built) if m.code and before[m.code] is None}
-    done = {m.code: m for m in _timed(task, list(fresh.values()), preparation, runner, step)}
+    first = {m.code: m for m in reversed(built) if m.code and before[m.code] is None}
+    done = {m.code: m for m in _timed(task, list(first.values())[::-1], preparation, runner, step)}
     for measurement in done.values():
         _keep(task, measurement, store)
     return [_with_result(m, done.get(m.code) or before.get(m.code)) for m in built]

@@ -235,6 +235,8 @@ class Block:
     writes: tuple[Access, ...]
     flops_per_point: int
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
+    adds_products: bool = True
+    """Of a reduction: False where it does anything else at a point than adding a product of two operands to a sum that started at zero."""
 
     @property
     def is_reduction(self) -> bool:

@@ -60,19 +60,34 @@ def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler, pace: P
     secs = {id(m): first for m, first in verified}
     order = list(field)
     for rules in pace.rounds:
-        # Equal times fall back on the declared order, so that the order of arrival plays no part.
-        order.sort(key=lambda index: (secs[index], declared_order(field[index])))
-        order = [index for index in order[: rules.most] if secs[index] <= rules.slowdown * secs[order[0]]]
+        order = _admitted(order, secs, field, rules)
         total = sum(max(secs[index], pace.sample_secs) for index in order)
         count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if order else 0
         for _ in range(count):
             for index in [i for i in order if not field[i].failure]:
                 field[index] = _sampled(field[index], secs[index], sample, pace)
+        order = [index for index in order if not field[index].failure]
         for index in order:
             if field[index].samples:
                 secs[index] = field[index].run_secs
     # Who dropped out before the first round keeps the time of its first run.
     return [m if m.samples or m.failure else replace(m, samples=(secs[index],)) for index, m in field.items()]
+
+
+def _admitted(order: Sequence[int], secs: Mapping[int, float], field: Mapping[int, Measurement], rules: Round) -> list[int]:
+    """Return who takes part in a round: the fastest, then the others by time, in the declared order where noise hides differences.
+
+    Of many that are equally fast the same few then come to the final on every run.
+    """
+    if not order:
+        return []
+    fastest = min(order, key=lambda index: (secs[index], declared_order(field[index])))
+    limit = rules.slowdown * secs[fastest]
+
+    def rank(index: int) -> tuple[object, ...]:
+        return index != fastest, (secs[index] / secs[fastest] - 1) // NOISE, declared_order(field[index])
+
+    return sorted((index for index in order if secs[index] <= limit), key=rank)[: rules.most]
 
 
 def declared_order(measurement: Measurement) -> tuple[int, int, int, str]:
@@ -89,27 +104,27 @@ def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, pa
 
 
 def ranking(measurements: Sequence[Measurement]) -> tuple[list[Measurement], int]:
-    """Return all measurements, winner first, then by time, failed ones last; and how many tied with the winner.
+    """Return all measurements, winner first, then by time, failed ones last; and how many tied with the fastest.
 
-    Among those that noise cannot tell from the fastest, the first in the declared order wins: a second run picks the
-    same one.
+    Who came to the final can win. Among those that noise cannot tell from the fastest, the first in the declared order
+    wins: a second run picks the same one.
     """
     timed = sorted((m for m in measurements if m.samples), key=lambda m: m.run_secs)
     if not timed:
         return list(measurements), 0
-    tied = [m for m in timed if _is_tied(timed[0], m)]
-    winner = min(tied, key=declared_order)
+    most = max(len(m.samples) for m in timed)
+    final = [m for m in timed if 2 * len(m.samples) > most]
+    winner = min((m for m in final if _is_tied(final[0], m)), key=declared_order)
     others = [m for m in timed if m is not winner]
-    return [winner, *others, *(m for m in measurements if not m.samples)], len(tied) - 1
+    return [winner, *others, *(m for m in measurements if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
 
 
 def _is_tied(best: Measurement, other: Measurement) -> bool:
-    gap = other.run_secs - best.run_secs
-    return gap <= max(NOISE * best.run_secs, 2 * math.hypot(_median_error(best), _median_error(other)))
+    """Compare samples of the same turns, as far as both took part: what changed in between meets both.
 
-
-def _median_error(measurement: Measurement) -> float:
-    """Return the standard error of the median: 1.253 x sigma / sqrt(n), sigma from the median absolute deviation."""
-    median = measurement.run_secs
-    sigma = 1.4826 * statistics.median(abs(sample - median) for sample in measurement.samples)
-    return 1.253 * sigma / math.sqrt(len(measurement.samples))
+    The standard error of a median is 1.253 x sigma / sqrt(n), with sigma from the median absolute deviation.
+    """
+    ratios = [theirs / ours for ours, theirs in zip(best.samples, other.samples, strict=False)]
+    median = statistics.median(ratios)
+    sigma = 1.4826 * statistics.median(abs(ratio - median) for ratio in ratios)
+    return median - 1 <= max(NOISE, 2 * 1.253 * sigma / math.sqrt(len(ratios)))

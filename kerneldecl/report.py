@@ -87,6 +87,7 @@ def show_json(entry: EntryPlan) -> Json:
         "key": entry.tuned.key,
         "symbol": result["symbol"],
         "policy": result["policy"],
+        "tensor_cores": result.get("tensor_cores", ""),
         "tied": result["tied"],
         "tolerance": result["tolerance"],
         "flops": lowered["flops"],
@@ -125,7 +126,10 @@ def show_text(json: Json) -> str:
     verified = [c for c in json["candidates"] if c["run_secs"]]
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])
-    lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least", ""]
+    lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
+    if told := json["tensor_cores"]:
+        lines.append(f"tensor cores: {told if told == 'used' else f'not used: {told}'}")
+    lines.append("")
     lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
     for rank, c in enumerate(verified, start=1):
         times = f"{c['predicted_secs'] * 1e6:9.4g}  {c['run_secs'] * 1e6:11.4g}  {c['gflop_per_s']:7.4g}  {c['gb_per_s']:5.4g}"

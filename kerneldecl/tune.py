@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from kerneldecl.measuring import Preparation, known, measure
 from kerneldecl.model import Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
+from kerneldecl.policies.gpu_matmul_tc import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore
@@ -55,7 +56,7 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group
         while proposals := _proposals(task, policy, measured):
             is_ahead = ahead is not None and ahead.policy == policy and not measured
             preparation = Preparation(task, runner, store)
-            built = ahead.built if ahead and is_ahead else _built(task, proposals, runner, step, preparation.start_for)
+            built = ahead.built if ahead and is_ahead else build_all(task, proposals, runner, step, preparation.start_for)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)
         if any(m.samples for m in measured):
@@ -68,7 +69,7 @@ def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
     for policy in task.policies:
         if proposals := _proposals(task, policy, ()):
-            yield Group(policy, tuple(_built(task, proposals, runner, step)))
+            yield Group(policy, tuple(build_all(task, proposals, runner, step)))
 
 
 def rank(task: Task, runner: Runner, step: Step) -> Outcome:
@@ -81,7 +82,7 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
         proposals = _proposals(task, policy, ())
         built: list[Measurement] = []
         for start in range(0, len(proposals), RANKED_AT_ONCE):
-            built += _built(task, proposals[start : start + RANKED_AT_ONCE], runner, step)
+            built += build_all(task, proposals[start : start + RANKED_AT_ONCE], runner, step)
             if outcome := chosen(Group(policy, tuple(built)), is_complete=start + RANKED_AT_ONCE >= len(proposals)):
                 return Outcome([*outcome, *failed], 0, policy)
         failed += built
@@ -103,7 +104,7 @@ def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tupl
     return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, tuple(measured)))
 
 
-def _built(
+def build_all(
     task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step, seen: Callable[[str], None] | None = None
 ) -> list[Measurement]:
     """Return what became of each proposal; `seen` hears of each code as it is built."""
@@ -153,6 +154,7 @@ def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dic
         "symbol": f"kd_{task.lowered['computation'][:20]}",
         "tolerance": task.tolerance,
         "policy": outcome.policy,
+        **_tensor_cores(task, winner.candidate),
         "winner": winner.candidate.to_json(),
         "is_measured": bool(winner.samples),
         "run_secs": float(f"{run_secs:.4g}"),
@@ -167,6 +169,12 @@ def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dic
             **found.get("provenance", {}),
         },
     }
+
+
+def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
+    """Return what the record tells of a GPU's tensor cores; nothing where they are out of the question."""
+    told = tensor_cores(space_from_json(task.lowered["space"]), task.arch, winner.template) if task.arch.gpu else ""
+    return {"tensor_cores": told} if told else {}
 
 
 def measurement_json(measurement: Measurement) -> dict[str, Any]:

@@ -21,7 +21,7 @@ WIDTHS = (16, 8, 4)
 
 
 def dotted(width: int, dtype: str) -> str:
-    """Return the intrinsic that multiplies `width` bytes of weights by twice as many factors of a dtype, registered; KeyError if there is none."""
+    """Return the intrinsic for `width` bytes of weights and twice as many factors of a dtype, registered; KeyError without one."""
     _ = FACTORS[dtype]
     if width not in WIDTHS:
         raise KeyError(width)
@@ -52,7 +52,9 @@ __device__ __forceinline__ float {name}(const void* packed, const {factor}* fact
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {{
       unsigned bits = static_cast<const unsigned*>(packed)[word] >> (4 * pair);
-      unsigned low = (bits & 0x000f000fu) | 0x64006400u, high = (bits & 0x00f000f0u) | 0x64006400u;
+      unsigned low, high;
+      asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));
+      asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x64006400u));
       half2 even = __hsub2(*reinterpret_cast<half2*>(&low), __float2half2_rn(1032.0f));
       half2 odd = __hfma2(*reinterpret_cast<half2*>(&high), __float2half2_rn(0.0625f), __float2half2_rn(-72.0f));
       {multiplied("__low2float(even)", "pair")}
@@ -67,7 +69,7 @@ __device__ __forceinline__ float {name}(const void* packed, const {factor}* fact
 
 
 # TVM's script has its own rules for names, annotations and what counts as an expression.
-# ruff: noqa: N806
+# ruff: noqa: N806, N812
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 

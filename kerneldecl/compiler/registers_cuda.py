@@ -20,11 +20,27 @@ FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fil
 """They take a fragment as its array, followed by the place of the lane's part."""
 
 
+_WITHOUT_BLOCK_VARIABLES = (
+    "CanonicalizeLoop",
+    "LowerCrossThreadReduction",
+    "LowerInitBlock",
+    "PlanAndUpdateBufferAllocationLocation",
+    "ConvertBlocksToOpaque",
+)
+"""The first passes of TVM's pipeline, up to the one that leaves loops' variables alone."""
+
+
 def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count."""
+    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count.
+
+    Of blocks that intrinsics compute, the pass leaves the variables as they are, so these are replaced first.
+    """
     params = (param for func in mod.functions.values() for param in func.params)
     sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
-    return tvm.tirx.transform.ForceNarrowIndexToInt32()(mod) if max(sizes, default=0) < 2**31 else mod
+    if max(sizes, default=0) >= 2**31:
+        return mod
+    passes = [getattr(tvm.s_tir.transform, name)() for name in _WITHOUT_BLOCK_VARIABLES]
+    return tvm.ir.transform.Sequential([*passes, tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
 
 
 def own_parts(mod: tvm.IRModule) -> tvm.IRModule:

@@ -1,4 +1,5 @@
-// Owns how a kernel's output is compared with its reference on a GPU, and how memory that no kernel may change is watched.
+// Owns how a kernel's output is compared with its reference on a GPU, how memory that no kernel may change is watched, and the
+// copy that tells how fast memory is.
 // Knows nothing of kernels, arguments or how they came about.
 //
 // checks.ptx beside this is what nvcc makes of it (tests/null/test_checks.py says how); the driver compiles that for the
@@ -124,6 +125,12 @@ extern "C" __global__ __launch_bounds__(256) void checksums(const u64* words, u6
   u64 sum = 0;
   for EACH(at, count) sum += mixed(words[at], at);
   leave(sum, partial, [](u64 a, u64 b) { return a + b; });
+}
+
+// One thread for 16 bytes, as the fastest kernels copy.
+extern "C" __global__ __launch_bounds__(256) void copy(const uint4* source, uint4* target) {
+  const u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
+  target[at] = source[at];
 }
 
 extern "C" __global__ __launch_bounds__(256) void other_bytes(const u8* bytes, u64 count, int expected, u64* partial) {

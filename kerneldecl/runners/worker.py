@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 # Each request names an action; the module that knows it is imported when it is first asked for.
@@ -42,7 +43,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
-    module = importlib.import_module(_MEASURING[device] if device else _COMPILING)
+    module = _imported(_MEASURING[device] if device else _COMPILING)
     action: Callable[..., dict[str, Any]] = getattr(module, request.pop("do"))
     try:
         return action(**request)
@@ -51,6 +52,20 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
         words = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
         failure = f"{type(error).__name__}: {words[-1].strip()[:300]}"
         return {"failure": failure, "words": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module, but not torch with it: tvm_ffi and TVM do so where it is installed, which takes a worker seconds."""
+    if name in sys.modules:
+        return sys.modules[name]
+    has_torch = "torch" in sys.modules
+    if not has_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # what makes an import fail
+    try:
+        return importlib.import_module(name)
+    finally:
+        if not has_torch:
+            del sys.modules["torch"]
 
 
 if __name__ == "__main__":

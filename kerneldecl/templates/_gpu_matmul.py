@@ -70,13 +70,13 @@ def normalize(sch: Schedule, product: Contraction, tile: Sequence[int], scope: s
     for factor, spatial in ((product.left, product.m), (product.right, product.n)):
         sch.reindex(block, ("read", factor.position))
         groups = [product.k, spatial] if k_first or not factor.is_k_last else [spatial, product.k]
-        _fuse_dims(sch, block, ("read", factor.position), [product.batch, *groups])
+        fuse_dims(sch, block, ("read", factor.position), [product.batch, *groups])
     sch.reindex(block, ("write", 0))
-    _fuse_dims(sch, block, ("write", 0), [product.batch, product.m, product.n])
+    fuse_dims(sch, block, ("write", 0), [product.batch, product.m, product.n])
     sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
     groups = [group for group in (product.batch, product.m, product.n, product.k) if group or group is not product.batch]
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
-    normal = IndexMap.from_func(lambda *axes: [_flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
+    normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)
     # 2. Whole tiles; the copies that pad disappear as well.
     sch.pad_einsum(block, [*([1] if product.batch else []), *tile])
@@ -94,7 +94,7 @@ def place_store(sch: Schedule, store: Any, loop: Any) -> None:
         sch.reverse_compute_inline(following[0])
 
 
-def _fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
+def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
     """Lay an operand out with one dimension for each group of the block's axes, in their order; none for an empty first group."""
     stage = sch.get(block)
     variables = [axis.var for axis in stage.iter_vars]
@@ -105,12 +105,12 @@ def _fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequ
     def fused(*index: Any) -> list[Any]:
         axes = {at: index[dim_at] for at, dim_at in place.items()}
         kept = [group for at, group in enumerate(groups) if group or at]
-        return [_flat([at for at in group if at in axes], axes, sizes) for group in kept]
+        return [flat([at for at in group if at in axes], axes, sizes) for group in kept]
 
     sch.transform_layout(block, operand, fused)
 
 
-def _flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
+def flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
     """Return one index over a group of axes. Those of extent 1 count only where there are no others: TVM makes 0 of two."""
     flat: Any = 0
     for at in [at for at in group if sizes[at] > 1] or group[-1:]:
@@ -118,11 +118,14 @@ def _flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
     return flat
 
 
-def inline_sources(sch: Schedule, copy: Any) -> None:
-    """Inline all that a copy is made from, so that it reads the function's arguments."""
+def inline_sources(sch: Schedule, copy: Any, but: Sequence[Any] = ()) -> None:
+    """Inline all that a copy is made from, so that it reads the function's arguments or the results of the blocks in `but`."""
     while True:
         inlined = False
+        kept = [sch.get(block) for block in but]
         for producer in sch.get_producers(copy):
+            if any(sch.get(producer).same_as(block) for block in kept):
+                continue
             with contextlib.suppress(ScheduleError):  # what TVM cannot inline stays a kernel of its own, and fails later
                 sch.compute_inline(producer)
                 inlined = True

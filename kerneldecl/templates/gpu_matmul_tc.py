@@ -8,36 +8,37 @@ Parameters:
   warps_m, warps_n    how the block's warps divide its tile; a warp's part is made of fragments of 16 x 16
   stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
   raster              rows of tiles that are walked before the next column; divides the number of them
+  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tvm import IRModule
+from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
     is_async,
     normalize,
     pipeline,
-    place_store,
     product_of,
     rasterize,
     vector_of,
 )
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
-PERMUTED_ROWS = (32, 64, 128, 256)
-"""Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
 
 class _Tiles(NamedTuple):
@@ -50,6 +51,7 @@ class _Tiles(NamedTuple):
     warps_n: int
     stages: int
     raster: int
+    gather: int
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -58,17 +60,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
-    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=product.left.is_k_last, right_k_last=product.right.is_k_last)
-
-    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
 
 
-def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
     normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local")
     if normal is None:
         return False
     block, store = normal.block, normal.store
+    names = _names(sch, block, product)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
@@ -92,6 +93,8 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
         copy = sch.cache_read(fragment, factor.position, "shared.dyn")
         sch.compute_at(copy, k)
         vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
+        if tiles.stages == 1 and dtype_bytes(factor.dtype) == 1:
+            vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
         flat = sch.fuse(*sch.get_loops(copy)[-2:])
         _, by_warp, lane, element = sch.split(flat, [None, threads, LANES, vector])
@@ -107,17 +110,21 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
         inline_sources(sch, copy)
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-    sums = sch.cache_read(store, 0, "local")
-    sch.reverse_compute_at(sums, warp)
-    place_store(sch, store, warp)
-    sch.compute_at(sums, _spread(sch, store, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
-    sch.unroll(sch.get_loops(sums)[-1])
-    start = sch.decompose_reduction(fragment, k)
-    sch.transform_layout(sums, ("read", 0), _placed(product.sums_dtype))
-    sch.tensorize(sch.get_loops(sch.get_child_blocks(start)[0])[-2], names.clear)
+    sums = store_tile(sch, store, (tile, warp), threads, product) if tiles.gather else store_sums(sch, store, warp, product)
+    clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
     return True
+
+
+def _names(sch: Schedule, block: Any, product: Contraction) -> Tensorized:
+    """Return the intrinsics for the product as its author wrote it."""
+    total = sch.get(block).body
+    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
+    factors = "ab" if product.left.position == 0 else "ba"
+    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
+    dtypes, orders = (product.left.dtype, product.sums_dtype), (product.left.is_k_last, product.right.is_k_last)
+    return tensorized(*dtypes, left_k_last=orders[0], right_k_last=orders[1], written=written)
 
 
 def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) -> bool:
@@ -128,38 +135,8 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
         and tiles.block_k % (32 // item_bytes) == 0
         and rows % tiles.raster == 0
-        and -(-k // tiles.block_k) >= tiles.stages
+        and -(-k // tiles.block_k) >= tiles.stages - 1
     )
-
-
-def _placed(dtype: str) -> Any:
-    """Return the layout of a buffer whose last two dimensions are cut into fragments, each spread over a warp."""
-    columns = 32 // dtype_bytes(dtype) if dtype_bytes(dtype) == 1 else ROWS
-
-    def layout(*index: Any) -> list[Any]:
-        *batch, row, column = index
-        return [*batch, row // ROWS, column // columns, *fragment_place(row % ROWS, column % columns, dtype)]
-
-    return layout
-
-
-def _spread(sch: Schedule, block: Any, *, is_paired: bool) -> Any:
-    """Have each lane work on the sums that it holds, pairs of neighbours in two rows and two columns of each fragment.
-
-    Return the loop around a pair.
-    """
-    row, column = sch.get_loops(block)[-2:]
-    m, m_half, m_lane = sch.split(row, [None, 2, 8])
-    n, n_half, n_lane, pair = sch.split(column, [None, 2, 4, 2])
-    sch.reorder(m, n, m_lane, n_lane, m_half, n_half, pair)
-    sch.bind(sch.fuse(m_lane, n_lane), "threadIdx.x")
-    for loop in (m, n, m_half, n_half):
-        sch.unroll(loop)
-    if is_paired:
-        sch.vectorize(pair)
-    else:
-        sch.unroll(pair)
-    return n_half
 
 
 def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Tensorized, factors: tuple[Factor, Factor]) -> None:
@@ -167,18 +144,7 @@ def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Ten
     for at, (factor, name) in enumerate(zip(factors, (names.load_left, names.load_right), strict=True)):
         load, copy = rest[at], rest[at + 2]
         extent = (tiles.block_m, tiles.block_n)[at]
-        rows, columns = (ROWS, names.steps) if factor.is_k_last else (names.steps, ROWS)
-        sch.transform_layout(load, ("write", 0), _placed(factor.dtype))
-        row, column = sch.get_loops(load)[-2:]
-        row, row_in = sch.split(row, [None, rows])
-        column, column_in = sch.split(column, [None, columns])
-        sch.reorder(row, column, row_in, column_in)
-        whole = sch.blockize(row_in)
-        sch.tensorize(whole, name)
+        whole = load_by_matrices(sch, load, factor, names.steps, name)
         length = tiles.block_k if factor.is_k_last else extent
-        if dtype_bytes(factor.dtype) == 2 and length in PERMUTED_ROWS:
-            sch.annotate(copy, "permuted_layout", 1)
-            sch.annotate(whole, "permuted_layout", 1)
-        else:
-            sch.storage_align(copy, 0, axis=-2, factor=32, offset=16 // dtype_bytes(factor.dtype))
+        keep_apart(sch, copy, whole, length, factor.dtype)
     sch.tensorize(fragment, names.multiply)

@@ -123,7 +123,7 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
     space = matmul((64, 64, 64))
     (block,) = space.blocks
     alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
-    assert contraction_of(alone) == "its reduction reads 1 operands; a product has two"
+    assert contraction_of(alone) == "its reduction reads 1 operand; a product has two"
     assert gpu_matmul_simt.propose(alone, H200, 20, ()) == ()
 
 

@@ -1,0 +1,167 @@
+"""Owns the schedule of convolutions on tensor cores whose windows overlap: a block's part of the image is kept in shared memory once.
+
+Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
+
+A product whose left operand is an image needs each pixel once for every window that has it. Copies of the windows, as the
+template for products makes them, read the image that often, and where channels are few they are made element by element.
+Here lanes pick the elements of their fragments out of the image itself; the weights are in shared memory whole.
+
+Parameters:
+  rows, columns       what one thread block computes of an image's results
+  block_n             channels of the result that it computes
+  warps_rows, warps_columns, warps_n    how the block's warps divide its rows, its columns (by 16 at least) and its channels
+  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvm import IRModule
+from tvm.s_tir import Schedule
+from tvm.tirx import IndexMap
+
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
+from kerneldecl.contraction import Contraction, tensor_cores_refuse
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, placed, spread, store_sums, store_tile
+from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, product_of
+
+UNROLLED_STEPS = 16
+
+
+class _Tiles(NamedTuple):
+    """The template's parameters, as read."""
+
+    rows: int
+    columns: int
+    block_n: int
+    warps_rows: int
+    warps_columns: int
+    warps_n: int
+    gather: int
+
+    @property
+    def warps(self) -> int:
+        return self.warps_rows * self.warps_columns * self.warps_n
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return the scheduled convolution with its epilogue fused, or None where tensor cores do not take it."""
+    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    product = product_of(mod)
+    if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, product):
+        return None
+    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=True, right_k_last=product.right.is_k_last)
+    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles))
+
+
+def _fits(tiles: _Tiles, product: Contraction) -> bool:
+    return (
+        not product.batch
+        and len(product.m) == 3
+        and len(product.k) > 1
+        and dtype_bytes(product.left.dtype) == 2
+        and tiles.rows % tiles.warps_rows == 0
+        and tiles.columns % (ROWS * tiles.warps_columns) == 0
+        and tiles.block_n % (ROWS * tiles.warps_n) == 0
+    )
+
+
+def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles) -> bool:
+    # 1. Normal form: image, row, column, channel of the result, and one reduction; in whole tiles.
+    block = only_reduction(sch)
+    epilogue = None if block is None else epilogue_of(sch, block)
+    if epilogue is None:
+        return False
+    if epilogue:
+        merge(sch, epilogue)
+    margin = sch.get_producers(block)
+    _normalize(sch, block, product)
+    sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.steps])
+    store = sch.cache_write(block, 0, "local")
+
+    # 2. Tiles of blocks, warps, fragments.
+    image, row, column, n, k = sch.get_loops(block)
+    row, row_warp, row_part = sch.split(row, [None, tiles.warps_rows, tiles.rows // tiles.warps_rows])
+    column, column_warp, column_part, column_in = sch.split(
+        column, [None, tiles.warps_columns, tiles.columns // tiles.warps_columns // ROWS, ROWS]
+    )
+    n, n_warp, n_part, n_in = sch.split(n, [None, tiles.warps_n, tiles.block_n // tiles.warps_n // ROWS, ROWS])
+    k, k_in = sch.split(k, [None, names.steps])
+    sch.reorder(image, row, column, n, row_warp, column_warp, n_warp, k, row_part, column_part, n_part, column_in, n_in, k_in)
+    fragment = sch.blockize(column_in)
+    tile = sch.fuse(image, row, column, n)
+    warp = sch.fuse(row_warp, column_warp, n_warp)
+    sch.bind(tile, "blockIdx.x")
+    sch.bind(warp, "threadIdx.y")
+
+    # 3. Operands: weights and the image's part to shared memory, fragments from there.
+    weights = sch.cache_read(fragment, product.right.position, "shared.dyn")
+    sch.compute_at(weights, tile)
+    steps = -(-product.extents[3] // names.steps) * names.steps
+    copied = sch.fuse(*sch.get_loops(weights)[-2:])
+    step, by_warp, lane, element = sch.split(copied, [None, tiles.warps, LANES, math.gcd(product.right.vector(), tiles.block_n)])
+    sch.bind(by_warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.vectorize(element)
+    sch.unroll(step)  # so that only the last steps ask whether they are beyond the weights
+    held = sch.cache_read(fragment, product.left.position, "local")
+    sch.compute_at(held, k)
+    held_weights = sch.cache_read(fragment, product.right.position, "local")
+    sch.compute_at(held_weights, k)
+    inline_sources(sch, weights)
+    staged = _staged(sch, held, margin)
+    sch.compute_at(staged, tile)
+    _copy(sch, staged, tiles.warps)
+    sch.transform_layout(held, ("write", 0), placed(product.left.dtype))
+    spread(sch, held, k, is_paired=False)
+
+    # 4. Sums, and what mma.sync does.
+    sums = store_tile(sch, store, (tile, warp), tiles.warps, product) if tiles.gather else store_sums(sch, store, warp, product)
+    clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
+    whole = load_by_matrices(sch, held_weights, product.right, names.steps, names.load_right)
+    keep_apart(sch, weights, whole, tiles.block_n, product.right.dtype)
+    sch.tensorize(fragment, names.multiply)
+    if steps // names.steps <= UNROLLED_STEPS:
+        sch.unroll(k)
+    return True
+
+
+def _normalize(sch: Schedule, block: Any, product: Contraction) -> None:
+    lines = [(axis,) for axis in product.m]
+    operands = ((("read", product.left.position), [*lines, product.k]), (("read", product.right.position), [(), product.k, product.n]))
+    for operand, groups in (*operands, (("write", 0), [*lines, product.n])):
+        sch.reindex(block, operand)
+        fuse_dims(sch, block, operand, groups)
+    sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    groups = [*lines, product.n, product.k]
+    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
+    normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
+    sch.transform_block_layout(block, normal)
+
+
+def _staged(sch: Schedule, held: Any, margin: list[Any]) -> Any:
+    """Return the block that keeps the image in shared memory: the one that adds its margin, where there is one."""
+    inline_sources(sch, held, but=margin)
+    if margin:
+        sch.set_scope(margin[0], 0, "shared.dyn")
+        return margin[0]
+    return sch.cache_read(held, 0, "shared.dyn")
+
+
+def _copy(sch: Schedule, staged: Any, warps: int) -> None:
+    """Spread the image's part over the threads, each row by itself: what a place in a row means is the same in all of them.
+
+    Rows are innermost, so that a thread asks for all of them before it waits for the first, also where only some threads have a place.
+    """
+    _, row, *places = sch.get_loops(staged)
+    step, by_warp, lane = sch.split(sch.fuse(*places), [None, warps, LANES])
+    sch.reorder(step, by_warp, lane, row)
+    sch.bind(by_warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    for loop in (step, row):
+        sch.unroll(loop)
