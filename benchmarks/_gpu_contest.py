@@ -105,10 +105,11 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
     import tvm_ffi
 
     kernel = tvm_ffi.load_module(built.library)[built.symbol]
+    given = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
 
     def call(i: int) -> Any:
         with tvm_ffi.use_torch_stream():
-            kernel(*sets[i])
+            kernel(*given[i])
         return sets[i][-1]
 
     return call

@@ -5,7 +5,6 @@ Knows nothing of how rows are measured.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
@@ -47,15 +46,10 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
     ]
 
 
-def lattice_figure(rows: Sequence[Row], few: int) -> dict[str, Any]:
-    """Return how near the best of the first few candidates comes to the best of all."""
-
-    def share(row: Row) -> float | None:
-        secs = [each.get("secs", math.inf) for each in row["candidates"]]
-        return min(secs) / min(secs[:few]) or None if any(map(math.isfinite, secs)) else None
-
-    shares = {row["entry"]: share(row) for row in rows}
-    return _figure(f"best of {few}, of the best of all: geometric mean", 0.97, geometric_mean, shares)
+def lattice_figure(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return how near the best of few candidates comes to the best of many, of rows where the former stands as first choice."""
+    shares = _each(rows, lambda row: row["first_share"])
+    return _figure("best of few candidates, of the best of many: geometric mean", 0.97, geometric_mean, shares)
 
 
 def tuning_figures(tuning_secs: Mapping[str, float], rows: Sequence[Row]) -> list[dict[str, Any]]:

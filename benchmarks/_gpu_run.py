@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from _gpu_contest import GpuProcess, Job, Row, described, held
-from _gpu_kernels import Built, Case, build_candidate, build_default, import_torch_first, label_of
+from _gpu_kernels import Built, Case, build_candidate, build_default, label_of
 from _gpu_tuning import Tuned, tuned
 
 
@@ -37,16 +37,14 @@ def tuned_rows(cases: Sequence[Case], asked: Asked, folder: Path) -> tuple[list[
 def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: GpuProcess, folder: Path) -> Iterator[Row]:
     """Yield what each case's contest adds to its row, as it comes about."""
     spawn = get_context("spawn")
-    with (
-        ProcessPoolExecutor(asked.jobs, spawn) as plain,
-        ProcessPoolExecutor(max(1, asked.jobs // 4), spawn, import_torch_first) as with_torch,
-    ):
+    # Reading TVM's own tensor intrinsics takes each process half a minute: a few do it, while others' contests are held.
+    with ProcessPoolExecutor(asked.jobs, spawn) as pool, ProcessPoolExecutor(max(1, asked.jobs // 4), spawn) as few:
         waiting: dict[str, tuple[Future[Built] | None, Future[Built] | None]] = {}
         for case in cases:
             one = found.get(case.name)
             is_other = one is not None and label_of(one.first) != one.best.label
-            first = plain.submit(build_candidate, case, one.first, str(folder)) if one and is_other else None
-            default = with_torch.submit(build_default, case, str(folder)) if one and "dlight" in asked.rivals else None
+            first = pool.submit(build_candidate, case, one.first, str(folder)) if one and is_other else None
+            default = few.submit(build_default, case, str(folder)) if one and "dlight" in asked.rivals else None
             waiting[case.name] = first, default
         for case in cases:
             if case.name not in found:

@@ -47,6 +47,7 @@ class Tuned:
     """What tuning made of one workload."""
 
     best: Built
+    winner: Candidate
     first: Candidate
     """The model's first choice among those that passed."""
     policy: str
@@ -73,8 +74,9 @@ def tuned(cases: Sequence[Case], top_k: int, jobs: int, folder: Path) -> tuple[d
 
 
 def _workspace(cases: Sequence[Case], top_k: int, folder: Path) -> Workspace:
-    """Return a workspace in an empty folder that holds the cases alone, each with so many candidates."""
+    """Return a workspace in a folder that holds the cases alone, each with so many candidates."""
     root = cases[0].root
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes((root / FILE).read_bytes())
     declaration = declare(root)
     targets = {case.workload.target for case in cases}
@@ -101,7 +103,7 @@ def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Wor
     link_cuda_library(path.with_suffix(".so"), [path])
     best = Built(label_of(winner), str(path.with_suffix(".so")), result["symbol"])
     first = next(candidate for candidate in (*ranked, winner) if measured[candidate].samples)
-    return Tuned(best, first, result["policy"], [_outcome(measured[each]) for each in (*ranked, *others)])
+    return Tuned(best, winner, first, result["policy"], [_outcome(measured[each]) for each in (*ranked, *others)])
 
 
 def _outcome(found: Measurement) -> dict[str, Any]:

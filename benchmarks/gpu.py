@@ -7,7 +7,6 @@ holds one contest for each entry, and prints what came of it.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from _table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)"
-FEW = 20
-"""Candidates that usually are tried."""
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
@@ -67,21 +65,6 @@ def table_row(row: Row) -> Row:
     }
 
 
-def lattice_row(row: Row) -> Row:
-    """Return what the table shows of a row that was tuned with more candidates than usual."""
-    secs = [each.get("secs", math.inf) for each in row["candidates"]]
-    if not secs:
-        return {"entry": row["entry"], "failure": "tuning failed"}
-    few, best = min(secs[:FEW]), min(secs)
-    return {
-        "entry": row["entry"],
-        "candidates": len(secs),
-        "best of few, us": few * 1e6,
-        "of all, us": best * 1e6,
-        "rank": secs.index(best),
-    }
-
-
 def _rounded(value: float | None) -> float | None:
     return value if value is None else round(value, 3)
 
@@ -113,7 +96,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, as `kerneldecl build` takes them; default: all")
     parser.add_argument("--target", default="h200", help="target of workloads.toml that this GPU is")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
-    parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of 20 with the best of N by the model; no rivals")
+    parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
     parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
@@ -123,13 +106,12 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # what compiles the default schedules
     cases = cases_of(given.target, given.only or ["*"])
-    top_k = given.lattice or (QUICK_TOP_K if given.quick else given.top_k)
+    top_k = QUICK_TOP_K if given.quick else given.top_k
     asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = lattice(cases, asked, Path(folder)) if given.lattice else compared(cases, asked, Path(folder))
+        found = lattice(cases, asked, given.lattice, Path(folder)) if given.lattice else compared(cases, asked, Path(folder))
     show("Figures", found["figures"])
     write_json(given.json, found.pop("machine"), {"asked": vars(asked) | {"rivals": given.rivals}, **found})
 
@@ -153,14 +135,19 @@ def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any
     return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
 
 
-def lattice(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any]:
-    """Tune all cases with more candidates than usual and print what that gains; return what the JSON holds."""
+def lattice(cases: Sequence[Case], asked: Asked, most: int, folder: Path) -> dict[str, Any]:
+    """Tune all cases twice, with the usual number of candidates and with `most`, and hold contests of both winners."""
     gpu = GpuProcess()
     described = _described(cases[0], gpu)
     gpu.close()
-    rows, _, tuning_secs = tuned_rows(cases, asked, folder)
-    show(f"Best of the model's first {FEW} and of all", [lattice_row(row) for row in rows])
-    return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows, FEW)], "entries": rows}
+    _, few, _ = tuned_rows(cases, asked, folder / "few")
+    rows, many, tuning_secs = tuned_rows(cases, replace(asked, top_k=most), folder / "many")
+    found = {name: replace(many[name], first=few[name].winner) for name in few.keys() & many.keys()}
+    for row, result in zip(rows, contests(cases, found, replace(asked, rivals=frozenset()), gpu, folder), strict=True):
+        row.update(result)
+    gpu.close()
+    show(f"Best of {most} candidates (first: the best of {asked.top_k}, as a share of it)", [table_row(row) for row in rows])
+    return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows)], "entries": rows}
 
 
 def _described(case: Case, gpu: GpuProcess) -> Row:
