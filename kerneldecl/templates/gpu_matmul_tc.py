@@ -92,11 +92,13 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     threads = tiles.warps_m * tiles.warps_n
     asynchronous = arch.the_gpu.async_copy
     shared, held = [], []
-    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
+    _, m_size, n_size, _ = product.extents
+    for factor, extent, size in ((product.left, tiles.block_m, m_size), (product.right, tiles.block_n, n_size)):
         copy = sch.cache_read(fragment, factor.position, "shared.dyn")
         sch.compute_at(copy, k)
         vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
-        if tiles.stages == 1 and dtype_bytes(factor.dtype) == 1:
+        is_whole = size % extent == 0 and product.extents[3] % (tiles.block_k * tiles.parts) == 0
+        if dtype_bytes(factor.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
         flat = sch.fuse(*sch.get_loops(copy)[-2:])
