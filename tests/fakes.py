@@ -126,7 +126,7 @@ class FakeRunner:
     def _answer(self, request: Request) -> Answer:
         self.asked.append(request)
         # What a worker gets has been through JSON.
-        fields = {name: value for name, value in json.loads(json.dumps(request)).items() if name != "do"}
+        fields = {name: value for name, value in json.loads(json.dumps(request)).items() if name not in {"do", "device", "model"}}
         answer: Answer = json.loads(json.dumps(_ACTIONS[request["do"]](**fields)))
         self.compiled += answer.pop("compiled", 0)
         return answer

@@ -30,7 +30,7 @@ from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
 from kerneldecl.key import digest, key, manifest
-from kerneldecl.model import Arch
+from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.stores.local import LocalStore, Record
 
@@ -73,10 +73,16 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     func = mod["main"].with_attr("global_symbol", symbol)
     library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), target_of(arch))
     functions, source = _serialized(library)
-    cubin = _cubin(source, arch_name, store)
+    cubin = _cubin(source, arch_name, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
     return CudaObject(embed(_host_object(library), module), _code_digest(cubin, launches, signature_of(func)), launches)
+
+
+def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
+    """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
+    library, _, _ = _generated(tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)}), target_of(arch))
+    return _serialized(library)[1]
 
 
 @contextmanager
@@ -158,17 +164,23 @@ def _host_object(library: Any) -> bytes:
         return path.read_bytes()
 
 
-def _cubin(source: str, arch: str, store: LocalStore) -> Cubin:
+def _flags(func: Any) -> tuple[str, ...]:
+    """Return nvcc's flags: quick arithmetic where nothing that goes in or out has more than 16 bits."""
+    is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
+    return nvcc.QUICK_FLAGS if is_narrow else nvcc.FLAGS
+
+
+def _cubin(source: str, arch: str, flags: tuple[str, ...], store: LocalStore) -> Cubin:
     """Return what nvcc makes of the source, from the store if it is known there."""
     compiler = nvcc.compiler_for(arch)
-    fields = {"source": digest(source.encode()), "arch": arch, "flags": nvcc.FLAGS, "nvcc": compiler.version}
+    fields = {"source": digest(source.encode()), "arch": arch, "flags": flags, "nvcc": compiler.version}
     described = manifest("cubin", fields)
     # Local: anyone can make it again, and nothing that is measured refers to it.
     known = store.read("cubin", key(described), is_local=True)
     content = store.read_blob(known.result["cubin"]) if isinstance(known, Record) else None
     if isinstance(known, Record) and isinstance(content, bytes):
         return Cubin(content, {name: Usage(**usage) for name, usage in known.result["usage"].items()})
-    made = nvcc.compile_cubin(source, arch)
+    made = nvcc.compile_cubin(source, arch, flags)
     usage = {name: dataclasses.asdict(usage) for name, usage in made.usage.items()}
     store.write("cubin", described, {"cubin": store.write_blob(made.content), "usage": usage}, is_local=True)
     return made

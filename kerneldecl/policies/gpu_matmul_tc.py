@@ -65,7 +65,7 @@ class Tiling:
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
     product = contraction_of(space)
-    if isinstance(product, str) or measured or tensor_cores_refuse(product, arch.the_gpu) or product.extents[0] > MAX_GRID_Z:
+    if isinstance(product, str) or measured or why_not(space, arch):
         return ()
     gpu = arch.the_gpu
     windows = windows_of(space, product)
@@ -74,14 +74,33 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     return ranked(itertools.chain(*found), SAME_TILE)[:top_k]
 
 
+def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
+    """Return the tilings with so many stages, best first; nothing for what tensor cores do not take."""
+    product, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(product, str) or why_not(space, arch):
+        return ()
+    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu, (stages,))), SAME_TILE)[:top_k]
+
+
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
     product = contraction_of(space)
-    return product if isinstance(product, str) else tensor_cores_refuse(product, arch.the_gpu)
+    if isinstance(product, str):
+        return product
+    is_long = product.extents[0] > MAX_GRID_Z
+    return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
-def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the most stages that do and one less."""
+def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
+    """Return "used" or why a winner with this template does without tensor cores; empty for what multiplies no two operands."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) < 2:
+        return ""
+    return "used" if template in TEMPLATES else why_not(space, arch) or "no schedule for them that was tried is right"
+
+
+def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Tiling]:
+    """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the first two of `all_stages` that do."""
     _, m, n, k = product.extents
     item_bytes = dtype_bytes(product.left.dtype)
     steps = 32 // item_bytes
@@ -93,7 +112,7 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
             continue
         fitting = [
             stages
-            for stages in STAGES
+            for stages in all_stages
             if stages <= -(-k // block_k) + 1
             and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
         ]

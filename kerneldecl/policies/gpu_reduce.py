@@ -8,18 +8,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies._cpu_traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import LINE_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, Timed, Work, access_widths, in_flight_bytes, ranked, rounds
 
 TEMPLATES = ("gpu_reduce",)
 
 BLOCK_THREADS = (256, 128, 512, 1024)
 ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
 COLUMN_ROWS = (8, 4, 16, 2, 32, 1)
-UNROLL = (4, 8, 2, 1)
+UNROLL = (8, 4, 2, 1)
+OTHER_REGISTERS = 15
+"""Of a thread, beside what it has on its way and its results: measured on an H200, 30 in all for 64 bytes."""
+ENOUGH_UNROLLED = 4
+"""Loads spelt out, where there are so many: nvcc unrolls what is left of the loop by itself."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
@@ -35,21 +40,52 @@ def cuts(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iter
     return across(space, block, gpu) if is_across(block) else along(space, block, gpu, tiles)
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What all cuts of one reduction along rows share."""
+
+    count: int
+    """Rows."""
+    elements: int
+    """Of the largest operand, in one row."""
+    element: int
+    """Bytes of each."""
+    operands: int
+    others_bytes: int
+    """Of the other operands, as if each row loaded its own."""
+    points: int
+    flops: float
+    moved_bytes: int
+
+
 def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
     """Yield cuts of rows: how many threads share one, how many rows a block has, in how many chunks each is."""
-    element = dtype_bytes(largest(block).dtype)
-    count, size, moved = points(block, "spatial"), _row_elements(block), moved_bytes(space)
+    rows = _rows(space, block)
     for width, row_threads, threads, unroll, tile in itertools.product(
-        access_widths(_innermost(block), element), ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)
+        access_widths(_innermost(block), rows.element), ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)
     ):
-        vectors = size // width
-        if row_threads > threads or count % tile or not _fits(row_threads, vectors, unroll):
+        vectors = rows.elements // width
+        if row_threads > threads or rows.count % tile or not _fits(row_threads, vectors, unroll):
             continue
-        rows = largest_divisor(count // tile, threads // row_threads)
-        for chunks in _chunks(gpu, count // (rows * tile), vectors, row_threads):
-            work = _row_work(block, gpu, moved, (width, row_threads, rows, unroll, tile, chunks))
-            params = {"across": False, "threads": row_threads, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
-            yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, count, chunks))
+        together = largest_divisor(rows.count // tile, threads // row_threads)
+        for chunks in _chunks(gpu, rows.count // (together * tile), vectors, row_threads):
+            work = _row_work(rows, gpu, (width, row_threads, together, unroll, tile, chunks))
+            params = {"across": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
+            yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, rows.count, chunks))
+
+
+def _rows(space: IterSpace, block: Block) -> _Rows:
+    main, total = largest(block), points(block)
+    return _Rows(
+        count=points(block, "spatial"),
+        elements=math.prod(main.shape) // max(1, points(block, "spatial")),
+        element=dtype_bytes(main.dtype),
+        operands=len(block.reads),
+        others_bytes=sum(total * dtype_bytes(access.dtype) for access in block.reads if access != main and access.index),
+        points=total,
+        flops=float(total * (block.flops_per_point + 1)),
+        moved_bytes=moved_bytes(space),
+    )
 
 
 def largest_divisor(number: int, most: int) -> int:
@@ -58,29 +94,33 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def _fits(threads: int, vectors: int, unroll: int) -> bool:
-    """Say whether threads find a vector each, or are as few as can be, and unrolled turns are not mostly empty."""
-    return (threads < 2 * vectors or threads == 1) and (unroll == 1 or threads * unroll < 2 * vectors)
+    """Say whether threads find a vector each, or are as few as can be, and unrolled turns are many, but not mostly empty."""
+    return (threads < 2 * vectors or threads == 1) and unroll in _unrolls(2 * vectors, threads)
 
 
-def _row_work(block: Block, gpu: Gpu, moved: int, cut: tuple[int, int, int, int, int, int]) -> Work:
-    width, threads, rows, unroll, tile, chunks = cut
-    main = largest(block)
-    element, count, vectors = dtype_bytes(main.dtype), points(block, "spatial"), _row_elements(block) // width
+def _unrolls(vectors: int, threads: int) -> list[int]:
+    """Return how many loads of a thread to spell out: no more than there are vectors for, and few where more are too many."""
+    fitting = [unroll for unroll in UNROLL if threads * unroll < vectors]
+    return [unroll for unroll in fitting if unroll >= ENOUGH_UNROLLED] or fitting[:1] or [1]
+
+
+def _row_work(rows: _Rows, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -> Work:
+    width, threads, together, unroll, tile, chunks = cut
+    vectors, access_bytes = rows.elements // width, width * rows.element
     steps = -(-vectors // (chunks * threads))
-    others = sum(points(block) // tile * dtype_bytes(access.dtype) for access in block.reads if access != main and access.index)
     # Lanes without a vector in the last step wait for the others.
     waste = steps * threads * chunks / vectors
     return Work(
-        blocks=count // (rows * tile) * chunks,
-        threads=threads * rows,
-        regs_per_thread=24 + unroll * (tile + len(block.reads) - 1) * -(-width * element // 4) + tile,
-        flops=points(block) * (block.flops_per_point + 1) * waste,
+        blocks=rows.count // (together * tile) * chunks,
+        threads=threads * together,
+        regs_per_thread=OTHER_REGISTERS + in_flight_bytes(unroll * (tile + rows.operands - 1) * access_bytes) // 4 + tile,
+        flops=(rows.flops + ACCESS_FLOPS * rows.points / width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
-        dram_bytes=moved,
-        l2_bytes=moved * waste * max(1.0, LINE_BYTES / (min(threads, vectors) * width * element)),
+        dram_bytes=rows.moved_bytes,
+        l2_bytes=rows.moved_bytes * waste * max(1.0, LINE_BYTES / (min(threads, vectors) * access_bytes)),
         # What all rows share comes from an SM's first-level cache, which is shared memory by another name.
-        moved_smem_bytes=points(block) * element + others,
-        rounds=-(-steps // unroll),
+        moved_smem_bytes=rows.points * rows.element + rows.others_bytes // tile,
+        rounds=rounds(steps * tile * access_bytes),
         barriers=2 if threads > gpu.warp_size else 0,
     )
 
@@ -98,11 +138,6 @@ def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
     return list(dict.fromkeys([1, *(chunks for chunks in powers if vectors % chunks == 0 and vectors // chunks >= threads)]))
 
 
-def _row_elements(block: Block) -> int:
-    """Return how many elements of the largest operand make one result."""
-    return math.prod(largest(block).shape) // max(1, points(block, "spatial"))
-
-
 def _innermost(block: Block) -> int:
     """Return the extent along which the largest operand is contiguous, 1 where there is none: vectors are cut of it."""
     axis = contiguous_axis(block, largest(block))
@@ -118,7 +153,8 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     for width, rows, threads, unroll in itertools.product(access_widths(width_of_all, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
         vectors = width_of_all // width
         side = largest_divisor(vectors, threads // rows)
-        if (rows > 1 and rows * unroll > size) or unroll > size:
+        smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
+        if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
             continue
         blocks = others * (vectors // side)
         # As on rows: chunks where blocks are few.
@@ -128,13 +164,13 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             work = Work(
                 blocks=blocks * chunks,
                 threads=side * rows,
-                regs_per_thread=24 + unroll * len(block.reads) * -(-width * element // 4) + width,
-                smem_bytes=rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0,
-                flops=points(block) * (block.flops_per_point + 1) * waste,
+                regs_per_thread=OTHER_REGISTERS + in_flight_bytes(unroll * len(block.reads) * width * element) // 4 + width,
+                smem_bytes=smem_bytes,
+                flops=points(block) * (block.flops_per_point + 1 + ACCESS_FLOPS / width) * waste,
                 flops_per_s=gpu.simt_rate("float32"),
                 dram_bytes=moved,
                 l2_bytes=moved * max(1.0, LINE_BYTES / (side * width * element)),
-                rounds=-(-steps // unroll),
+                rounds=rounds(steps * width * element),
                 barriers=1 if rows > 1 else 0,
             )
             params = {"across": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}

@@ -5,13 +5,16 @@ Knows nothing of policies, of parameters or of any one operator.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
 
+from kerneldecl.compiler.intrinsics_i4 import dotted
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates import _blocks, _reductions
 
@@ -88,8 +91,8 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     sch.set_scope(partial, 0, "local")
     for loop, thread in ((grid, "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
         sch.bind(loop, thread)
-    for loop in (inner, tile, *lanes):
-        sch.unroll(loop)
+    sch.unroll(inner)
+    sch.unroll(tile)
     load_vectors(sch, partial, tile)
     # 3. What all threads of a row found, then what follows.
     sch.reverse_compute_at(block, ty, preserve_unit_loops=True)
@@ -101,6 +104,20 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     if rest:
         sch.set_scope(block, 0, "local")
     sch.decompose_reduction(partial, outer)
+    if not _dot_i4(sch, partial, lanes):
+        for loop in lanes:
+            sch.unroll(loop)
+
+
+def _dot_i4(sch: Schedule, block: Any, lanes: Sequence[Any]) -> bool:
+    """Have the intrinsic for weights of 4 bits compute what a thread has loaded, if that is what the block computes."""
+    dtypes = [str(region.source.dtype) for region in sch.get(block).reads]
+    if len(lanes) != 2 or "uint8" not in dtypes:
+        return False
+    with contextlib.suppress(KeyError, ScheduleError):
+        sch.tensorize(lanes[0], dotted(_blocks.extent(sch, lanes[0]), dtypes[-1]))
+        return True
+    return False
 
 
 def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:

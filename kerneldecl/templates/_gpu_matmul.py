@@ -143,9 +143,9 @@ def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Seque
 
 
 def flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
-    """Return one index over a group of axes."""
+    """Return one index over a group of axes. Those of extent 1 count only where there are no others: TVM makes 0 of two."""
     flat: Any = 0
-    for at in group:
+    for at in [at for at in group if sizes[at] > 1] or group[-1:]:
         flat = axes[at] if isinstance(flat, int) else flat * sizes[at] + axes[at]
     return flat
 

@@ -6,10 +6,11 @@ Parameters:
   block_m, block_n    what one thread block computes
   block_k             steps of the reduction between two barriers
   thread_m, thread_n  what one thread computes: vectors of up to 4 rows and columns, spread over the block's tile
-  stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
+  stages              1 copies and computes in turn; 2 has the next tiles wait in registers while it computes; more is how many
+                      tiles of the operands are in shared memory at once, copied by cp.async
   raster              rows of tiles that are walked before the next column; divides the number of them
 
-Copies are asynchronous where elements have 4 bytes and the code is generated with the pass option in PASS_CONFIG.
+Copies by cp.async are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class _Tiles(NamedTuple):
     stages: int
     raster: int
 
+    @property
+    def threads(self) -> int:
+        return self.block_m // self.thread_m * (self.block_n // self.thread_n)
+
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled product with its epilogue fused, or None where the function is no product."""
@@ -65,7 +70,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
 
 def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
-    threads = tiles.block_m // tiles.thread_m * (tiles.block_n // tiles.thread_n)
     vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are neighbours.
     normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True)
@@ -77,10 +81,11 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     # 2. Tiles of blocks, vectors spread over the tile, warps, lanes.
     m, m_vectors, m_warp, m_lane, m_in = _cut(sch, m, tiles.block_m, tiles.thread_m, (vector_m, WARP_ROWS))
     n, n_vectors, n_warp, n_lane, n_in = _cut(sch, n, tiles.block_n, tiles.thread_n, (vector_n, WARP_COLUMNS))
-    k, k_in = sch.split(k, [None, tiles.block_k])
-    sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_in, m_in, n_in)
+    # Of longer steps, a part is spelt out: all of them take nvcc many seconds.
+    k, k_out, k_in = sch.split(k, [None, tiles.block_k // UNROLLED_STEPS, UNROLLED_STEPS])
+    sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_out, k_in, m_in, n_in)
     tile = rasterize(sch, m, n, tiles.raster)
-    thread = sch.fuse(m_warp, n_warp, m_lane, n_lane)
+    thread = sch.fuse(m_warp, n_warp, *_interleaved(sch, m_lane, n_lane))
     sch.bind(tile, "blockIdx.x")
     if batch:
         sch.bind(batch[0], "blockIdx.z")
@@ -90,32 +95,24 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     sch.bind(thread, "threadIdx.x")
 
     # 3. Operands: to shared memory by all threads, from there to each thread's registers.
-    asynchronous = arch.the_gpu.async_copy
-    shared = []
-    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
-        copy = sch.cache_read(block, factor.position, "shared.dyn")
-        sch.compute_at(copy, k)
-        vector = 1 if factor.is_k_last else vector_of(factor, extent * tiles.block_k, threads)
-        asynchronous = asynchronous and is_async(factor, vector)
-        _copy(sch, copy, factor, threads, vector)
-        shared.append(copy)
+    stages = _stages(product, tiles, arch)
+    copies = [_copy(sch, block, k, factor, tiles) for factor in (product.left, product.right)]
     for factor, vector in ((product.left, vector_m), (product.right, vector_n)):
         _load(sch, block, k_in, factor, vector)
-    for copy in shared:
+    for copy in copies:
         inline_sources(sch, copy)
 
     # 4. Sums: cleared before, stored after, through the epilogue.
-    place_store(sch, store, thread)
-    row, column = sch.get_loops(store)[-2:]
-    _, column_in = sch.split(column, [None, vector_n])
-    sch.unroll(row)
-    if product.out_run % vector_n == 0:
-        sch.vectorize(column_in)
-    # Longer steps are left to nvcc to unroll: spelt out, they take it many seconds.
-    for loop in (m_in, n_in, *([k_in] if tiles.block_k <= UNROLLED_STEPS else [])):
+    _store(sch, store, thread, vector_n if product.out_run % vector_n == 0 else 1)
+    for loop in (m_in, n_in, k_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, k)
-    pipeline(sch, k, tiles.stages if asynchronous else 1, asynchronous=asynchronous)
+    if stages == 2:
+        # Both copies take their next tiles to registers, the product is computed, both copies write to shared memory.
+        sch.annotate(k, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        sch.annotate(k, "software_pipeline_order", [0, 3, 1, 4, 2])
+    else:
+        pipeline(sch, k, stages, asynchronous=True)
     return True
 
 
@@ -123,6 +120,7 @@ def _fits(tiles: _Tiles, extents: tuple[int, int, int, int]) -> bool:
     _, m, _, k = extents
     return (
         tiles.block_m % (tiles.thread_m * WARP_ROWS) == 0
+        and tiles.block_k % UNROLLED_STEPS == 0
         and tiles.block_n % (tiles.thread_n * WARP_COLUMNS) == 0
         and -(-m // tiles.block_m) % tiles.raster == 0
         and -(-k // tiles.block_k) >= tiles.stages
@@ -135,17 +133,59 @@ def _cut(sch: Schedule, loop: Any, block: int, thread: int, inner: tuple[int, in
     return list(sch.split(loop, [None, thread // vector, block // thread // lanes, lanes, vector]))
 
 
-def _copy(sch: Schedule, copy: Any, factor: Factor, threads: int, vector: int) -> None:
-    """Spread a copy over the threads, neighbours in global memory over neighbouring threads."""
+def _interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
+    """Return the lanes of a warp, innermost last, so that lanes 1 apart share a row and lanes 2 apart a column.
+
+    Shared memory serves 16-byte loads of half a warp at once if each address is wanted by a pair of lanes whose numbers
+    differ by 1, or by 2; else a quarter of a warp.
+    """
+    row, row_pair = sch.split(rows, [None, 2])
+    column, column_pair = sch.split(columns, [None, 2])
+    sch.reorder(row, column, row_pair, column_pair)
+    return [row, column, row_pair, column_pair]
+
+
+def _stages(product: Contraction, tiles: _Tiles, arch: Arch) -> int:
+    """Return how far ahead to copy: more than one tile where cp.async can, else none."""
+    factors = ((product.left, tiles.block_m), (product.right, tiles.block_n))
+    can = arch.the_gpu.async_copy and all(is_async(factor, _vector(factor, extent, tiles)) for factor, extent in factors)
+    return tiles.stages if can or tiles.stages == 2 else 1
+
+
+def _vector(factor: Factor, extent: int, tiles: _Tiles) -> int:
+    """Return how many elements are copied at once: in registers, those along k are spread over rows of shared memory."""
+    return vector_of(factor, extent * tiles.block_k, tiles.threads) if tiles.stages == 2 or not factor.is_k_last else 1
+
+
+def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -> Any:
+    """Have all threads copy an operand's tile to shared memory, neighbours in global memory by neighbouring threads."""
+    copy = sch.cache_read(block, factor.position, "shared.dyn")
+    sch.compute_at(copy, step)
     k, other = sch.get_loops(copy)[-2:]
+    vector = _vector(factor, int(sch.get(other).extent), tiles)
+    loops = [k, other]
     if factor.is_k_last:
-        sch.reorder(other, k)
-        # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep them apart.
+        # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep 8 apart.
         sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
-    flat = sch.fuse(*((other, k) if factor.is_k_last else (k, other)))
-    _, thread, element = sch.split(flat, [None, threads, vector])
+        k, k_in = sch.split(k, [None, math.gcd(tiles.block_k, max(8, vector))])
+        loops = [k, other, k_in]
+        sch.reorder(*loops)
+    flat = sch.fuse(*loops)
+    _, thread, element = sch.split(flat, [None, tiles.threads, vector])
     sch.bind(thread, "threadIdx.x")
     sch.vectorize(element)
+    if tiles.stages == 2:
+        sch.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    return copy
+
+
+def _store(sch: Schedule, store: Any, thread: Any, vector: int) -> None:
+    """Have each thread store its results, in vectors where rows of the result allow them."""
+    place_store(sch, store, thread)
+    row, column = sch.get_loops(store)[-2:]
+    _, column_in = sch.split(column, [None, vector])
+    sch.unroll(row)
+    sch.vectorize(column_in)
 
 
 def _load(sch: Schedule, block: Any, step: Any, factor: Factor, vector: int) -> None:

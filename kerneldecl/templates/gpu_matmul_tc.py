@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tvm import IRModule
+from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
@@ -62,17 +63,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
-    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=product.left.is_k_last, right_k_last=product.right.is_k_last)
-
-    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
 
 
-def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
     normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
+    names = _names(sch, block, product)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
@@ -118,6 +118,16 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
     if normal.whole is not None:
         sum_parts(sch, normal.whole, product)
     return True
+
+
+def _names(sch: Schedule, block: Any, product: Contraction) -> Tensorized:
+    """Return the intrinsics for the product as its author wrote it."""
+    total = sch.get(block).body
+    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
+    factors = "ab" if product.left.position == 0 else "ba"
+    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
+    dtypes, orders = (product.left.dtype, product.sums_dtype), (product.left.is_k_last, product.right.is_k_last)
+    return tensorized(*dtypes, left_k_last=orders[0], right_k_last=orders[1], written=written)
 
 
 def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) -> bool:

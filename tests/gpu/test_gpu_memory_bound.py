@@ -12,9 +12,11 @@ import tvm
 
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
+from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.stores.local import LocalStore
 
 pytestmark = pytest.mark.gpu
 
@@ -40,25 +42,28 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),
     *(("gemv", {"n": 160, "k": 1280, "layout": layout, "dtype": dtype}) for layout in "nt" for dtype in ("int8", "float16", "bfloat16")),
     *(("gemv_i4", {"n": n, "k": k, "group": g, "dtype": "float16"}) for n, k, g in [(1, 32, 16), (33, 96, 6), (512, 4096, 128)]),
+    *(("gemv_i4", {"n": 40, "k": 1024, "group": group, "dtype": d}) for group in (16, 128) for d in ("bfloat16", "float32")),
 ]
 
 
 @pytest.mark.parametrize(("rule", "attrs"), CASES, ids=lambda value: str(value).replace(" ", ""))
-def test_all_proposed_candidates_compute_the_reference(rule: str, attrs: dict[str, Any]) -> None:
+def test_all_proposed_candidates_compute_the_reference(rule: str, attrs: dict[str, Any], tmp_path: Path) -> None:
     made = load_rule(ROOT, rule).of(ROOT, attrs)
     mod = tensorir.lower(made)
     found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), ARCH, 20, ()) for name in POLICIES)
     # Neighbours in rank are much alike, and nvcc takes nearly all of the time.
     proposed = next(proposals for proposals in found if proposals)[::5]
-    device, target = tvm.cuda(0), target_of(ARCH)
+    device = tvm.cuda(0)
     inputs = made.inputs(np.random.default_rng(0))
     want, out = made.reference(*inputs), poisoned(made.signature().outputs[0])
-    for proposal in proposed:
+    for at, proposal in enumerate(proposed):
         candidate = proposal.candidate
         sch = importlib.import_module(f"kerneldecl.templates.{candidate.template}").apply(mod, dict(candidate.params), ARCH)
         assert sch is not None, candidate
-        with target:
-            kernel = tvm.compile(sch.mod, target=target)["main"]
+        path = tmp_path / f"{at}.o"
+        path.write_bytes(compile_cuda_object(sch.mod, ARCH, "kernel", LocalStore(tmp_path)).content)
+        link_cuda_library(path.with_suffix(".so"), [path])
+        kernel = tvm.runtime.load_module(str(path.with_suffix(".so")))["kernel"]
         whole = np.ones(out.nbytes + MARGIN_BYTES, np.uint8)
         whole[: out.nbytes] = np.frombuffer(out.tobytes(), np.uint8)
         memory = tvm.runtime.tensor(whole, device)

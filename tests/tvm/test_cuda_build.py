@@ -56,8 +56,8 @@ def module(*tensors: Any) -> tvm.IRModule:
     return tvm.IRModule({"main": te.create_prim_func(list(tensors))})
 
 
-def addition(names: Sequence[str] = ("A", "B"), size: int = 1000) -> tvm.IRModule:
-    a, b = (te.placeholder((size,), "float32", name=name) for name in names)
+def addition(names: Sequence[str] = ("A", "B"), size: int = 1000, dtype: str = "float32") -> tvm.IRModule:
+    a, b = (te.placeholder((size,), dtype, name=name) for name in names)
     return module(a, b, te.compute((size,), lambda i: a[i] + b[i], name="C"))
 
 
@@ -291,6 +291,23 @@ def test_known_source_is_not_compiled_again(store: LocalStore, monkeypatch: pyte
     assert compile_cuda_object(bound(addition()), H200, "kd_add", store) == made
     with pytest.raises(AssertionError, match="compiled"):
         compile_cuda_object(bound(addition(), threads=32), H200, "kd_add", store)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("dtype", "flags"), [("float16", nvcc.QUICK_FLAGS), ("float32", nvcc.FLAGS)])
+def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
+    dtype: str, flags: tuple[str, ...], store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    compile_cubin = nvcc.compile_cubin
+
+    def compiled(source: str, arch: str, flags: tuple[str, ...]) -> nvcc.Cubin:
+        asked.append(flags)
+        return compile_cubin(source, arch, flags)
+
+    monkeypatch.setattr(nvcc, "compile_cubin", compiled)
+    compile_cuda_object(bound(addition(size=777, dtype=dtype)), H200, "kd_add", store)
+    assert asked == [flags]
 
 
 @needs_nvcc

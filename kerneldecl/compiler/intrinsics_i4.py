@@ -1,0 +1,118 @@
+"""Owns the intrinsic of a thread's dot product with weights packed to 4 bits: its name, what it computes, the CUDA that does it.
+
+Knows nothing of schedules, policies or how kernels are compiled.
+
+A conversion from integer to float takes as long as four additions; this one makes halves of nibbles with logic alone. 1024
+plus an integer below 1024 is a half whose last bits are that integer, so a nibble in the last bits of 0x6400 is 1024 and
+the nibble, and one that lies 4 bits higher is 1024 and 16 times the nibble (Kim et al., Who Says Elephants Can't Run:
+Bringing Large Scale MoE Models into Cloud Scale Production, 2022, section 4.1). Subtraction of what is too much is exact, in pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+
+FACTORS = {"float16": ("half", "__half2float({})"), "bfloat16": ("nv_bfloat16", "__bfloat162float({})"), "float32": ("float", "{}")}
+"""By dtype of the factors: the type in CUDA, and how it becomes a float."""
+WIDTHS = (16, 8, 4)
+"""Bytes of weights that one thread loads at once."""
+
+
+def dotted(width: int, dtype: str) -> str:
+    """Return the intrinsic for `width` bytes of weights and twice as many factors of a dtype, registered; KeyError without one."""
+    _ = FACTORS[dtype]
+    if width not in WIDTHS:
+        raise KeyError(width)
+    name = f"kd.dot_i4.{width}.{dtype}"
+    if tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
+        tvm.s_tir.TensorIntrin.register(name, *_dot(width, dtype))
+    return name
+
+
+def register_all() -> None:
+    """Register every intrinsic: reading a database replays its traces, which name them."""
+    for width in WIDTHS:
+        for dtype in FACTORS:
+            dotted(width, dtype)
+
+
+def _source(name: str, width: int, dtype: str) -> str:
+    factor, widened = FACTORS[dtype]
+
+    def multiplied(half: str, at: str) -> str:
+        return f"sum = __fmaf_rn({half}, {widened.format(f'factors[8 * word + {at}]')}, sum);"
+
+    return f"""
+__device__ __forceinline__ float {name}(const void* packed, const {factor}* factors) {{
+  float sum = 0.0f;
+#pragma unroll
+  for (int word = 0; word < {width // 4}; ++word) {{
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {{
+      unsigned bits = static_cast<const unsigned*>(packed)[word] >> (4 * pair);
+      unsigned low, high;
+      asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));
+      asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x64006400u));
+      half2 even = __hsub2(*reinterpret_cast<half2*>(&low), __float2half2_rn(1032.0f));
+      half2 odd = __hfma2(*reinterpret_cast<half2*>(&high), __float2half2_rn(0.0625f), __float2half2_rn(-72.0f));
+      {multiplied("__low2float(even)", "pair")}
+      {multiplied("__low2float(odd)", "pair + 1")}
+      {multiplied("__high2float(even)", "pair + 4")}
+      {multiplied("__high2float(odd)", "pair + 5")}
+    }}
+  }}
+  return sum;
+}}
+"""
+
+
+# TVM's script has its own rules for names, annotations and what counts as an expression.
+# ruff: noqa: N806, N812
+# mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
+
+
+def _dot(width: int, dtype: str) -> tuple[Any, Any]:
+    """Return sum += (nibble - 8) * scale * factor over all nibbles of `width` bytes, low nibble first, as what it means and as CUDA."""
+    from tvm.script import tirx as T
+
+    name = f"kd_dot_i4_{width}_{dtype}"
+    source = _source(name, width, dtype)
+
+    def widened(value: Any) -> Any:
+        return value if dtype == "float32" else tvm.tirx.Cast("float32", value)
+
+    @T.prim_func(s_tir=True)
+    def described(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
+        Sum = T.match_buffer(sums, (1,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (width,), "uint8", offset_factor=width, scope="local")
+        Scale = T.match_buffer(scales, (1,), dtype, offset_factor=1, scope="local")
+        Factor = T.match_buffer(factors, (2 * width,), dtype, offset_factor=2 * width, scope="local")
+        with T.sblock("root"):
+            T.reads(Sum[0], Packed[0:width], Scale[0], Factor[0 : 2 * width])
+            T.writes(Sum[0])
+            for byte, nibble in T.grid(T.int64(width), T.int64(2)):
+                with T.sblock("dot"):
+                    at, shift = T.axis.remap("RR", [byte, nibble])
+                    T.reads(Sum[0], Packed[at], Scale[0], Factor[at * T.int64(2) + shift])
+                    T.writes(Sum[0])
+                    bits = T.meta_var((Packed[at] >> T.Cast("uint8", shift * T.int64(4))) & T.uint8(15))
+                    weight = T.meta_var(T.Cast("float32", T.Cast("int32", bits) - 8) * widened(Scale[0]))
+                    Sum[0] = Sum[0] + weight * widened(Factor[at * T.int64(2) + shift])
+
+    @T.prim_func(s_tir=True)
+    def done(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
+        Sum = T.match_buffer(sums, (1,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (width,), "uint8", offset_factor=width, scope="local")
+        Scale = T.match_buffer(scales, (1,), dtype, offset_factor=1, scope="local")
+        Factor = T.match_buffer(factors, (2 * width,), dtype, offset_factor=2 * width, scope="local")
+        with T.sblock("root"):
+            T.reads(Sum[0], Packed[0:width], Scale[0], Factor[0 : 2 * width])
+            T.writes(Sum[0])
+            dot = T.meta_var(
+                T.cuda.func_call(name, Packed.access_ptr("r"), Factor.access_ptr("r"), source_code=source, return_type="float32")
+            )
+            Sum[0] = Sum[0] + dot * widened(Scale[0])
+
+    return described, done
