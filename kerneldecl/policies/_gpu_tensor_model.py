@@ -21,6 +21,10 @@ STEP_CYCLES = 90.0
 """Of a step that no other block's work hides: two barriers, and the first fragments."""
 LOAD_CYCLES = 900.0
 """From a copy out of the second-level cache or beyond it to its arrival, while many are under way."""
+DIVISION_CYCLES = 40.0
+"""Of the place of a stage, where the number of stages is no power of 2."""
+LATE = 0.15
+"""Of that, what a step still waits although its copies were asked for steps ago: all SMs ask at once."""
 LOADS_AT_ONCE = 4.0
 """Copies through registers that a thread has under way: those that nvcc finds between two branches."""
 EDGE_CYCLES = 2500.0
@@ -88,8 +92,9 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
     multiply, smem = resident * step.multiply_cycles * idle, resident * step.smem_cycles
     issue = resident * step.issue_cycles / min(PARTITIONS, resident * blocks.warps)
     busy = multiply + smem - step.hidden * min(multiply, smem) + issue
-    waited = STEP_CYCLES + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
     arrival = LOAD_CYCLES / max(1, blocks.stages - 1)
+    divided = 0.0 if blocks.stages.bit_count() == 1 else DIVISION_CYCLES
+    waited = STEP_CYCLES + divided + LATE * arrival + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
     cycles = max(busy + waited, resident * step.copy_cycles, arrival)
     return blocks.steps * cycles + EDGE_CYCLES + resident * blocks.edge_cycles
 

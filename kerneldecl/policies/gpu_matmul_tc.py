@@ -23,6 +23,8 @@ TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+LEAST_STEPS = 4
+"""Of the reduction, in each part of it."""
 GATHERED_STEPS = 256
 """Products with longer sums spend too little on their results for it to matter how these are stored."""
 SAME_TILE = 4
@@ -110,19 +112,31 @@ def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) 
             continue
         if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
             continue
-        fitting = [
-            stages
-            for stages in all_stages
-            if stages <= -(-k // block_k) + 1
-            and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
-        ]
-        for stages, gather in itertools.product(fitting[:2], (0, 1) if k <= GATHERED_STEPS else (0,)):
-            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, gather=gather)
-            if registers(product, bare) > gpu.max_registers_per_thread or smem_bytes(product, bare) > _limit(gpu):
-                continue
-            rows, columns = -(-m // block_m), -(-n // block_n)
-            resident = _resident(product, bare, gpu) * gpu.sm_count
-            yield dataclasses.replace(bare, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+        rows, columns = -(-m // block_m), -(-n // block_n)
+        for parts in _parts(product.extents[0] * rows * columns, -(-k // block_k), gpu):
+            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
+            for tiling in _staged(product, bare, gpu, all_stages):
+                resident = _resident(product, tiling, gpu) * gpu.sm_count
+                yield dataclasses.replace(tiling, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+
+
+def _parts(blocks: int, steps: int, gpu: Gpu) -> list[int]:
+    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice."""
+    filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
+    return [1, *(parts for parts in filling if steps // parts >= LEAST_STEPS)]
+
+
+def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
+    """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, gathered as well."""
+    if registers(product, bare) > gpu.max_registers_per_thread:
+        return
+    steps = -(-product.extents[3] // (bare.block_k * bare.parts))
+    staged = (dataclasses.replace(bare, stages=stages) for stages in all_stages if stages <= steps + 1)
+    fitting = [tiling for tiling in staged if smem_bytes(product, tiling) <= _limit(gpu)][:2]
+    for tiling, gather in itertools.product(fitting, (0, 1) if product.extents[3] <= GATHERED_STEPS else (0,)):
+        gathering = dataclasses.replace(tiling, gather=gather)
+        if smem_bytes(product, gathering) <= _limit(gpu):
+            yield gathering
 
 
 def _is_sensible(warp_m: int, warp_n: int) -> bool:
