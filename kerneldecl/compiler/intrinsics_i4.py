@@ -107,7 +107,8 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
       b[1] = __halves2half2(factors[8 * word + pair + 1], factors[8 * word + pair + 5]);
       const unsigned* x = reinterpret_cast<const unsigned*>(a);
       const unsigned* y = reinterpret_cast<const unsigned*>(b);
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                   "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
                    : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
     }}
   }}
