@@ -163,7 +163,7 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     _write_if_other(root / "policies" / "first.py", POLICY.format(names=("first", *names)))
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
-    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linker=_linked)
+    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
 

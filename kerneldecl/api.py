@@ -8,21 +8,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from kerneldecl import cxx, flow, fresh, host, memo
+from kerneldecl import bundle, flow, fresh, host, memo
 from kerneldecl.artifact import Artifact, load
-from kerneldecl.errors import TuningError
+from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.key import digest
-from kerneldecl.link import Linker
+from kerneldecl.link import LINKERS, Linker
+from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
-from kerneldecl.progress import Event, Report
+from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.winners import cannot_measure, no_winner
 from kerneldecl.workspace import FILE, Workspace, open_workspace
 
-__all__ = ["Artifact", "build", "load", "plan", "run_build"]
+__all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 
 
 def plan(root: str | Path = ".") -> Plan:
@@ -48,7 +52,7 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
     report: Report,
     *,
     runners: flow.Runners | None = None,
-    linker: Linker = cxx.link_shared_library,
+    linkers: Mapping[str, Linker] = LINKERS,
 ) -> flow.Build:
     """Build the entries that the patterns select, all if there are none, and note the result for the next null build."""
     if patterns:
@@ -56,11 +60,50 @@ def run_build(  # noqa: PLR0913  the last two are for those who bring their own
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
-    local = functools.partial(LocalRunner, jobs or here, threads)
-    done = flow.build(workspace, options, runners or local, linker, report)
+    local = functools.partial(LocalRunner, jobs or here, threads, lambda text: report(Note(text)))
+    done = flow.build(workspace, options, runners or local, linkers, report)
     if not done.failures and not done.plan.misses:
         _note_complete(done)
     return done
+
+
+def measure_bundle(
+    folder: str | Path, cache: str | Path = "cache", report: Report | None = None, *, keep_going: bool = True
+) -> dict[str, Any]:
+    """Measure a bundle's entries on this machine and keep the records in `cache`; return what came of each, by entry.
+
+    Raise ArtifactError for what is no bundle, ToolchainError where the entries' GPU is not here.
+    """
+    say, store = report or _silent, LocalStore(Path(cache).resolve())
+    entries = bundle.read_bundle(Path(folder).resolve())
+    waiting = [entry for entry in entries if not bundle.is_measured(entry, store)]
+    for entry in waiting:
+        if objection := cannot_measure(entry.task.arch):
+            raise ToolchainError(f"{entry.task.workload.entry}: {objection}")
+    say(Started(len(entries), 0, len(waiting), 0))
+    done: list[Finished] = []
+    with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
+        for entry in waiting:
+            done.append(_measured(entry, runner, store, say))
+            if done[-1].has_failed and not keep_going:
+                break
+    failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
+    counts = {"entries": len(entries), "measured_before": len(entries) - len(waiting), "measured": len(done) - len(failed)}
+    return {"schema": 1, **counts, "failed": failed, "records": str(store.root / "record")}
+
+
+def _measured(entry: bundle.Entry, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
+    name = entry.task.workload.entry
+
+    def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
+        say(Step(name, doing, done, total, best_secs))
+
+    outcome = bundle.measure_entry(entry, runner, store, step)
+    winner = outcome.measurements[0] if outcome.policy else None
+    text = f"{shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us" if winner else no_winner(outcome.measurements)
+    finished = Finished(name, "measure", text, has_failed=winner is None)
+    say(finished)
+    return finished
 
 
 def _note_complete(done: flow.Build) -> None:

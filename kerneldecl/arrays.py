@@ -5,6 +5,10 @@ Knows nothing of rules, kernels or devices.
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -38,15 +42,81 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-def random_array(rng: np.random.Generator, arg: Arg) -> Array:
-    """Return random values: standard normal for floating point, the dtype's range cut to [-128, 127] for integers."""
-    dtype = numpy_dtype(arg.dtype)
-    if is_float(arg.dtype):
-        return rng.standard_normal(arg.shape, dtype=np.float32).astype(dtype)
-    if arg.dtype == "bool":
-        return rng.integers(0, 2, arg.shape).astype(dtype)
-    info = np.iinfo(dtype)
-    return rng.integers(max(info.min, -128), min(info.max, 127), arg.shape, endpoint=True).astype(dtype)
+BLOCK_ELEMENTS = 1_048_583
+"""Random numbers for hundreds of millions of elements would take seconds; so many are repeated instead.
+
+A prime: an index that is off by a few rows, tiles or vectors still meets another number.
+"""
+
+
+def random_array(rng: np.random.Generator, arg: Arg, scale: float = 1.0) -> Array:
+    """Return random values: `scale` times standard normal ones for floating point, whole numbers else.
+
+    Whole numbers have the dtype's range, cut to [-128, 127]; they are not scaled.
+    """
+    return np.resize(_random(rng, arg.dtype, min(math.prod(arg.shape), BLOCK_ELEMENTS), scale), arg.shape)
+
+
+def _random(rng: np.random.Generator, dtype: str, count: int, scale: float) -> Array:
+    if is_float(dtype):
+        return (rng.standard_normal(count, dtype=np.float32) * np.float32(scale)).astype(numpy_dtype(dtype))
+    if dtype == "bool":
+        return rng.integers(0, 2, count).astype(numpy_dtype(dtype))
+    info = np.iinfo(numpy_dtype(dtype))
+    return rng.integers(max(info.min, -128), min(info.max, 127), count, endpoint=True).astype(numpy_dtype(dtype))
+
+
+PERIOD = 2039
+"""Rows of a large factor that differ; the others repeat them, so that a reference need not compute the same sums again.
+
+A prime: a tile, or a few, further on there are other rows.
+"""
+
+
+def repeated(array: Array, extent: int, axis: int) -> Array:
+    """Return the array, repeated along an axis up to an extent."""
+    have = array.shape[axis]
+    if have == extent:
+        return array
+    rest = [slice(None)] * array.ndim
+    rest[axis] = slice(extent % have)
+    return np.concatenate([*[array] * (extent // have), array[tuple(rest)]], axis=axis)
+
+
+def distinct(array: Array, axis: int) -> int:
+    """Return after how many slices along an axis the array repeats itself: PERIOD, or the whole extent."""
+    along = np.moveaxis(array, axis, 0)
+    if len(along) <= PERIOD:
+        return len(along)
+    starts = range(PERIOD, len(along), PERIOD)
+    same = all(np.array_equal(along[start : start + PERIOD], along[: len(along[start : start + PERIOD])]) for start in starts)
+    return PERIOD if same else len(along)
+
+
+_PART_ELEMENTS = 1 << 18
+"""What a core works on at a time: its temporaries stay in its caches."""
+
+
+def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -> Array:
+    """Fill `out[rows] = function(rows)` for slices of the first axis, on all cores, and return it: NumPy itself uses one.
+
+    `row_elements` says how many elements, of all arrays together, a row stands for.
+    """
+    count = max(1, _PART_ELEMENTS // max(1, row_elements))
+
+    def fill(start: int) -> None:
+        rows = slice(start, start + count)
+        out[rows] = function(rows)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(fill, range(0, len(out), count)))
+    return out
+
+
+def widened(array: Array, dtype: Any) -> Array:
+    """Return the array in C order as another dtype, converted on all cores."""
+    flat = array.reshape(-1)
+    return by_rows(np.empty(flat.shape, dtype), lambda part: flat[part], 1).reshape(array.shape)
 
 
 def poisoned(arg: Arg) -> Array:

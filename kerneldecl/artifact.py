@@ -23,7 +23,7 @@ class Artifact(Mapping[str, Callable[..., object]]):
         self.folder = folder
         self.manifest = manifest
         self._symbols = {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
-        self._library = load_library(folder / manifest["library"])
+        self._library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
 
     def __getitem__(self, name: str) -> Callable[..., object]:
         """Return a kernel; it takes NumPy or torch arrays (anything with DLPack), inputs first, and writes the outputs."""

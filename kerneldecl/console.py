@@ -13,7 +13,10 @@ from typing import Any, Self, TextIO
 
 from kerneldecl.progress import Event, Finished, Note, Started, Step
 
-_VERBS = {"lower": "lowered", "tune": "tuned", "build": "built", "link": "linked"}
+_VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
+
+_COUNTED = ("tune", "rank", "measure")
+"""What settles an entry, so that a count of entries goes up."""
 
 
 def wants_colour(choice: str, stream: TextIO, environment: Mapping[str, str]) -> bool:
@@ -51,8 +54,8 @@ class Lines:
             self._say(f"  {step_text(event)}")
 
     def _finished(self, event: Finished) -> None:
-        self._done += event.kind == "tune" and not event.has_failed
-        count = f" [{self._done}/{self._total}]" if event.kind == "tune" and self._total else ""
+        self._done += event.kind in _COUNTED and not event.has_failed
+        count = f" [{self._done}/{self._total}]" if event.kind in _COUNTED and self._total else ""
         verb = "FAILED" if event.has_failed else _VERBS[event.kind]
         self._say(f"{verb}{count} {event.entry}: {event.text}")
 
@@ -97,7 +100,7 @@ class Live:
             part = share + (0.5 if event.doing == "built" else 0.25) * event.done / max(event.total, 1) * (event.doing != "racing")
             self._progress.update(self._task, completed=self._done + part, at=step_text(event))
         elif isinstance(event, Finished):
-            self._done += event.kind == "tune"
+            self._done += event.kind in _COUNTED
             style = "red" if event.has_failed else "green"
             verb = "FAILED" if event.has_failed else _VERBS[event.kind]
             self._progress.console.print(f"[{style}]{verb}[/] {_plain(event.entry)}: {_plain(event.text)}")

@@ -6,12 +6,14 @@ Knows nothing of archs. Asks libcuda itself: nvidia-smi tells neither the size o
 from __future__ import annotations
 
 import ctypes
+import uuid
 from dataclasses import dataclass
 
 from kerneldecl.errors import ToolchainError
 
 LIBRARY = "libcuda.so.1"
 _NAME_BYTES = 256
+_NO_DEVICE = 100
 # CUdevice_attribute of cuda.h.
 _ATTRIBUTES = {
     "compute_capability_major": 75,
@@ -56,14 +58,23 @@ class DriverGpu:
     clock_khz: int
     memory_clock_khz: int
     memory_bus_bits: int
+    uuid: str = ""
+    """As CUDA_VISIBLE_DEVICES and nvidia-smi spell it."""
+
+
+def open_driver(library: str = LIBRARY) -> ctypes.CDLL:
+    """Return the driver's library; raise ToolchainError where there is none."""
+    try:
+        return ctypes.CDLL(library)
+    except OSError:
+        raise ToolchainError(f"no NVIDIA driver here: {library} is not found") from None
 
 
 def read_gpus(library: str = LIBRARY) -> tuple[DriverGpu, ...]:
     """Return the GPUs that the driver shows to this process; raise ToolchainError where there is no driver that works."""
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError:
-        raise ToolchainError(f"no NVIDIA driver here: {library} is not found") from None
+    driver = open_driver(library)
+    if driver.cuInit(0) == _NO_DEVICE:
+        return ()
     _call(driver, "cuInit", 0)
     count = ctypes.c_int()
     _call(driver, "cuDeviceGetCount", ctypes.byref(count))
@@ -78,7 +89,13 @@ def _gpu(driver: ctypes.CDLL, ordinal: int) -> DriverGpu:
     for field, attribute in _ATTRIBUTES.items():
         _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         values[field] = value.value
-    return DriverGpu(name.value.decode(), **values)
+    return DriverGpu(name.value.decode(), **values, uuid=_uuid(driver, device))
+
+
+def _uuid(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
+    content = ctypes.create_string_buffer(16)
+    _call(driver, "cuDeviceGetUuid", content, device)
+    return f"GPU-{uuid.UUID(bytes=content.raw)}"
 
 
 def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> None:

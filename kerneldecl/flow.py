@@ -5,25 +5,21 @@ Knows nothing of TVM: what needs it runs behind the runner.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import host, link, lockfile, state
+from kerneldecl import link, lockfile, nvcc, state
 from kerneldecl.errors import StaleError, ToolchainError
-from kerneldecl.key import key
 from kerneldecl.lock import exclusive
-from kerneldecl.model import Arch, Candidate
-from kerneldecl.planning import BLOBS, MEASURING, Action, EntryPlan, Past, Plan, plan, tolerance
-from kerneldecl.progress import Finished, Note, Report, Started, Step
-from kerneldecl.runners.local import in_order
-from kerneldecl.serial import to_json
-from kerneldecl.stores.local import Miss, Record
-from kerneldecl.toolchain import PACKAGES, installed
-from kerneldecl.tune import BUILD_SECS, Runner, Task, ceilings, record_result, tune, winner_object
+from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
+from kerneldecl.progress import Finished, Note, Report, Started
+from kerneldecl.stores.local import NEVER, Miss, Record
+from kerneldecl.task import BUILD_SECS, Runner
+from kerneldecl.toolchain import PACKAGES, cuda_release, installed
+from kerneldecl.winners import make_objects, tune_entries
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
@@ -38,6 +34,10 @@ class Options:
     wait: bool = True
     selected: frozenset[str] | None = None
     """Entries to build; None: all."""
+    measure: bool = True
+    """Where False, what must be measured on a GPU goes into a bundle instead, also if there is such a GPU here."""
+    require_measured: bool = False
+    """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
 
 
 @dataclass
@@ -47,13 +47,18 @@ class Build:
     workspace: Workspace
     options: Options
     runners: Runners
-    linker: link.Linker
+    linkers: Mapping[str, link.Linker]
+    """By kind of arch."""
     report: Report
     plan: Plan
     first_plan: Plan
     runner: Runner | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    bundles: dict[str, Path] = field(default_factory=dict)
+    """By target: what was built to be measured elsewhere."""
+    shows_ranked: bool = True
+    """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     ran: list[Action] = field(default_factory=list)
     """What was run, as the plan of that moment has it: with its key and reason."""
 
@@ -67,13 +72,37 @@ class Build:
     def is_over(self) -> bool:
         return bool(self.failures) and not self.options.keep_going
 
+    @property
+    def the_runner(self) -> Runner:
+        assert self.runner is not None, "stages that run something come after the runner"
+        return self.runner
 
-def build(workspace: Workspace, options: Options, runners: Runners, linker: link.Linker, report: Report) -> Build:
+    def pending(self, kind: Kind) -> list[EntryPlan]:
+        """Return entries whose action of this kind is a miss that can run now, one for each key; it counts as run from here on."""
+        actions = [(e, e.action(kind)) for e in self.entries]
+        self.ran += [action for _, action in actions if not action.is_hit and action.key]
+        # A key may be wanted in both parts of the store, for a detected arch and for a declared one.
+        wanted = {(action.key, e.arch.is_detected): e for e, action in reversed(actions) if not action.is_hit and action.key}
+        return list(wanted.values())[::-1]
+
+    def replan(self) -> None:
+        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked)
+
+    def fail(self, action: Action, reason: str) -> None:
+        """Note the failure of every entry that waits for this action."""
+        for entry in self.entries:
+            if entry.action(action.kind).key == action.key:
+                self.failures[entry.entry] = reason
+                self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
+
+
+def build(workspace: Workspace, options: Options, runners: Runners, linkers: Mapping[str, link.Linker], report: Report) -> Build:
     """Bring the workspace's artifacts up to date, as far as no entry fails, and return what came of it."""
-    first = make_plan(workspace)
+    shows_ranked = options.measure and not options.require_measured
+    first = make_plan(workspace, shows_ranked=shows_ranked)
     if _drop_damaged(workspace, first):
-        first = make_plan(workspace)
-    at_work = Build(workspace, options, runners, linker, report, first, first)
+        first = make_plan(workspace, shows_ranked=shows_ranked)
+    at_work = Build(workspace, options, runners, linkers, report, first, first, shows_ranked=shows_ranked)
     needs_runner = any(not action.is_hit for entry in at_work.entries for action in entry.actions)
     report(Started(len(first.entries), *(_misses(at_work.entries, kind) for kind in ("lower", "tune", "build"))))
     if needs_runner:
@@ -105,16 +134,16 @@ def _misses(entries: Iterable[EntryPlan], kind: str) -> int:
     return len({action.key or action.entry for e in entries for action in e.actions if action.kind == kind and not action.is_hit})
 
 
-def make_plan(workspace: Workspace) -> Plan:
-    """Return the plan of the whole workspace as its store stands."""
+def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
+    """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
     declaration = workspace.declaration
-    read = _reader(workspace)
+    read = _reader(workspace, shows_ranked=shows_ranked)
     return plan(declaration.workloads, workspace.inputs, read, _past(workspace), (declaration.artifact, declaration.version))
 
 
-def _reader(workspace: Workspace) -> Callable[[str, str, bool], Record | Miss]:
+def _reader(workspace: Workspace, *, shows_ranked: bool) -> Callable[[str, str, bool], Record | Miss]:
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
-        return workspace.store.read(kind, record_key, is_local=is_local)
+        return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
 
     return read
 
@@ -140,162 +169,73 @@ def _past(workspace: Workspace) -> Past:
 
 
 def check_lock(at_work: Build) -> None:
-    """Stop before anything runs if the lock would change and the user forbade it."""
+    """Stop before anything runs if the lock would change and the user forbade it.
+
+    An entry that the lock holds unmeasured may be ranked again: that gives what it gave, or `write_lock` finds it out.
+    """
     if not at_work.options.locked:
         return
-    stale = [a.entry for e in at_work.plan.entries if not e.arch.is_detected for a in e.actions if a.kind == "tune" and not a.is_hit]
-    if stale:
+    text = lock_on_disk(at_work.workspace)
+    unmeasured = lockfile.unmeasured_keys(text)
+    misses = [a for e in at_work.plan.entries if not e.arch.is_detected for a in e.actions if a.kind == "tune" and not a.is_hit]
+    if stale := [a.entry for a in misses if a.key not in unmeasured]:
         raise StaleError(
             f"{LOCK} would change: {', '.join(stale[:5])} would be tuned; run `kerneldecl build` without --locked and commit the lock"
         )
-    if lock_of(at_work.workspace, at_work.plan) != _read(at_work.workspace.root / LOCK):
-        raise StaleError(f"{LOCK} would change; run `kerneldecl build` without --locked and commit the lock")
+    if not misses and lock_of(at_work.workspace, at_work.plan) != text:
+        raise _lock_would_change()
+
+
+def _lock_would_change() -> StaleError:
+    return StaleError(f"{LOCK} would change; run `kerneldecl build` without --locked and commit the lock")
 
 
 def check_toolchain(at_work: Build) -> None:
     """Refuse to run with other tools than the declared ones: their results would stand under a wrong key."""
+    toolchain = at_work.workspace.inputs.toolchain
     for tool, package in PACKAGES.items():
-        declared, found = at_work.workspace.inputs.toolchain[tool], installed(package)
+        declared, found = toolchain[tool], installed(package)
         if declared != found:
             there = f"{package} {found} is installed" if found else f"{package} is not installed"
             sentence = f"workloads.toml asks for {tool} {declared}, but {there}"
             raise ToolchainError(f'{sentence}; run `pip install "{package}=={declared}"` or change [toolchain]')
+    for entry in at_work.entries:
+        if entry.arch.gpu and not entry.is_done:
+            _check_cuda(entry, toolchain["cuda"])
+
+
+def _check_cuda(entry: EntryPlan, declared: str) -> None:
+    """Raise ToolchainError if there is no compiler for the entry's GPU, or one of another release than declared."""
+    instead = "; `kerneldecl build PATTERNS` builds other entries alone"
+    try:
+        compiler = nvcc.compiler_for(str(dict(entry.arch.tvm_target)["arch"]))
+    except ToolchainError as error:
+        raise ToolchainError(f"{entry.entry}: {error}{instead}") from None
+    # A declared patch release must be that one; a declared 13.0 takes any of its patch releases.
+    is_same = compiler.version == declared or (declared.count(".") < 2 and cuda_release(compiler.version) == cuda_release(declared))
+    if not is_same:
+        sentence = f"workloads.toml asks for cuda {declared}, but {compiler.path} is of CUDA {compiler.version}"
+        raise ToolchainError(f"{entry.entry}: {sentence}; put the other one first on PATH or change [toolchain]{instead}")
 
 
 def lower_entries(at_work: Build) -> None:
     """Lower what has no known computation."""
-    wanted = _distinct(at_work, "lower")
+    wanted = at_work.pending("lower")
     root = str(at_work.workspace.root)
     requests = [{"do": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
-    for index, answer in _runner(at_work).run_all(requests, BUILD_SECS):
+    for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):
         entry, action = wanted[index], wanted[index].action("lower")
         if "failure" in answer:
-            _fail(at_work, action, f"lowering failed: {answer['failure']}")
+            at_work.fail(action, f"lowering failed: {answer['failure']}")
         else:
             at_work.workspace.store.write("lower", action.manifest, answer, is_local=entry.arch.is_detected)
-    _replan(at_work)
-
-
-def tune_entries(at_work: Build) -> None:
-    """Tune what has no record, one computation after the other: what is timed must have the machine for itself."""
-    for entry in _distinct(at_work, "tune"):
-        if at_work.is_over:
-            break
-        _tune_entry(at_work, entry)
-    _replan(at_work)
-
-
-def _tune_entry(at_work: Build, entry: EntryPlan) -> None:
-    action, store = entry.action("tune"), at_work.workspace.store
-    if reason := _cannot_measure(entry.arch):
-        _fail(at_work, action, reason)
-        return
-
-    def say(text: str) -> None:
-        at_work.report(Note(text))
-
-    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
-        if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
-            return  # another build has done it meanwhile
-        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-            _tune_in(Path(folder), at_work, entry)
-
-
-def _tune_in(folder: Path, at_work: Build, entry: EntryPlan) -> None:
-    action, workspace = entry.action("tune"), at_work.workspace
-    task = _task(workspace, entry, folder)
-
-    def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
-        at_work.report(Step(entry.entry, doing, done, total, best_secs))
-
-    measurements, tied, policy = tune(task, _runner(at_work), workspace.store, step)
-    if not measurements or not measurements[0].samples:
-        _fail(at_work, action, _no_winner(measurements))
-        return
-    winner = measurements[0]
-    code = workspace.store.write_blob(winner_object(task, winner, _runner(at_work)))
-    blobs = _described(at_work, task, winner.candidate)
-    if isinstance(blobs, str):
-        _fail(at_work, action, blobs)
-        return
-    build_key = key(f"{winner.scheduled} {code}")
-    result = record_result(
-        task, measurements, tied, policy, {"code": code, "build_key": build_key, "ceilings": ceilings(_runner(at_work)), **blobs}
-    )
-    workspace.store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
-    at_work.report(Finished(entry.entry, "tune", f"{lockfile.shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us"))
-
-
-def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
-    assert entry.lowered is not None
-    limit = tolerance(entry.workload, entry.lowered)
-    given = (entry.workload, entry.arch, entry.policies, entry.lowered)
-    return Task(workspace.root, *given, limit, MEASURING, workspace.inputs.toolchain, folder)
-
-
-def _no_winner(measurements: Sequence[Any]) -> str:
-    if not measurements:
-        return "no policy proposes a candidate for it"
-    reasons = sorted({m.failure for m in measurements})
-    return f"none of {len(measurements)} candidates passed: {'; '.join(reasons[:3])}"
-
-
-def _cannot_measure(arch: Arch) -> str:
-    here = host.detect()
-    if arch.model and arch.model != here.model:
-        return f"it must be measured on {arch.model}; this is {here.model}"
-    if arch.cpu and arch.cpu.vector_bytes > here.the_cpu.vector_bytes:
-        return f"arch {arch.name} has vectors of {arch.cpu.vector_bytes} bytes; this machine's have {here.the_cpu.vector_bytes}"
-    return ""
-
-
-def make_objects(at_work: Build) -> None:
-    """Make winners' objects, database lines and sources that the store has lost, or never had, from their records."""
-    wanted = _distinct(at_work, "build")
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        tasks = [_task(at_work.workspace, e, Path(folder)) for e in wanted]
-        requests = [task.build_request(_winner(e), afresh=True) for task, e in zip(tasks, wanted, strict=True)]
-        for index, answer in _runner(at_work).run_all(requests, BUILD_SECS):
-            _made(at_work, wanted[index], tasks[index], answer)
-    _replan(at_work)
-
-
-def _winner(entry: EntryPlan) -> Candidate:
-    assert entry.tuned is not None
-    return Candidate.from_json(entry.tuned.result["winner"])
-
-
-def _made(at_work: Build, entry: EntryPlan, task: Task, answer: Mapping[str, Any]) -> None:
-    assert entry.tuned is not None
-    action, result = entry.action("build"), entry.tuned.result
-    if "failure" in answer:
-        _fail(at_work, action, f"the recorded winner cannot be built: {answer['failure']}")
-        return
-    blobs = {"code": at_work.workspace.store.write_blob((task.folder / f"{answer['code']}.o").read_bytes())}
-    described = _described(at_work, task, _winner(entry))
-    if isinstance(described, str):
-        _fail(at_work, action, described)
-    elif differing := [name for name, blob in {**blobs, **described}.items() if blob != result[name]]:
-        other = " and ".join(differing)
-        _fail(at_work, action, f"the recorded winner gives another {other} here; raise `generation` on the entry to tune it again")
-    else:
-        at_work.report(Finished(entry.entry, "build", "built from its record"))
-
-
-def _described(at_work: Build, task: Task, candidate: Candidate) -> dict[str, str] | str:
-    """Return the digests of the candidate's database lines and source, now in the store, or a failure."""
-    request = {"do": "describe", "case": task.case, "candidate": candidate.to_json(), "arch": to_json(task.arch)}
-    (answer,) = in_order(_runner(at_work).run_all([request], BUILD_SECS), 1)
-    if "failure" in answer:
-        return f"the winner cannot be described: {answer['failure']}"
-    store = at_work.workspace.store
-    return {"database": store.write_blob(answer["database"].encode()), "source": store.write_blob(answer["source"].encode())}
+    at_work.replan()
 
 
 def link_artifacts(at_work: Build) -> None:
     """Link the targets whose entries are all there."""
     workspace, declaration = at_work.workspace, at_work.workspace.declaration
-    without_objects = {entry.workload.target for entry in at_work.plan.entries if not entry.action("build").is_hit}
+    without_objects = {e.workload.target for e in at_work.plan.entries if not e.action("build").is_hit}
     for action in at_work.plan.links:
         folder = link.artifact_folder(workspace.root, declaration.artifact, declaration.version, action.target)
         if action.is_hit:
@@ -313,7 +253,7 @@ def _link_artifact(at_work: Build, action: Action, folder: Path) -> None:
     linked = link.Linked(declaration.artifact, declaration.version, action.target, arch, toolchain, action.key, parts)
     with exclusive(workspace.store.root / "link.lock", "linking in this workspace", lambda text: at_work.report(Note(text))):
         if link.artifact_defect(folder, action.key):  # another build may have linked it while we waited
-            link.link(linked, workspace.store, folder, at_work.linker)
+            link.link(linked, workspace.store, folder, at_work.linkers[arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)
     at_work.artifacts[action.target] = folder
     at_work.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))
@@ -323,6 +263,8 @@ def write_lock(at_work: Build) -> None:
     """Write workloads.lock if every declared arch's entry has its record."""
     path, text = at_work.workspace.root / LOCK, lock_of(at_work.workspace, at_work.plan)
     if all(e.tuned for e in at_work.plan.entries if not e.arch.is_detected) and text != _read(path):
+        if at_work.options.locked:
+            raise _lock_would_change()
         state.write_whole(path, text)
 
 
@@ -359,32 +301,6 @@ def _reasons(at_work: Build, last: state.State) -> dict[str, list[dict[str, Any]
 
 
 STAGES = (check_lock, check_toolchain, lower_entries, tune_entries, make_objects, link_artifacts, write_lock)
-
-
-def _distinct(at_work: Build, kind: Any) -> list[EntryPlan]:
-    """Return entries whose action of this kind is a miss that can run now, one for each key; it counts as run from here on."""
-    actions = [(e, e.action(kind)) for e in at_work.entries]
-    at_work.ran += [action for _, action in actions if not action.is_hit and action.key]
-    # A key may be wanted in both parts of the store, for a detected arch and for a declared one.
-    wanted = {(action.key, e.arch.is_detected): e for e, action in reversed(actions) if not action.is_hit and action.key}
-    return list(wanted.values())[::-1]
-
-
-def _replan(at_work: Build) -> None:
-    at_work.plan = make_plan(at_work.workspace)
-
-
-def _fail(at_work: Build, action: Action, reason: str) -> None:
-    """Note the failure of every entry that waits for this action."""
-    for entry in at_work.entries:
-        if entry.action(action.kind).key == action.key:
-            at_work.failures[entry.entry] = reason
-            at_work.report(Finished(entry.entry, action.kind, reason, has_failed=True))
-
-
-def _runner(at_work: Build) -> Runner:
-    assert at_work.runner is not None, "stages that run something come after the runner"
-    return at_work.runner
 
 
 def _read(path: Path) -> str:

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,53 @@ import ml_dtypes
 import numpy as np
 import tvm_ffi
 
+from kerneldecl.cudadriver import LIBRARY
+from kerneldecl.errors import ToolchainError
+from kerneldecl.model import Arg, dtype_bytes
+
+CUDA_RUNTIME = "libcudart.so.13"
+"""What TVM's runtime for CUDA is linked with."""
+
 
 @functools.cache
-def _load_runtime() -> None:
+def _load_runtime() -> Path:
     """Load TVM's runtime library: kernels that run in parallel call its thread pool and crash where it is missing."""
     spec = importlib.util.find_spec("tvm")
     assert spec is not None, "apache-tvm is a dependency"
     assert spec.origin is not None, "apache-tvm is a package with an __init__.py"
-    library = Path(spec.origin).parent / "lib" / "libtvm_runtime.so"
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    folder = Path(spec.origin).parent / "lib"
+    ctypes.CDLL(str(folder / "libtvm_runtime.so"), mode=ctypes.RTLD_GLOBAL)
+    return folder
+
+
+@functools.cache
+def _load_cuda_runtime() -> None:
+    """Load what kernels of GPUs need, each library after those it needs itself."""
+    _load_first([LIBRARY], "there is no NVIDIA driver: install it")
+    _load_first(_cuda_runtimes(), 'CUDA 13\'s runtime is missing: install CUDA 13, or `pip install "nvidia-cuda-runtime>=13,<14"`')
+    _load_first([_load_runtime() / "libtvm_runtime_cuda.so"], "this build of TVM has no runtime for CUDA: install apache-tvm from PyPI")
+
+
+def _cuda_runtimes() -> Iterator[str | Path]:
+    yield CUDA_RUNTIME
+    yield Path("/usr/local/cuda/lib64") / CUDA_RUNTIME
+    yield from sorted(Path("/usr/local").glob(f"cuda-13*/lib64/{CUDA_RUNTIME}"))
+    # PyPI's packages share one folder for each major release of CUDA.
+    spec = importlib.util.find_spec("nvidia")
+    for packages in (spec and spec.submodule_search_locations) or ():
+        yield Path(packages) / "cu13" / "lib" / CUDA_RUNTIME
+
+
+def _load_first(places: Iterable[str | Path], advice: str) -> None:
+    reasons: list[str] = []
+    for place in places:
+        try:
+            ctypes.CDLL(str(place), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            reasons.append(str(error))
+        else:
+            return
+    raise ToolchainError(f"{advice} ({reasons[0]})")
 
 
 # DLPack's type codes of the dtypes that NumPy itself cannot export (dlpack.h 1.1, DLDataTypeCode).
@@ -63,6 +101,46 @@ class _Retyped:
         return self._array.__dlpack_device__()
 
 
+class _Tensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h, without an owner: nothing is freed with it."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class Placed:
+    """An argument that lies at an address of a device's memory; it must outlive the tensors that are made of it."""
+
+    CPU, CUDA = 1, 2
+    _KINDS = (("int", 0), ("uint", 1), ("float8_e4m3fn", 10), ("float8_e5m2", 12), ("float", 2), ("bfloat", 4), ("bool", 6))
+
+    def __init__(self, arg: Arg, address: int, device_type: int, device_id: int = 0) -> None:
+        strides = [int(np.prod(arg.shape[at + 1 :])) for at in range(len(arg.shape))]
+        numbers = (ctypes.c_int64 * (2 * len(arg.shape)))(*arg.shape, *strides)
+        start = ctypes.addressof(numbers)
+        code = next(code for name, code in self._KINDS if arg.dtype.startswith(name))
+        where = (address, device_type, device_id, len(arg.shape), code, 8 * dtype_bytes(arg.dtype), 1)
+        self._numbers = numbers
+        self._described = _Tensor(*where, start, start + 8 * len(arg.shape), 0, None, None)
+
+    def tensor(self) -> tvm_ffi.Tensor:
+        capsule = ctypes.pythonapi.PyCapsule_New
+        capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return tvm_ffi.from_dlpack(capsule(ctypes.addressof(self._described), b"dltensor", None))
+
+
 def set_threads(count: int) -> None:
     """Have parallel kernels run on so many threads, unless TVM_NUM_THREADS says otherwise or one has run already.
 
@@ -71,9 +149,14 @@ def set_threads(count: int) -> None:
     os.environ.setdefault("TVM_NUM_THREADS", str(count))
 
 
-def load_library(library: Path) -> Any:
-    """Return the loaded library. A path that was loaded before gives the code it held then: paths must carry a digest."""
+def load_library(library: Path, kind: str = "cpu") -> Any:
+    """Return the loaded library of kernels for archs of a kind; raise ToolchainError where what they need to run is missing.
+
+    A path that was loaded before gives the code it held then: paths must carry a digest.
+    """
     _load_runtime()
+    if kind == "cuda":
+        _load_cuda_runtime()
     return tvm_ffi.load_module(str(library))
 
 

@@ -19,17 +19,23 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kerneldecl.cudalink import link_cuda_library
+from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError
 from kerneldecl.key import arch_fields, compilers, digest
 from kerneldecl.model import Arch, Workload
+from kerneldecl.planning import is_measured
 from kerneldecl.stores.local import LocalStore, Miss, Record
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 _NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
+LINKERS: Mapping[str, Linker] = MappingProxyType({"cpu": link_shared_library, "cuda": link_cuda_library})
+"""What links objects into a library, by kind of arch."""
 
 
 class Part(NamedTuple):
@@ -123,7 +129,7 @@ def _kernels(records: Iterable[Record]) -> dict[str, Record]:
     """Return the record that each symbol's kernel comes from, sorted by symbol.
 
     Searches with other settings may have found several kernels of one computation. A symbol can stand for one: the
-    fastest of those that are within everyone's tolerance.
+    fastest of those that are within everyone's tolerance, measured ones before others.
     """
     by_symbol: dict[str, list[Record]] = {}
     for record in records:
@@ -133,7 +139,9 @@ def _kernels(records: Iterable[Record]) -> dict[str, Record]:
 
 def _best(records: Sequence[Record]) -> Record:
     strictest = min(record.result["tolerance"] for record in records)
-    right = (record for record in records if record.result["error"] <= strictest)
+    measured = [record for record in records if is_measured(record)]
+    # Where nobody has measured any, each is as good as its policy expects.
+    right = [record for record in measured if record.result["error"] <= strictest] or records
     return min(right, key=lambda record: (record.result["run_secs"], record.key))
 
 
@@ -188,7 +196,8 @@ def _entry(part: Part, kernels: Mapping[str, Record]) -> dict[str, Any]:
         "run_secs": result["run_secs"],
         "flops": lowered["flops"],
         "least_bytes": lowered["least_bytes"],
-        "verdict": {"verified": True, "error": result["error"], "tolerance": record.result["tolerance"]},
+        "verdict": {"verified": result["error"] is not None, "error": result["error"], "tolerance": record.result["tolerance"]},
+        "unmeasured": not result.get("is_measured", True),
         "provenance": result["provenance"],
     }
 

@@ -7,32 +7,60 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kerneldecl.errors import LockHeldError
+from kerneldecl.errors import LockHeldError, ToolchainError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+_POLL_SECS = 0.05
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, purpose: str, say: Callable[[str], None], *, wait: bool = True) -> Iterator[None]:
     """Hold the lock; if another process has it, say who and wait, or raise LockHeldError if told not to."""
-    from filelock import FileLock, Timeout  # a plan needs none
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock, holder = FileLock(path), path.with_suffix(".holder")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        sentence = f"{_read(holder)} is {purpose}"
-        if not wait:
-            raise LockHeldError(f"{sentence}; run again without --no-wait to wait for it") from None
-        say(f"{sentence}: waiting for it to finish")
-        lock.acquire()
-    try:
-        holder.write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
+    with exclusive_of([path], purpose, say, wait=wait):
         yield
+
+
+@contextlib.contextmanager
+def exclusive_of(paths: Sequence[Path], purpose: str, say: Callable[[str], None], *, wait: bool = True) -> Iterator[Path]:
+    """Hold the first of several locks that is free, and say which."""
+    found = _acquired(paths)
+    if found is None:
+        sentence = f"{_read(paths[0].with_suffix('.holder'))} is {purpose}"
+        if not wait:
+            raise LockHeldError(f"{sentence}; run again without --no-wait to wait for it")
+        say(f"{sentence}: waiting for it to finish")
+    while found is None:
+        time.sleep(_POLL_SECS)
+        found = _acquired(paths)
+    path, lock = found
+    try:
+        path.with_suffix(".holder").write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
+        yield path
     finally:
         lock.release()
+
+
+def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:
+    from filelock import FileLock, Timeout  # a plan needs none
+
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        except PermissionError:
+            raise ToolchainError(f"{path} belongs to another user; ask for its removal") from None
+        return path, lock
+    return None
 
 
 def _read(holder: Path) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import tomli
+
 from kerneldecl.model import Arch, Candidate, Workload, frozen
+from kerneldecl.planning import is_measured
 from kerneldecl.stores.local import Record
 
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
@@ -30,10 +33,19 @@ def _block(entry: str, record: Record) -> str:
             f'name = "{entry}"\n',
             f'key = "{record.key}"\n',
             f'winner = "{_candidate(result["winner"])}"\n',
-            f"time_us = {result['run_secs'] * 1e6:.4g}\n",
+            f"time_us = {result['run_secs'] * 1e6:.4g}\n" if is_measured(record) else "unmeasured = true\n",
             f'object = "{result["code"]}"\n',
         ]
     )
+
+
+def unmeasured_keys(text: str) -> frozenset[str]:
+    """Return the keys of the entries that a lock holds unmeasured; none where the text is no lock."""
+    try:
+        entries = tomli.loads(text).get("entry", [])
+    except tomli.TOMLDecodeError:
+        return frozenset()
+    return frozenset(entry["key"] for entry in entries if entry.get("unmeasured"))
 
 
 def _candidate(json: Any) -> str:

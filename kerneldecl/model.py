@@ -235,6 +235,8 @@ class Block:
     writes: tuple[Access, ...]
     flops_per_point: int
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
+    adds_products: bool = True
+    """Of a reduction: False where it does anything else at a point than adding a product of two operands to a sum that started at zero."""
 
     @property
     def is_reduction(self) -> bool:
@@ -294,6 +296,12 @@ class Measurement:
     code: str = ""
     """Digest of the generated code; empty if it was not built."""
     code_bytes: int = 0
+    registers: int = 0
+    """Of 32 bits, by each thread of the kernel that uses most of them; 0 on CPUs, as the next two are."""
+    smem_bytes: int = 0
+    """Shared memory by each thread block, of the kernel that uses most."""
+    spill_bytes: int = 0
+    """Of local memory, by each thread: spilled registers and arrays whose indices vary."""
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()

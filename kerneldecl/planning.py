@@ -17,8 +17,11 @@ Kind = Literal["lower", "tune", "build", "link"]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-MEASURING: Mapping[str, str | int] = {"protocol": "cpu-warm-1", "seed": 20}
-"""How candidates are checked and timed (runners/timing.py, race.py) and what their random inputs start from."""
+MEASURING: Mapping[str, Mapping[str, str | int]] = {
+    "cpu": {"protocol": "cpu-warm-1", "seed": 20},
+    "cuda": {"protocol": "cuda-graph-cold-1", "seed": 20},
+}
+"""By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
 
 
 BLOBS = ("code", "database", "source")
@@ -81,8 +84,18 @@ class EntryPlan:
         return next(action for action in self.actions if action.kind == kind)
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Whether its kernel is its policy's choice, which nobody has measured."""
+        return self.tuned is not None and not is_measured(self.tuned)
+
+    @property
     def is_done(self) -> bool:
         return all(action.is_hit for action in self.actions)
+
+
+def is_measured(tuned: Record) -> bool:
+    """Say whether a winner was measured, and not only expected to be the best."""
+    return bool(tuned.result.get("is_measured", True))
 
 
 @dataclass(frozen=True)
@@ -124,6 +137,9 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         return EntryPlan(workload, arch, policies, (lower, *waiting), None, None)
     manifest = tune_manifest(workload, lowered.result, inputs)
     tune, tuned = _judged(workload, "tune", manifest, read, past, arch)
+    if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
+        # Nobody has measured it yet; this machine has chosen by the policy's order.
+        tune, tuned = Action(workload.entry, workload.target, "tune", True, tune.key, "", manifest), ranked
     build = _build_action(workload, tuned, past)
     return EntryPlan(workload, arch, policies, (lower, tune, build), lowered.result, tuned)
 
@@ -140,7 +156,8 @@ def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
 def tune_manifest(workload: Workload, lowered: Mapping[str, Any], inputs: Inputs) -> str:
     """Return the manifest of the workload's tuning, once its computation is known."""
     arch = inputs.archs[workload.target]
-    search = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation, **MEASURING}
+    search: keys.Fields = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation}
+    search = {**search, **MEASURING[arch.kind]}
     return keys.tune_manifest(lowered["computation"], arch, search, inputs.plugins[workload.policy, arch.kind], inputs.toolchain)
 
 

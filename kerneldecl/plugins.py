@@ -32,6 +32,8 @@ HOST = "host"
 """The arch that is detected instead of read from a file."""
 
 _PACKAGE = Path(__file__).parent
+STANDARD = _PACKAGE
+"""A root that has the standard plug-ins alone."""
 _SYNTHETIC = "_kerneldecl_"
 _SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
 _SINGULAR = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}

@@ -11,38 +11,62 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kerneldecl.model import Measurement
 
 Sampler = Callable[[Measurement, int], "list[float] | str"]
 """Times a candidate: takes it and the calls a sample is made of, returns seconds a call, or why there are none."""
 
-ROUNDS = ((3, 4.0, 20), (7, 1.5, 8), (20, 1.15, 4))
-"""Samples of a round, the slowdown against the best with which one still takes part, and the most that take part."""
-SAMPLE_SECS = 1e-3
-"""A sample is as many calls as take this long, so that the clock's own cost does not count."""
-ROUND_SECS = 1.5
-"""Slow kernels get fewer samples, so that no round takes much longer; three at least."""
+
+@dataclass(frozen=True)
+class Round:
+    """One round: who takes part, and how often each is sampled."""
+
+    samples: int
+    slowdown: float
+    """Against the best so far, with which one still takes part."""
+    most: int
+    """That take part."""
+    least: int = 3
+    """Samples, however long they take."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much time a device is given to show its differences."""
+
+    rounds: tuple[Round, ...]
+    sample_secs: float
+    """A sample is as many calls as take this long, so that the clock's own cost does not count."""
+    round_secs: float
+    """Slow kernels get fewer samples, so that no round takes much longer."""
+
+
+PACES: Mapping[str, Pace] = {
+    "cpu": Pace((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
+    # A first run on a GPU, with cold caches like the samples, tells who is far behind: a first round may be too long to be worth it.
+    "cuda": Pace((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4)), 2e-4, 0.4),
+}
+"""By kind of arch."""
 NOISE = 0.005
 """Two medians closer than this are one to us."""
 
 
-def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler) -> list[Measurement]:
+def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler, pace: Pace = PACES["cpu"]) -> list[Measurement]:
     """Return the candidates, each with its samples or a failure. Each comes with the seconds of a first run."""
     field = {id(m): m for m, _ in verified}
     secs = {id(m): first for m, first in verified}
     order = list(field)
-    for samples, slowdown, most in ROUNDS:
-        # Equal times fall back on the declared order, so that the order of arrival plays no part.
-        order.sort(key=lambda index: (secs[index], field[index].code_bytes, field[index].code))
-        order = [index for index in order[:most] if secs[index] <= slowdown * secs[order[0]]]
-        total = sum(max(secs[index], SAMPLE_SECS) for index in order)
-        count = max(3, min(samples, int(ROUND_SECS / total))) if order else 0
+    for rules in pace.rounds:
+        order = _admitted(order, secs, field, rules)
+        total = sum(max(secs[index], pace.sample_secs) for index in order)
+        count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if order else 0
         for _ in range(count):
             for index in [i for i in order if not field[i].failure]:
-                field[index] = _sampled(field[index], secs[index], sample)
+                field[index] = _sampled(field[index], secs[index], sample, pace)
+        order = [index for index in order if not field[index].failure]
         for index in order:
             if field[index].samples:
                 secs[index] = field[index].run_secs
@@ -50,8 +74,29 @@ def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler) -> list
     return [m if m.samples or m.failure else replace(m, samples=(secs[index],)) for index, m in field.items()]
 
 
-def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler) -> Measurement:
-    calls = max(1, math.ceil(SAMPLE_SECS / max(expected_secs, 1e-7)))
+def _admitted(order: Sequence[int], secs: Mapping[int, float], field: Mapping[int, Measurement], rules: Round) -> list[int]:
+    """Return who takes part in a round: the fastest, then the others by time, in the declared order where noise hides differences.
+
+    Of many that are equally fast the same few then come to the final on every run.
+    """
+    if not order:
+        return []
+    fastest = min(order, key=lambda index: (secs[index], declared_order(field[index])))
+    limit = rules.slowdown * secs[fastest]
+
+    def rank(index: int) -> tuple[object, ...]:
+        return index != fastest, (secs[index] / secs[fastest] - 1) // NOISE, declared_order(field[index])
+
+    return sorted((index for index in order if secs[index] <= limit), key=rank)[: rules.most]
+
+
+def declared_order(measurement: Measurement) -> tuple[int, int, int, str]:
+    """Return what decides between equals: fewest registers, least shared memory (of a GPU's), least code, lowest digest."""
+    return measurement.registers, measurement.smem_bytes, measurement.code_bytes, measurement.code
+
+
+def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, pace: Pace) -> Measurement:
+    calls = max(1, math.ceil(pace.sample_secs / max(expected_secs, 1e-7)))
     answer = sample(measurement, calls)
     if isinstance(answer, str):
         return replace(measurement, samples=(), failure=answer)
@@ -59,27 +104,27 @@ def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler) ->
 
 
 def ranking(measurements: Sequence[Measurement]) -> tuple[list[Measurement], int]:
-    """Return all measurements, winner first, then by time, failed ones last; and how many tied with the winner.
+    """Return all measurements, winner first, then by time, failed ones last; and how many tied with the fastest.
 
-    Among those that noise cannot tell from the fastest, the one with the least code wins, then the lower digest: a
-    second run picks the same one.
+    Who came to the final can win. Among those that noise cannot tell from the fastest, the first in the declared order
+    wins: a second run picks the same one.
     """
     timed = sorted((m for m in measurements if m.samples), key=lambda m: m.run_secs)
     if not timed:
         return list(measurements), 0
-    tied = [m for m in timed if _is_tied(timed[0], m)]
-    winner = min(tied, key=lambda m: (m.code_bytes, m.code))
+    most = max(len(m.samples) for m in timed)
+    final = [m for m in timed if 2 * len(m.samples) > most]
+    winner = min((m for m in final if _is_tied(final[0], m)), key=declared_order)
     others = [m for m in timed if m is not winner]
-    return [winner, *others, *(m for m in measurements if not m.samples)], len(tied) - 1
+    return [winner, *others, *(m for m in measurements if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
 
 
 def _is_tied(best: Measurement, other: Measurement) -> bool:
-    gap = other.run_secs - best.run_secs
-    return gap <= max(NOISE * best.run_secs, 2 * math.hypot(_median_error(best), _median_error(other)))
+    """Compare samples of the same turns, as far as both took part: what changed in between meets both.
 
-
-def _median_error(measurement: Measurement) -> float:
-    """Return the standard error of the median: 1.253 x sigma / sqrt(n), sigma from the median absolute deviation."""
-    median = measurement.run_secs
-    sigma = 1.4826 * statistics.median(abs(sample - median) for sample in measurement.samples)
-    return 1.253 * sigma / math.sqrt(len(measurement.samples))
+    The standard error of a median is 1.253 x sigma / sqrt(n), with sigma from the median absolute deviation.
+    """
+    ratios = [theirs / ours for ours, theirs in zip(best.samples, other.samples, strict=False)]
+    median = statistics.median(ratios)
+    sigma = 1.4826 * statistics.median(abs(ratio - median) for ratio in ratios)
+    return median - 1 <= max(NOISE, 2 * 1.253 * sigma / math.sqrt(len(ratios)))

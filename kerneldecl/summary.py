@@ -18,6 +18,7 @@ def build_json(done: Build) -> dict[str, Any]:
     tuned = [e.entry for e in chosen if before[e.entry].tuned is None and e.tuned is not None]
     built = [e.entry for e in chosen if before[e.entry].tuned is not None and not before[e.entry].is_done and e.is_done]
     settled = {*up_to_date, *tuned, *built, *done.failures}
+    unmeasured = [e.entry for e in chosen if e.is_unmeasured]
     linked = [action.target for action in done.first_plan.links if not action.is_hit and action.target in done.artifacts]
     return {
         "schema": 1,
@@ -25,6 +26,8 @@ def build_json(done: Build) -> dict[str, Any]:
         "up_to_date": len(up_to_date),
         "tuned": len(tuned),
         "built": len(built),
+        "unmeasured": unmeasured,
+        "bundles": {target: str(folder) for target, folder in done.bundles.items()},
         "not_reached": [e.entry for e in chosen if e.entry not in settled],
         "linked": linked,
         "failed": [{"entry": entry, "reason": reason} for entry, reason in done.failures.items()],
@@ -38,7 +41,20 @@ def build_text(found: dict[str, Any]) -> str:
     parts += [f"{found[name]} {name}" for name in ("tuned", "built") if found[name]]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
     parts += [f"{len(found['not_reached'])} not reached (--keep-going goes on after a failure)"] * bool(found["not_reached"])
+    parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
+    if names := found["unmeasured"]:
+        lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
+    lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
     lines += [f"artifact for {target}: {found['artifacts'][target]}" for target in found["linked"]]
     return "\n".join(lines)
+
+
+def measured_text(found: dict[str, Any]) -> str:
+    """Return what came of a bundle."""
+    parts = [f"{found['measured']} measured", *[f"{found['measured_before']} measured before"] * bool(found["measured_before"])]
+    parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
+    lines = [f"{found['entries']} entries: {', '.join(parts)}"]
+    lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
+    return "\n".join([*lines, f"records: {found['records']}; commit them, and every build links what was measured"])

@@ -5,6 +5,7 @@ Knows nothing of plans or records: an artifact says itself what it holds.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,17 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), "artifact_defect has read it"
     library = str((folder / manifest["library"]).resolve())
-    with LocalRunner(1, manifest["arch"].get("cpu", {"cores": 1})["cores"]) as runner:
-        entries = [_verdict(entry, library, root, runner) for entry in manifest["entries"]]
+    cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
+    with LocalRunner(1, cores) as runner:
+        device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"]}
+        entries = [_verdict(entry, {**device, "library": library}, root, runner) for entry in manifest["entries"]]
     code = ExitCode.DONE if all(entry["ok"] for entry in entries) else ExitCode.VERIFICATION
     return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries}
 
 
-def _verdict(entry: dict[str, Any], library: str, root: Path, runner: LocalRunner) -> dict[str, Any]:
+def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
     case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
-    request = {"do": "verify", "case": case, "library": library, "symbol": entry["symbol"]}
+    request = {"do": "verify", **where, "case": case, "symbol": entry["symbol"]}
     answer = runner.measure(request, LIMIT_SECS)
     tolerance = entry["verdict"]["tolerance"]
     error = answer.get("error")

@@ -31,6 +31,8 @@ class Workspace:
     inputs: Inputs
     extra_files: tuple[Path, ...]
     """Files outside the plug-in folders that keys depend on."""
+    case_files: Mapping[str, tuple[Path, ...]]
+    """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
 
     @property
     def store(self) -> LocalStore:
@@ -69,7 +71,8 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
     extra = {root / path for _, path in paths} | {file for files in rules.values() for file in files} | own
-    return Workspace(root, declaration, inputs, tuple(sorted(extra)))
+    case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
+    return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
 
 
 def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 Knows nothing of shapes, attributes or which rule applies them.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -30,8 +31,36 @@ class Pointwise:
     """Whether several roundings in a narrow dtype would show: such operations are computed in float32."""
 
 
+_STEPS = 64
+"""Points of the table of erf between two whole numbers; beyond 6 in size erf is 1 to the last bit."""
+_POINTS = np.arange(-6 * _STEPS, 6 * _STEPS + 1) / _STEPS
+_ORDER = 7
+
+
+@functools.cache
+def _erf_terms() -> Array:
+    """Return the coefficients of erf's Taylor polynomial about each point, by rising power.
+
+    The derivatives are 2 / sqrt(pi) * (-1)^n * H_n(x) * exp(-x^2), with the Hermite polynomials H_n.
+    """
+    hermite = [np.ones_like(_POINTS), 2 * _POINTS]
+    for n in range(1, _ORDER - 1):
+        hermite.append(2 * _POINTS * hermite[n] - 2 * n * hermite[n - 1])
+    slope = 2 / math.sqrt(math.pi) * np.exp(-np.square(_POINTS))
+    rest = [slope * (-1) ** n * h / math.factorial(n + 1) for n, h in enumerate(hermite)]
+    return np.stack([np.vectorize(math.erf)(_POINTS), *rest])
+
+
 def _erf(x: Array) -> Array:
-    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+    """Return erf to an error of 1e-15: NumPy has none, and math.erf for each element would take seconds."""
+    near = np.clip(x, -6, 6)
+    at = np.nan_to_num(np.rint(near * _STEPS)).astype(np.intp) + 6 * _STEPS
+    distance = near - _POINTS[at]
+    *lower, highest = _erf_terms()
+    value = highest[at]
+    for terms in lower[::-1]:
+        value = value * distance + terms[at]
+    return np.asarray(value.astype(x.dtype, copy=False))
 
 
 def _sigmoid(x: Array) -> Array:

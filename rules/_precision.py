@@ -5,11 +5,10 @@ Knows nothing of any one operator.
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from kerneldecl.arrays import Array
 from kerneldecl.rule import dtype_tolerance
 
 FactorDtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
@@ -59,14 +58,13 @@ def sum_problems(dtype: str, accum: str, out: str) -> Iterator[str]:
         yield f"out_dtype {out} is narrower than accum_dtype {accum}: sums would wrap around"
 
 
-def scaled_down(values: Array, terms: int) -> Array:
-    """Return floating-point values divided by sqrt(terms), so that sums of so many products have unit variance.
+def reference_dtype(out: str, *dtypes: str) -> type[np.floating[Any]]:
+    """Return what products of such dtypes, stored as `out`, are summed in: float32 where its rounding does not show in `out`.
 
-    Beside sums that grow with their length, a bias or an activation that a wrong kernel loses would not show.
+    Sums of products of 8-bit integers are exact in float64, where NumPy has a fast product, up to 2**37 terms.
     """
-    if values.dtype.kind in "iu":
-        return values
-    return (values.astype(np.float64) / math.sqrt(terms)).astype(values.dtype)
+    is_narrow = all(SIGNIFICANT_BITS[dtype] <= SIGNIFICANT_BITS["float16"] and not is_integer(dtype) for dtype in (out, *dtypes))
+    return np.float32 if is_narrow else np.float64
 
 
 def sum_tolerance(out: str, accum: str, terms: int) -> float:

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import Array, by_rows, random_array
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from ._epilogue import Epilogue, Step
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, reference_dtype, sum_problems, sum_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,24 +106,36 @@ class Conv2d(Rule):
 
     def reference(self, *inputs: Array) -> Array:
         x, w, *operands = inputs
-        p, (n, rows, columns, f) = self.padding, self._epilogue.out.shape
-        padded = np.pad(x.astype(np.float64), ((0, 0), (p, p), (p, p), (0, 0)))
-        grouped = padded.reshape(*padded.shape[:3], self.groups, -1)
-        weights = w.astype(np.float64).reshape(self.kh, self.kw, -1, self.groups, f // self.groups).transpose(0, 1, 3, 2, 4)
-        sums = np.zeros((self.groups, n * rows * columns, f // self.groups))
-        for r, s in np.ndindex(self.kh, self.kw):
-            top, left = r * self.dilation, s * self.dilation
-            pixels = grouped[:, top :: self.stride, left :: self.stride][:, :rows, :columns]
-            sums += pixels.reshape(-1, *pixels.shape[3:]).swapaxes(0, 1) @ weights[r, s]
-        return self._epilogue.reference(sums.swapaxes(0, 1).reshape(n, rows, columns, f), operands)
+        out = self._epilogue.out
+        wide = reference_dtype(out.dtype, self.dtype)
+        weights = w.astype(wide).reshape(self._terms, self.groups, -1).swapaxes(0, 1)
+
+        def images(part: slice) -> Array:
+            sums = self._pixels(x[part].astype(wide)) @ weights
+            return sums.swapaxes(0, 1).reshape(-1, *out.shape[1:])
+
+        sums = by_rows(np.empty(out.shape, wide), images, math.prod(out.shape[1:3]) * self._terms * self.groups)
+        return self._epilogue.reference(sums, operands)
+
+    def _pixels(self, x: Array) -> Array:
+        """Return the factors of each sum, [groups, outputs of all images, terms]: every pixel as often as a kernel meets it."""
+        p, (_, rows, columns, _) = self.padding, self._epilogue.out.shape
+        padded = np.pad(x, ((0, 0), (p, p), (p, p), (0, 0))).reshape(len(x), self.h + 2 * p, self.w + 2 * p, self.groups, -1)
+        image, row, column, group, channel = padded.strides
+        steps = (row * self.stride, column * self.stride, row * self.dilation, column * self.dilation)
+        shape = (self.groups, len(x), rows, columns, self.kh, self.kw, self.c // self.groups)
+        met = np.lib.stride_tricks.as_strided(padded, shape, (group, image, *steps, channel), writeable=False)
+        return met.reshape(self.groups, -1, self._terms)
 
     def flops(self) -> int:
         """Return the operations, those on padding included."""
         return math.prod(self._epilogue.out.shape) * (2 * self._terms + self._epilogue.flops_per_element())
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        x, w, *operands = super().inputs(rng)
-        return [x, scaled_down(w, self._terms), *operands]
+        """Return weights such that sums have unit variance."""
+        x, w, *operands = self.signature().inputs
+        weights = random_array(rng, w, 1 / math.sqrt(self._terms))
+        return [random_array(rng, x), weights, *(random_array(rng, operand) for operand in operands)]
 
     def tolerance(self) -> float:
         return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kerneldecl.arrays import Array, numpy_dtype
+from kerneldecl.arrays import Array, by_rows, numpy_dtype
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from ._pointwise import OPERATIONS, cast, lower, stage
-from ._precision import is_integer
+from ._precision import is_integer, reference_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +58,15 @@ class Elementwise(Rule):
         return [*inputs, stage(self.shape, "Y", lambda y: y, cast(wide, self.dtype))]
 
     def reference(self, *inputs: Array) -> Array:
-        wide = np.int64 if is_integer(self.dtype) else np.float64
-        result = OPERATIONS[self.op].reference(*(x.astype(wide) for x in inputs))
+        wide = np.int64 if is_integer(self.dtype) else reference_dtype(self.dtype)
         # Integers wrap around, in the kernel as in this cast.
-        return result.astype(numpy_dtype(self.dtype)) if is_integer(self.dtype) else result
+        out = np.empty(math.prod(self.shape), numpy_dtype(self.dtype) if is_integer(self.dtype) else wide)
+        operands = [x.reshape(-1) for x in inputs]
+
+        def part(rows: slice) -> Array:
+            return OPERATIONS[self.op].reference(*(x[rows].astype(wide) for x in operands)).astype(out.dtype, copy=False)
+
+        return by_rows(out, part, 1).reshape(self.shape)
 
     def flops(self) -> int:
         return OPERATIONS[self.op].flops * math.prod(self.shape)

@@ -3,17 +3,18 @@
 Knows nothing of tiles, targets or how the product is scheduled.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import Array, by_rows, random_array
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from ._epilogue import Epilogue
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, sum_problems, sum_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +63,15 @@ class Gemv(Rule):
         return [*inputs, cast.lower(lambda name: te.compute((self.n,), element, name=name), [])]
 
     def reference(self, *inputs: Array) -> Array:
-        w, x = (array.astype(np.float64) for array in inputs)
-        return np.asarray((w if self.layout == "n" else w.T) @ x)
+        w, x = (inputs[0] if self.layout == "n" else inputs[0].T), inputs[1].astype(np.float64)
+        return by_rows(np.empty(self.n), lambda rows: w[rows].astype(np.float64) @ x, self.k)
 
     def flops(self) -> int:
         return 2 * self.n * self.k
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        w, x = super().inputs(rng)
-        return [scaled_down(w, self.k), x]
+        w, x = self.signature().inputs
+        return [random_array(rng, w, 1 / math.sqrt(self.k)), random_array(rng, x)]
 
     def tolerance(self) -> float:
         return sum_tolerance(self._out.dtype, self._accum, self.k)

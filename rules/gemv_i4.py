@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kerneldecl.arrays import Array, numpy_dtype
+from kerneldecl.arrays import Array, by_rows, numpy_dtype
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from ._epilogue import Epilogue
@@ -63,9 +63,13 @@ class GemvI4(Rule):
 
     def reference(self, *inputs: Array) -> Array:
         w, scale, x = inputs
-        nibbles = np.stack([w & 15, w >> 4], axis=-1).reshape(self.n, self.k).astype(np.float64)
-        weights = (nibbles - 8) * scale.astype(np.float64).repeat(self.group, axis=1)
-        return np.asarray(weights @ x.astype(np.float64))
+        wide = x.astype(np.float64)
+
+        def part(rows: slice) -> Array:
+            nibbles = np.stack([w[rows] & 15, w[rows] >> 4], axis=-1).reshape(-1, self.k).astype(np.float64)
+            return (nibbles - 8) * scale[rows].astype(np.float64).repeat(self.group, axis=1) @ wide
+
+        return by_rows(np.empty(self.n), part, self.k)
 
     def flops(self) -> int:
         """Return two operations for each weight and two more to dequantise it: minus 8, times scale."""

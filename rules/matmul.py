@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import PERIOD, Array, distinct, random_array, repeated, widened
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from ._epilogue import Epilogue, Step
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, scaled_down, sum_problems, sum_tolerance
+from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, reference_dtype, sum_problems, sum_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +80,31 @@ class Matmul(Rule):
 
     def reference(self, *inputs: Array) -> Array:
         a, b, *operands = inputs
-        lhs = a.astype(np.float64) if self.layout[0] == "n" else a.astype(np.float64).swapaxes(-1, -2)
-        rhs = b.astype(np.float64) if self.layout[1] == "n" else b.astype(np.float64).swapaxes(-1, -2)
-        # Sums of 8-bit products are exact in float64, where NumPy has a fast product, up to 2**37 terms.
-        return self._epilogue.reference(lhs @ rhs, operands)
+        lhs = a if self.layout[0] == "n" else a.swapaxes(-1, -2)
+        rhs = b if self.layout[1] == "n" else b.swapaxes(-1, -2)
+        wide = reference_dtype(self._epilogue.out.dtype, self.dtype)
+        rows, columns = distinct(lhs, -2), distinct(rhs, -1)
+        sums = widened(lhs[..., :rows, :], wide) @ widened(rhs[..., :columns], wide)
+        return self._epilogue.reference(repeated(repeated(sums, self.n, -1), self.m, -2), operands)
 
     def flops(self) -> int:
         return math.prod(self._epilogue.out.shape) * (2 * self.k + self._epilogue.flops_per_element())
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        a, b, *operands = super().inputs(rng)
-        return [a, scaled_down(b, self.k), *operands]
+        """Return factors whose product has unit variance. Of large ones rows of A and columns of B repeat: see `PERIOD`."""
+        a, b, *operands = self.signature().inputs
+        return [
+            _factor(rng, a, -2 if self.layout[0] == "n" else -1, 1.0),
+            _factor(rng, b, -1 if self.layout[1] == "n" else -2, 1 / math.sqrt(self.k)),
+            *(random_array(rng, operand) for operand in operands),
+        ]
 
     def tolerance(self) -> float:
         return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k)
+
+
+def _factor(rng: np.random.Generator, arg: Arg, axis: int, scale: float) -> Array:
+    """Return a factor whose slices along an axis, the one that the product keeps, repeat after PERIOD of them."""
+    shape = list(arg.shape)
+    shape[axis] = min(shape[axis], PERIOD)
+    return repeated(random_array(rng, Arg(arg.name, tuple(shape), arg.dtype), scale), arg.shape[axis], axis)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.arrays import Array, aligned, poisoned
+from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Rule, Signature, WorkspaceFile
 
 NO_FILE = WorkspaceFile("")
@@ -26,7 +26,7 @@ class TensorIr(Rule):
     function: str = ""
     """Name of the PrimFunc, where the file has several."""
     reference_file: WorkspaceFile = NO_FILE
-    """Python file with a NumPy reference; by default the function itself is the reference, built without a schedule."""
+    """Python file with a NumPy reference; by default the function itself is the reference, at a higher precision on the CPU."""
     reference_function: str = "reference"
     """Name of the function in reference_file: it takes the inputs and returns the output, or a sequence of outputs."""
 
@@ -61,18 +61,15 @@ class TensorIr(Rule):
         if self.reference_file:
             found: Array | Sequence[Array] = runpy.run_path(self.reference_file, run_name=RUN_NAME)[self.reference_function](*inputs)
             return found
-        return self._run_unscheduled(inputs)
+        from kerneldecl.compiler.reference import expected_outputs
 
-    def _run_unscheduled(self, inputs: Sequence[Array]) -> list[Array]:
-        import tvm
+        return expected_outputs(self.lower(), inputs, self.signature().outputs)
 
-        from kerneldecl.kernels import tensor
+    def tolerance(self) -> float:
+        """Return the tolerance of the least precise argument, and what sums in the function's own dtypes may add to it."""
+        from kerneldecl.compiler.reference import rounding
 
-        func = self.lower().with_attr("global_symbol", "main")
-        kernel = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
-        outputs = [aligned(poisoned(arg)) for arg in self.signature().outputs]
-        kernel(*map(tensor, map(aligned, inputs)), *map(tensor, outputs))
-        return outputs
+        return super().tolerance() + rounding(self.lower())
 
     def flops(self) -> int:
         """Return TVM's estimate."""

@@ -28,7 +28,7 @@ from kerneldecl.key import digest
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan
 from kerneldecl.progress import Event
-from kerneldecl.tune import Runner
+from kerneldecl.task import Runner
 from kerneldecl.workspace import Workspace, open_workspace
 
 REPOSITORY = Path(__file__).parent.parent
@@ -251,7 +251,7 @@ class Space:
             yield runner or DieRunner()
 
         interrupt = signal.getsignal(signal.SIGINT)
-        on_fakes = functools.partial(api.run_build, runners=runners, linker=linker)
+        on_fakes = functools.partial(api.run_build, runners=runners, linkers=dict.fromkeys(("cpu", "cuda"), linker))
         with (
             mock.patch("kerneldecl.api.run_build", on_fakes),
             mock.patch("sys.argv", ["kerneldecl", "-C", str(self.root), *arguments]),
@@ -278,7 +278,8 @@ class Space:
         def runners() -> Iterator[Runner]:
             yield built.runner
 
-        built.build = flow.build(workspace, flow.Options(selected=chosen, **options), runners, linker, built.events.append)
+        linkers = dict.fromkeys(("cpu", "cuda"), linker)
+        built.build = flow.build(workspace, flow.Options(selected=chosen, **options), runners, linkers, built.events.append)
         built.links = linker.calls
         return built
 

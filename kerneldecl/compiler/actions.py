@@ -13,11 +13,11 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler import codegen, cuda, tensorir
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.cxx import link_shared_library
 from kerneldecl.key import build_manifest, digest, key
-from kerneldecl.model import Candidate
+from kerneldecl.link import LINKERS
+from kerneldecl.model import Arch, Candidate
 from kerneldecl.plugins import load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
@@ -55,16 +55,29 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     scheduled, symbol = tensorir.module_digest(schedule.mod), tensorir.symbol(case["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
     store = LocalStore(Path(case["root"]) / "cache")
-    known = store.read("build", key(manifest), is_local=parsed.is_detected)
+    known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
     if isinstance(known, Record) and not afresh:
         return {"scheduled": scheduled, **known.result}
-    content = codegen.compile_object(schedule.mod, parsed, symbol)
-    built = {"code": digest(content), "code_bytes": len(content)}
+    content, built = _compiled(schedule.mod, parsed, symbol, store)
     path = Path(folder) / f"{built['code']}.o"
     path.write_bytes(content)
-    link_shared_library(path.with_suffix(".so"), [path])
-    store.write("build", manifest, built, is_local=parsed.is_detected)
+    LINKERS[parsed.kind](path.with_suffix(".so"), [path])
+    store.write("build", manifest, built, is_local=True)
     return {"scheduled": scheduled, **built}
+
+
+def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
+    """Return the object file, and what a build record tells of it: fields of a `Measurement`."""
+    if arch.kind == "cpu":
+        content = codegen.compile_object(mod, arch, symbol)
+        return content, {"code": digest(content), "code_bytes": len(content)}
+    made = cuda.compile_cuda_object(mod, arch, symbol, store)
+    used = {
+        "registers": max(launch.usage.registers for launch in made.launches),
+        "smem_bytes": max(launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in made.launches),
+        "spill_bytes": max(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches),
+    }
+    return made.content, {"code": made.code, "code_bytes": len(made.content), **used}
 
 
 def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:

@@ -79,6 +79,12 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     return CudaObject(embed(_host_object(library), module), _code_digest(cubin, launches, signature_of(func)), launches)
 
 
+def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
+    """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
+    library, _, _ = _generated(tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)}), target_of(arch))
+    return _serialized(library)[1]
+
+
 @contextmanager
 def _source_only() -> Iterator[None]:
     """Have TVM's code generator leave CUDA source as it is, also where it could compile it."""

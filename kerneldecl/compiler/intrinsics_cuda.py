@@ -28,6 +28,9 @@ ABBREVIATIONS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32
 SUMS = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
 """By dtype of the factors: what mma.sync can sum in."""
 
+WRITTEN = ("c+ab", "c+ba", "ab+c", "ba+c")
+"""Orders in which a sum of products can be written: the sum c, and a, b as the left and the right operand."""
+
 
 @dataclass(frozen=True)
 class Tensorized:
@@ -41,9 +44,13 @@ class Tensorized:
     """Of the reduction, in one go."""
 
 
-def tensorized(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -> Tensorized:
-    """Return the intrinsics of a product, registered. `k_last` says that neighbours along k are neighbours in memory."""
-    multiply = _multiply_name(dtype, sums, left_k_last=left_k_last, right_k_last=right_k_last)
+def tensorized(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool, written: str = WRITTEN[0]) -> Tensorized:
+    """Return the intrinsics of a product, registered.
+
+    `k_last` says that neighbours along k are neighbours in memory, `written` in which of the orders WRITTEN the function
+    adds and multiplies: TVM matches expressions as they are written.
+    """
+    multiply = _multiply_name(dtype, sums, written, left_k_last=left_k_last, right_k_last=right_k_last)
     loads = _load_name("left", dtype, k_last=left_k_last), _load_name("right", dtype, k_last=right_k_last)
     names = (*loads, multiply, f"kd.clear.{sums}")
     for name in names:
@@ -55,8 +62,9 @@ def tensorized(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) 
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
     for dtype, sums in ((dtype, total) for dtype, totals in SUMS.items() for total in totals):
-        for left, right in itertools.product((True, False) if dtype_bytes(dtype) == 2 else (True,), repeat=2):
-            tensorized(dtype, sums, left_k_last=left, right_k_last=right)
+        layouts = (True, False) if dtype_bytes(dtype) == 2 else (True,)
+        for left, right, written in itertools.product(layouts, layouts, WRITTEN):
+            tensorized(dtype, sums, left_k_last=left, right_k_last=right, written=written)
 
 
 def fragment_place(row: Any, column: Any, dtype: str) -> tuple[Any, Any]:
@@ -72,9 +80,9 @@ def _load_name(side: str, dtype: str, *, k_last: bool) -> str:
     return f"kd.ldmatrix.{side}.{dtype}.{'k_last' if k_last else 'k_first'}"
 
 
-def _multiply_name(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -> str:
+def _multiply_name(dtype: str, sums: str, written: str, *, left_k_last: bool, right_k_last: bool) -> str:
     letters = ("n" if left_k_last else "t") + ("t" if right_k_last else "n")
-    return f"kd.mma.{dtype}.{sums}.{letters}"
+    return f"kd.mma.{dtype}.{sums}.{letters}.{written}"
 
 
 def _register(name: str) -> None:
@@ -82,8 +90,8 @@ def _register(name: str) -> None:
         match name.split("."):
             case [_, "ldmatrix", side, dtype, order]:
                 described, done = _load("left" if side == "left" else "right", dtype, k_last=order == "k_last")
-            case [_, "mma", dtype, sums, letters]:
-                described, done = _multiply(dtype, sums, left_k_last=letters[0] == "n", right_k_last=letters[1] == "t")
+            case [_, "mma", dtype, sums, letters, written]:
+                described, done = _multiply(dtype, sums, written, left_k_last=letters[0] == "n", right_k_last=letters[1] == "t")
             case [_, _, sums]:
                 described, done = _clear(sums)
     tvm.s_tir.TensorIntrin.register(name, described, done)
@@ -172,7 +180,9 @@ def _load(side: Literal["left", "right"], dtype: str, *, k_last: bool) -> tuple[
     return described, done
 
 
-def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -> tuple[Any, Any]:
+def _multiply(  # noqa: C901  what it nests is the text of scripts
+    dtype: str, sums: str, written: str, *, left_k_last: bool, right_k_last: bool
+) -> tuple[Any, Any]:
     """Return two mma.sync m16n8 side by side as what they mean and as PTX."""
     from tvm.script import tirx as T
 
@@ -183,6 +193,13 @@ def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -
 
     def widened(value: Any) -> Any:
         return value if dtype == sums else tvm.tirx.Cast(sums, value)
+
+    def ordered(left: Any, right: Any) -> tuple[Any, Any]:
+        return (right, left) if "ba" in written else (left, right)
+
+    def added(before: Any, first: Any, second: Any) -> Any:
+        product = widened(first) * widened(second)
+        return before + product if written.startswith("c") else product + before
 
     def left_place(i: Any, k: Any) -> tuple[Any, Any]:
         return fragment_place(i, k, dtype) if left_k_last else fragment_place(k, i, dtype)
@@ -196,7 +213,8 @@ def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -
         B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
         C = T.match_buffer(c, (LANES, held_sums), sums, align=64, offset_factor=ROWS, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:LANES, 0:held_sums], A[0:LANES, 0:held], B[0:LANES, 0:held])
+            whole = T.meta_var(ordered(A[0:LANES, 0:held], B[0:LANES, 0:held]))
+            T.reads(C[0:LANES, 0:held_sums], whole[0], whole[1])
             T.writes(C[0:LANES, 0:held_sums])
             for i, j, k in T.grid(ROWS, ROWS, steps):
                 with T.sblock("C"):
@@ -204,9 +222,10 @@ def _multiply(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool) -
                     lane_a, place_a = T.meta_var(left_place(vi, vk))
                     lane_b, place_b = T.meta_var(right_place(vj, vk))
                     lane_c, place_c = T.meta_var(fragment_place(vi, vj, sums))
-                    T.reads(C[lane_c, place_c], A[lane_a, place_a], B[lane_b, place_b])
+                    factors = T.meta_var(ordered(A[lane_a, place_a], B[lane_b, place_b]))
+                    T.reads(C[lane_c, place_c], factors[0], factors[1])
                     T.writes(C[lane_c, place_c])
-                    C[lane_c, place_c] = C[lane_c, place_c] + widened(A[lane_a, place_a]) * widened(B[lane_b, place_b])
+                    C[lane_c, place_c] = added(C[lane_c, place_c], factors[0], factors[1])
 
     @T.prim_func(s_tir=True)
     def done(a: T.handle, b: T.handle, c: T.handle) -> None:

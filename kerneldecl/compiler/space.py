@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Range, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
@@ -115,9 +116,41 @@ def _block(nest: _Nest, names: _Names) -> Block:
     affine = _Affine(block.iter_vars)
     writes = _accesses(found.writes, affine, names)
     reads = _accesses(found.reads, affine, names)
-    if any(axis.kind == "reduce" for axis in axes):
-        reads = tuple(access for access in reads if access not in writes)
-    return Block(block.name_hint, axes, reads, writes, found.flops)
+    if all(axis.kind == "spatial" for axis in axes):
+        return Block(block.name_hint, axes, reads, writes, found.flops)
+    reads = tuple(access for access in reads if access not in writes)
+    return Block(block.name_hint, axes, reads, writes, found.flops, _adds_products(block))
+
+
+def _adds_products(block: SBlock) -> bool:
+    """Say whether a reduction adds the product of two operands to one sum, which starts at zero, at each point."""
+    match block.init, block.body:
+        case tirx.BufferStore(value=tirx.IntImm(value=0) | tirx.FloatImm(value=0.0)), tirx.BufferStore(value=tirx.Add()) as store:
+            terms = ((store.value.a, store.value.b), (store.value.b, store.value.a))
+            return any(_is_sum_of(store, before) and _is_product(added, store.value) for before, added in terms)
+        case _:
+            return False
+
+
+def _is_sum_of(store: Any, before: Any) -> bool:
+    """Say whether an expression is what the store is about to replace."""
+    is_same = isinstance(before, TensorLoad) and before.source.same_as(store.buffer)
+    return is_same and all(tvm_ffi.structural_equal(old, new) for old, new in zip(before.indices, store.indices, strict=True))
+
+
+def _is_product(added: Any, total: Any) -> bool:
+    product = _uncast(added)
+    if not isinstance(product, tirx.Mul):
+        return False
+    # Integers wrap around, so that where a product is widened makes a difference; floating products lose digits at most.
+    is_exact = str(product.ty.dtype) == str(total.ty.dtype) or "float" in str(product.ty.dtype)
+    return is_exact and all(isinstance(_uncast(factor), TensorLoad) for factor in (product.a, product.b))
+
+
+def _uncast(expr: Any) -> Any:
+    while isinstance(expr, tirx.Cast):
+        expr = expr.value
+    return expr
 
 
 def _axes(nest: _Nest) -> Iterator[Axis]:

@@ -10,8 +10,8 @@ BY_KIND = {
     "cpu": ("cpu_matmul", "cpu_conv2d", "cpu_gemv", "cpu_rowwise", "cpu_reduce", "cpu_elementwise", "cpu_fallback"),
     "cuda": (
         "gpu_matmul_tc",
-        "gpu_matmul_simt",
         "gpu_gemv",
+        "gpu_matmul_simt",
         "gpu_rowwise",
         "gpu_reduce",
         "gpu_elementwise",

@@ -5,6 +5,7 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import Work, occupancy, predicted_secs
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
+from kerneldecl.policies._gpu_windows import estimates, windows_of
 
-TEMPLATES = ("gpu_matmul_tc",)
+TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+GATHERED_STEPS = 256
+"""Products with longer sums spend too little on their results for it to matter how these are stored."""
 SAME_TILE = 4
 NARROW = 32
 """Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
@@ -45,6 +49,8 @@ class Tiling:
     warps_n: int
     stages: int
     raster: int = 1
+    gather: int = 0
+    parts: int = 1
 
     @property
     def warps(self) -> int:
@@ -61,20 +67,42 @@ class Tiling:
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
     product = contraction_of(space)
-    if isinstance(product, str) or measured or tensor_cores_refuse(product, arch.the_gpu) or product.extents[0] > MAX_GRID_Z:
+    if isinstance(product, str) or measured or why_not(space, arch):
         return ()
     gpu = arch.the_gpu
-    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)), SAME_TILE)[:top_k]
+    windows = windows_of(space, product)
+    found = [estimates(windows, product, gpu)] if windows else []
+    found.append(_estimate(product, tiling, gpu) for tiling in tilings(product, gpu))
+    return ranked(itertools.chain(*found), SAME_TILE)[:top_k]
+
+
+def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
+    """Return the tilings with so many stages, best first; nothing for what tensor cores do not take."""
+    product, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(product, str) or why_not(space, arch):
+        return ()
+    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu, (stages,))), SAME_TILE)[:top_k]
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
     product = contraction_of(space)
-    return product if isinstance(product, str) else tensor_cores_refuse(product, arch.the_gpu)
+    if isinstance(product, str):
+        return product
+    is_long = product.extents[0] > MAX_GRID_Z
+    return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
-def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the most stages that do and one less."""
+def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
+    """Return "used" or why a winner with this template does without tensor cores; empty for what multiplies no two operands."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) < 2:
+        return ""
+    return "used" if template in TEMPLATES else why_not(space, arch) or "no schedule for them that was tried is right"
+
+
+def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Tiling]:
+    """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the first two of `all_stages` that do."""
     _, m, n, k = product.extents
     item_bytes = dtype_bytes(product.left.dtype)
     steps = 32 // item_bytes
@@ -86,17 +114,17 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
             continue
         fitting = [
             stages
-            for stages in STAGES
-            if stages <= -(-k // block_k)
+            for stages in all_stages
+            if stages <= -(-k // block_k) + 1
             and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
         ]
-        for stages in fitting[:2] or ([1] if k <= block_k else []):
-            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)
-            if registers(product, bare) > gpu.max_registers_per_thread:
+        for stages, gather in itertools.product(fitting[:2], (0, 1) if k <= GATHERED_STEPS else (0,)):
+            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, gather=gather)
+            if registers(product, bare) > gpu.max_registers_per_thread or smem_bytes(product, bare) > _limit(gpu):
                 continue
             rows, columns = -(-m // block_m), -(-n // block_n)
             resident = _resident(product, bare, gpu) * gpu.sm_count
-            yield Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, raster_of(rows, columns, max(1, resident), block_m, block_n))
+            yield dataclasses.replace(bare, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
 
 
 def _is_sensible(warp_m: int, warp_n: int) -> bool:
@@ -109,11 +137,16 @@ def _limit(gpu: Gpu) -> int:
 
 
 def smem_bytes(product: Contraction, tiling: Tiling) -> int:
-    """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted."""
-    return tiling.stages * sum(
+    """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted.
+
+    Results that are gathered come where the operands were.
+    """
+    operands = tiling.stages * sum(
         _tile_bytes(extent, tiling.block_k, dtype_bytes(factor.dtype), is_k_last=factor.is_k_last)
         for extent, factor in ((tiling.block_m, product.left), (tiling.block_n, product.right))
     )
+    gathered = tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
+    return max(operands, tiling.gather * gathered)
 
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:

@@ -1,15 +1,18 @@
 """Owns the machine's own worker processes: some that build side by side, one that measures alone.
 
-Knows nothing of candidates, records or of what is asked of the workers.
+Knows nothing of candidates, records or of what is asked of the workers, but for the device that a request to measure names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any, Self
 
+from kerneldecl.gpus import held_gpu
 from kerneldecl.runners.process import Answer, Worker
 
 Request = Mapping[str, Any]
@@ -18,22 +21,29 @@ Request = Mapping[str, Any]
 class LocalRunner:
     """Runs requests in worker processes that start when they are first needed. Use as a context manager."""
 
-    def __init__(self, jobs: int, cores: int) -> None:
+    def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
+        """`say` hears of what is waited for."""
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._builders = [Worker({"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) for _ in range(jobs)]
         for worker in self._builders:
             self._idle.put(worker)
-        self._measurer = Worker({"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)})
+        self._threads_of_one = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
+        self._measurers = {("cpu", ""): Worker(self._threads_of_one)}
+        """By device and model of GPU."""
+        self._held = contextlib.ExitStack()
+        self._measuring = threading.Lock()
+        self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (*self._builders, self._measurer):
+        for worker in (*self._builders, *self._measurers.values()):
             worker.stop()
         self._threads.shutdown(cancel_futures=True)
+        self._held.close()
 
     def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
         """Yield (position, answer) of each request, as they are answered, over the building workers."""
@@ -49,8 +59,22 @@ class LocalRunner:
             self._idle.put(worker)
 
     def measure(self, request: Request, limit_secs: float) -> Answer:
-        """Return the measuring worker's answer; nothing else of ours runs meanwhile if the caller waits for builds first."""
-        return self._measurer.call(request, limit_secs)
+        """Return the answer of the worker that measures on the request's device, a GPU of `model` or the CPU.
+
+        Nothing else of ours runs meanwhile if the caller waits for builds first. Raise ToolchainError if there is no such GPU.
+        """
+        fields = {name: value for name, value in request.items() if name != "model"}
+        with self._measuring:
+            return self._measurer(request).call(fields, limit_secs)
+
+    def _measurer(self, request: Request) -> Worker:
+        device, model = str(request["device"]), str(request["model"])
+        which = (device, model if device == "cuda" else "")
+        if which not in self._measurers:
+            gpu = self._held.enter_context(held_gpu(model, self._say))
+            # A process sees its own GPU alone.
+            self._measurers[which] = Worker({**self._threads_of_one, "CUDA_VISIBLE_DEVICES": gpu.uuid})
+        return self._measurers[which]
 
 
 def in_order(answers: Iterable[tuple[int, Answer]], count: int) -> list[Answer]:

@@ -61,6 +61,8 @@ class Worker:
             self._kill()
             return {"failure": f"took more than {limit_secs:g} s"}
         answer: Answer = json.loads(line) if line.endswith(b"\n") else self._death(process)
+        if answer.pop("is_last", False):
+            self._kill()  # a GPU's context is lost with what a kernel did in it, and only a new process gets a new one
         return answer
 
     def stop(self) -> None:

@@ -13,18 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 # Each request names an action; the module that knows it is imported when it is first asked for.
-_MODULES = {
-    "lower": "kerneldecl.compiler.actions",
-    "build": "kerneldecl.compiler.actions",
-    "describe": "kerneldecl.compiler.actions",
-    "ceilings": "kerneldecl.runners.ceilings",
-    "prepare": "kerneldecl.runners.timing",
-    "verify": "kerneldecl.runners.timing",
-    "sample": "kerneldecl.runners.timing",
-}
+_COMPILING = "kerneldecl.compiler.actions"
+_MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda"}
+"""By the `device` that a request to measure names; requests to compile name none."""
 
 
 def main() -> None:
@@ -47,13 +42,30 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
-    action: Callable[..., dict[str, Any]] = getattr(importlib.import_module(_MODULES[request["do"]]), request["do"])
+    device = request.pop("device", None)
+    module = _imported(_MEASURING[device] if device else _COMPILING)
+    action: Callable[..., dict[str, Any]] = getattr(module, request.pop("do"))
     try:
-        return action(**{name: value for name, value in request.items() if name != "do"})
+        return action(**request)
     except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure
         # TVM's messages are long C++ traces; what helps stands last.
         words = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        return {"failure": f"{type(error).__name__}: {words[-1].strip()[:300]}", "words": traceback.format_exc()[-2000:]}
+        failure = f"{type(error).__name__}: {words[-1].strip()[:300]}"
+        return {"failure": failure, "words": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module, but not torch with it: tvm_ffi and TVM do so where it is installed, which takes a worker seconds."""
+    if name in sys.modules:
+        return sys.modules[name]
+    has_torch = "torch" in sys.modules
+    if not has_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # what makes an import fail
+    try:
+        return importlib.import_module(name)
+    finally:
+        if not has_torch:
+            del sys.modules["torch"]
 
 
 if __name__ == "__main__":

@@ -5,15 +5,18 @@ Knows nothing of policies, tile sizes or how operands come into shared memory.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm.s_tir import Schedule
 
-from kerneldecl.compiler.intrinsics_cuda import ROWS, Tensorized, fragment_place
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place
 from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._gpu_matmul import place_store
 
+STORED_AT_ONCE = 4
+"""Sums that a thread takes from shared memory in one go: 16 bytes."""
 PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
@@ -35,19 +38,24 @@ def spread(sch: Schedule, block: Any, below: Any, *, is_paired: bool) -> Any:
     The loops below `below` are unrolled: TVM's CUDA reads a pair into a variable that it takes for the next pair as well where both
     are in one loop. Return the loop around a pair.
     """
-    *outer, row, column = sch.get_loops(block)
-    start = next(at for at, loop in enumerate(outer) if sch.get(loop).same_as(sch.get(below)))
+    *outer, row, column = _below(sch, block, below)
     m, m_half, m_lane = sch.split(row, [None, 2, 8])
     n, n_half, n_lane, pair = sch.split(column, [None, 2, 4, 2])
     sch.reorder(m, n, m_lane, n_lane, m_half, n_half, pair)
     sch.bind(sch.fuse(m_lane, n_lane), "threadIdx.x")
-    for loop in (*outer[start + 1 :], m, n, m_half, n_half):
+    for loop in (*outer, m, n, m_half, n_half):
         sch.unroll(loop)
     if is_paired:
         sch.vectorize(pair)
     else:
         sch.unroll(pair)
     return n_half
+
+
+def _below(sch: Schedule, block: Any, outer: Any) -> list[Any]:
+    """Return the loops between a loop around a block and the block."""
+    loops: list[Any] = list(sch.get_loops(block))
+    return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
 
 
 def load_by_matrices(sch: Schedule, load: Any, factor: Factor, steps: int, intrinsic: str) -> Any:
@@ -79,6 +87,30 @@ def store_sums(sch: Schedule, store: Any, warp: Any, product: Contraction) -> An
     place_store(sch, store, warp)
     sch.compute_at(sums, spread(sch, store, warp, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
     sch.unroll(sch.get_loops(sums)[-1])
+    return sums
+
+
+def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, product: Contraction) -> Any:
+    """Have a block gather its sums in shared memory and store whole rows of them; return the block that takes them from the lanes.
+
+    `loops` are those over blocks and over warps. A lane alone stores 4 to 8 bytes here and there; L2 takes 32 in one go.
+    """
+    tile, warp = loops
+    gathered = sch.cache_read(store, 0, "shared.dyn")
+    sums = sch.cache_read(gathered, 0, "local")
+    for following in (sums, gathered):
+        sch.reverse_compute_at(following, warp)
+    sch.compute_at(sums, spread(sch, gathered, warp, is_paired=True), preserve_unit_loops=True)
+    sch.unroll(sch.get_loops(sums)[-1])
+    sch.storage_align(gathered, 0, axis=-2, factor=32, offset=8)
+    place_store(sch, store, tile)
+    places = _below(sch, store, tile)
+    vector = math.gcd(product.out_run, STORED_AT_ONCE)
+    step, by_warp, lane, element = sch.split(sch.fuse(*places), [None, warps, LANES, vector])
+    sch.bind(by_warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.vectorize(element)
+    sch.unroll(step)
     return sums
 
 

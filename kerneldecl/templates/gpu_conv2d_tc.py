@@ -10,6 +10,7 @@ Parameters:
   rows, columns       what one thread block computes of an image's results
   block_n             channels of the result that it computes
   warps_rows, warps_columns, warps_n    how the block's warps divide its rows, its columns (by 16 at least) and its channels
+  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensori
 from kerneldecl.contraction import Contraction, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, placed, spread, store_sums
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, placed, spread, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, product_of
 
 UNROLLED_STEPS = 16
@@ -41,6 +42,7 @@ class _Tiles(NamedTuple):
     warps_rows: int
     warps_columns: int
     warps_n: int
+    gather: int
 
     @property
     def warps(self) -> int:
@@ -119,7 +121,7 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
     spread(sch, held, k, is_paired=False)
 
     # 4. Sums, and what mma.sync does.
-    sums = store_sums(sch, store, warp, product)
+    sums = store_tile(sch, store, (tile, warp), tiles.warps, product) if tiles.gather else store_sums(sch, store, warp, product)
     clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     whole = load_by_matrices(sch, held_weights, product.right, names.steps, names.load_right)
     keep_apart(sch, weights, whole, tiles.block_n, product.right.dtype)

@@ -8,6 +8,8 @@ Parameters:
   warps_m, warps_n    how the block's warps divide its tile; a warp's part is made of fragments of 16 x 16
   stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
   raster              rows of tiles that are walked before the next column; divides the number of them
+  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
+  parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -19,12 +21,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tvm import IRModule
+from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
@@ -33,6 +36,7 @@ from kerneldecl.templates._gpu_matmul import (
     pipeline,
     product_of,
     rasterize,
+    sum_parts,
     vector_of,
 )
 
@@ -49,6 +53,8 @@ class _Tiles(NamedTuple):
     warps_n: int
     stages: int
     raster: int
+    gather: int
+    parts: int
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -57,17 +63,16 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
-    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=product.left.is_k_last, right_k_last=product.right.is_k_last)
-
-    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
 
 
-def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
-    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local")
+    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
+    names = _names(sch, block, product)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
@@ -87,11 +92,13 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
     threads = tiles.warps_m * tiles.warps_n
     asynchronous = arch.the_gpu.async_copy
     shared, held = [], []
-    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
+    _, m_size, n_size, _ = product.extents
+    for factor, extent, size in ((product.left, tiles.block_m, m_size), (product.right, tiles.block_n, n_size)):
         copy = sch.cache_read(fragment, factor.position, "shared.dyn")
         sch.compute_at(copy, k)
         vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
-        if tiles.stages == 1 and dtype_bytes(factor.dtype) == 1:
+        is_whole = size % extent == 0 and product.extents[3] % (tiles.block_k * tiles.parts) == 0
+        if dtype_bytes(factor.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
         flat = sch.fuse(*sch.get_loops(copy)[-2:])
@@ -108,11 +115,23 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
         inline_sources(sch, copy)
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-    sums = store_sums(sch, store, warp, product)
+    sums = store_tile(sch, store, (tile, warp), threads, product) if tiles.gather else store_sums(sch, store, warp, product)
     clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
+    if normal.whole is not None:
+        sum_parts(sch, normal.whole, product)
     return True
+
+
+def _names(sch: Schedule, block: Any, product: Contraction) -> Tensorized:
+    """Return the intrinsics for the product as its author wrote it."""
+    total = sch.get(block).body
+    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
+    factors = "ab" if product.left.position == 0 else "ba"
+    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
+    dtypes, orders = (product.left.dtype, product.sums_dtype), (product.left.is_k_last, product.right.is_k_last)
+    return tensorized(*dtypes, left_k_last=orders[0], right_k_last=orders[1], written=written)
 
 
 def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) -> bool:
@@ -123,7 +142,7 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
         and tiles.block_k % (32 // item_bytes) == 0
         and rows % tiles.raster == 0
-        and -(-k // tiles.block_k) >= tiles.stages
+        and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages - 1
     )
 
 

@@ -16,7 +16,7 @@ import kerneldecl
 PACKAGE = Path(kerneldecl.__file__).parent
 MODULES = sorted(path for folder in (PACKAGE, PACKAGE.parent / "rules") for path in folder.rglob("*.py"))
 CORE = [path for path in MODULES if path.parent == PACKAGE]
-KNOW_TVM = {"compiler", "templates", "rules", "relax", "runners"}
+KNOW_TVM = {"compiler", "templates", "rules", "relax", "runners", "dlight"}
 
 
 def name_of(path: Path) -> str:

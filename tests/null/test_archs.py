@@ -359,6 +359,7 @@ int cuInit(unsigned flags) { return STATUS; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal + 10; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { strncpy(name, device == 10 ? "First" : "Second", size); return 0; }
+int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device, 16); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 1000 * device + attribute; return 0; }
 """
 
@@ -373,6 +374,7 @@ def stub_driver(folder: Path, status: int) -> str:
 def test_the_driver_is_asked_for_each_gpu(tmp_path: Path) -> None:
     first, second = read_gpus(stub_driver(tmp_path, 0))
     assert (first.model, second.model) == ("First", "Second")
+    assert second.uuid == "GPU-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
     header = {"sm_count": 16, "smem_per_block_optin_bytes": 97, "l2_bytes": 38, "memory_bus_bits": 37, "compute_capability_minor": 76}
     assert {name: getattr(first, name) - 10000 for name in header} == header
     assert {name: getattr(second, name) - 11000 for name in header} == header
@@ -381,5 +383,6 @@ def test_the_driver_is_asked_for_each_gpu(tmp_path: Path) -> None:
 def test_a_driver_that_is_not_there_or_fails(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         read_gpus(str(tmp_path / "libcuda.so.1"))
+    assert read_gpus(stub_driver(tmp_path, 100)) == (), "a driver without a GPU"
     with pytest.raises(ToolchainError, match="cuInit fails with CUDA error 999"):
         read_gpus(stub_driver(tmp_path, 999))

@@ -123,7 +123,7 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
     space = matmul((64, 64, 64))
     (block,) = space.blocks
     alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
-    assert contraction_of(alone) == "its reduction reads 1 operands; a product has two"
+    assert contraction_of(alone) == "its reduction reads 1 operand; a product has two"
     assert gpu_matmul_simt.propose(alone, H200, 20, ()) == ()
 
 
@@ -144,7 +144,7 @@ def test_every_proposal_fits_the_gpu(name: str, size: tuple[int, int, int]) -> N
                 threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
             assert occupancy(gpu, threads, registers, smem) >= 1
             assert -(-size[0] // params["block_m"]) % params["raster"] == 0
-            assert params["stages"] <= max(1, -(-size[2] // params["block_k"]))
+            assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

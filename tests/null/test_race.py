@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kerneldecl.key import digest
 from kerneldecl.model import Candidate, Measurement
-from kerneldecl.race import ROUNDS, SAMPLE_SECS, race, ranking
+from kerneldecl.race import PACES, race, ranking
 
 SECS = st.floats(1e-6, 1.0)
+ROUNDS = PACES["cpu"].rounds
 
 
 def verified(name: str, code_bytes: int = 100) -> Measurement:
@@ -66,18 +67,18 @@ def test_slow_ones_drop_out() -> None:
     sampler = Sampler({"best": 1e-3, "near": 1.05e-3, "behind": 1.4e-3, "far": 2e-3, "hopeless": 9e-3})
     race(sampler.field(), sampler)
     counts = Counter(name for name, _ in sampler.asked)
-    first, second, third = (samples for samples, _, _ in ROUNDS)
+    first, second, third = (round_.samples for round_ in ROUNDS)
     assert counts == {"best": first + second + third, "near": first + second + third, "behind": first + second, "far": first}
 
 
 def test_a_round_takes_the_fastest_few() -> None:
-    sampler = Sampler({f"c{i:02}": 1e-4 * (1 + i / 1e6) for i in range(30)})
+    sampler = Sampler({f"c{i:02}": 1e-4 * (1 + i / 150) for i in range(30)})
     race(sampler.field(), sampler)
     counts = Counter(name for name, _ in sampler.asked)
-    first, second, third = (most for _, _, most in ROUNDS)
-    assert [counts[f"c{i:02}"] for i in (0, third - 1)] == [sum(samples for samples, _, _ in ROUNDS)] * 2
+    first, second, third = (round_.most for round_ in ROUNDS)
+    assert [counts[f"c{i:02}"] for i in (0, third - 1)] == [sum(round_.samples for round_ in ROUNDS)] * 2
     assert len(counts) == first
-    assert sum(count > ROUNDS[0][0] for count in counts.values()) == second
+    assert sum(count > ROUNDS[0].samples for count in counts.values()) == second
 
 
 def test_candidates_take_turns() -> None:
@@ -91,7 +92,7 @@ def test_a_sample_is_long_enough_for_the_clock() -> None:
     race([sampler.field()[0]], sampler)
     race([sampler.field()[1]], sampler)
     calls = dict(sampler.asked)
-    assert calls["fast"] * 1e-6 >= SAMPLE_SECS * 0.999
+    assert calls["fast"] * 1e-6 >= PACES["cpu"].sample_secs * 0.999
     assert calls["slow"] == 1
 
 
@@ -101,10 +102,28 @@ def test_slow_kernels_are_sampled_less_often() -> None:
     assert len(sampler.asked) == 3 * len(ROUNDS)
 
 
+def test_slow_kernels_of_a_gpu_are_ranked_by_their_first_run_and_the_best_by_three_samples() -> None:
+    sampler = Sampler({f"c{i:02}": 0.04 * (1 + i / 100) for i in range(20)})
+    raced = race(sampler.field(), sampler, PACES["cuda"])
+    counts = Counter(name for name, _ in sampler.asked)
+    _, second, third = PACES["cuda"].rounds
+    assert len(counts) == second.most
+    assert Counter(counts.values()) == {second.least: second.most - third.most, second.least + third.least: third.most}
+    assert {name_of(m): m.run_secs for m in raced} == sampler.secs
+
+
+def test_short_kernels_of_a_gpu_are_sampled_in_every_round() -> None:
+    sampler = Sampler({f"c{i:02}": 1e-5 * (1 + i / 150) for i in range(20)})
+    race(sampler.field(), sampler, PACES["cuda"])
+    counts = Counter(name for name, _ in sampler.asked)
+    assert (counts["c00"], counts["c07"], counts["c19"]) == (43, 13, 3)
+    assert sampler.asked[0] == ("c00", 20), "as many calls as take a fifth of a millisecond"
+
+
 def test_a_single_candidate_is_raced_too() -> None:
     sampler = Sampler({"only": 1e-3})
     (measured,) = race(sampler.field(), sampler)
-    assert len(measured.samples) == sum(samples for samples, _, _ in ROUNDS)
+    assert len(measured.samples) == sum(round_.samples for round_ in ROUNDS)
     assert ranking([measured]) == ([measured], 0)
 
 
@@ -151,15 +170,46 @@ def test_among_equals_the_one_with_the_least_code_wins_then_the_lower_digest() -
     assert ranking(twins)[0][0] == ranking(twins[::-1])[0][0] == first
 
 
+def test_among_equals_on_a_gpu_the_fewest_registers_win_then_the_least_shared_memory() -> None:
+    lean, fat = (dataclasses.replace(timed(name, [1.0]), registers=count) for name, count in (("lean", 32), ("fat", 64)))
+    spread = dataclasses.replace(lean, candidate=Candidate.of("spread", {}), smem_bytes=1024, code_bytes=1)
+    assert [name_of(ranking(order)[0][0]) for order in ([fat, spread, lean], [spread, fat, lean])] == ["lean", "lean"]
+
+
 def test_one_that_is_slower_beyond_noise_does_not_win_by_its_size() -> None:
     small, large = timed("small", [1.02, 1.02], code_bytes=10), timed("large", [1.0, 1.0], code_bytes=20)
     assert name_of(ranking([small, large])[0][0]) == "large"
 
 
 def test_noisy_samples_tie_where_quiet_ones_do_not() -> None:
-    noisy = [timed("a", [1.0, 1.1, 0.9, 1.05, 0.95]), timed("b", [1.02, 1.12, 0.92, 1.07, 0.97])]
+    noisy = [timed("a", [1.0, 1.1, 0.9, 1.05, 0.95]), timed("b", [1.07, 1.02, 0.97, 0.92, 1.12])]
     quiet = [timed("a", [1.0] * 5), timed("b", [1.02] * 5)]
     assert (ranking(noisy)[1], ranking(quiet)[1]) == (1, 0)
+
+
+def test_noise_that_meets_both_is_no_tie() -> None:
+    """A clock that changes between turns: in each of them one is slower by two hundredths."""
+    turns = [1.0, 1.1, 0.9, 1.05, 0.95]
+    small, large = timed("small", [turn * 1.02 for turn in turns], code_bytes=10), timed("large", turns, code_bytes=20)
+    ranked, tied = ranking([small, large])
+    assert ([name_of(m) for m in ranked], tied) == (["large", "small"], 0)
+
+
+def test_who_dropped_out_while_the_clock_was_high_does_not_win() -> None:
+    final, out = timed("final", [1.0] * 3 + [1.2] * 20), timed("out", [1.01] * 3)
+    assert [name_of(m) for m in ranking([out, final])[0]] == ["final", "out"]
+
+
+def test_of_many_equally_fast_ones_the_same_come_to_the_final_whatever_their_noise() -> None:
+    finalists = []
+    for shift in (0, 7, 13):
+        sampler = Sampler({f"c{i:02}": 1e-5 * (1 + (i + shift) % 20 / 10_000) for i in range(20)})
+        raced = race(sampler.field(), sampler, PACES["cuda"])
+        most = max(len(m.samples) for m in raced)
+        fastest = min(raced, key=lambda m: m.run_secs)
+        finalists.append({name_of(m) for m in raced if len(m.samples) == most})
+        assert name_of(fastest) in finalists[-1]
+    assert len(set.intersection(*finalists)) >= 3
 
 
 @given(st.lists(st.tuples(SECS, st.integers(1, 3)), min_size=1, max_size=25), st.randoms())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kerneldecl.arrays import ALIGNMENT_BYTES, aligned, random_array
+from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_rule, rule_file, rule_names
 from kerneldecl.rule import Rule
@@ -297,6 +297,27 @@ def test_sums_have_unit_variance_whatever_their_length() -> None:
         made = rule("matmul", m=64, n=64, k=k)
         result = np.asarray(made.reference(*made.inputs(np.random.default_rng(0))))
         assert 0.8 < result.std() < 1.25
+
+
+def test_the_reference_of_gelu_has_every_digit() -> None:
+    made = rule("elementwise", op="gelu", shape=(20_001,), dtype="float64")
+    x = np.concatenate([np.linspace(-7, 7, 20_000), [np.nan]])
+    found = made.reference(x)
+    assert np.isnan(found[-1])
+    exact = [0.5 * value * (1 + math.erf(value * 0.5**0.5)) for value in x[:-1]]
+    assert np.abs(found[:-1] - exact).max() < 1e-14
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_rows_and_columns_of_large_products_repeat_and_their_reference_is_the_whole_product(layout: str) -> None:
+    made = rule("matmul", m=PERIOD + 30, n=PERIOD + 7, k=5, layout=layout, dtype="float16")
+    inputs = made.inputs(np.random.default_rng(0))
+    a, b = (array.astype(np.float64).T if t == "t" else array.astype(np.float64) for array, t in zip(inputs, layout, strict=True))
+    assert np.array_equal(a[PERIOD:], a[:30])
+    assert np.array_equal(b[:, PERIOD:], b[:, :7])
+    assert np.allclose(made.reference(*inputs), a @ b, atol=1e-5)
+    inputs[0][-1, -1] += 1
+    assert not np.allclose(made.reference(*inputs), a @ b, atol=1e-5), "what does not repeat is computed whole"
 
 
 def test_aligned_copies_what_kernels_cannot_take() -> None:

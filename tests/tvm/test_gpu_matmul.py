@@ -24,16 +24,16 @@ from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.errors import ToolchainError
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
 from kerneldecl.stores.local import LocalStore
-from kerneldecl.templates import gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
 
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
-TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1}
+TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
 SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
 
 
@@ -112,17 +112,57 @@ RAGGED = [
 def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, "matmul").of(ROOT, attrs)
     mod = tensorir.lower(rule)
+    space = iter_space(mod)
+    simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::9]]
+    tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::9]]
+    if tc:
+        variants: list[dict[str, Any]] = [{"gather": 0}, {"gather": 1}, {"parts": 3}, {"parts": 2, "gather": 1}]
+        tc += [(gpu_matmul_tc, {**TC, "block_k": 64 if attrs["dtype"] == "int8" else 32, "stages": 2, **params}) for params in variants]
+    assert simt
+    for template, params in (*simt, *tc):
+        assert_right_as_serial_program(rule, template, params)
+
+
+def assert_right_as_serial_program(rule: Any, template: Any, params: dict[str, Any]) -> None:
+    with serial.without_threads():
+        schedule = template.apply(tensorir.lower(rule), params, H200)
+    assert schedule is not None, params
     inputs = rule.inputs(np.random.default_rng(0))
-    want, (out,) = rule.reference(*inputs), rule.signature().outputs
-    ran = 0
-    for policy, template in ((tc_policy, gpu_matmul_tc), (simt_policy, gpu_matmul_simt)):
-        for proposal in policy.propose(iter_space(mod), H200, 40, ())[::9]:
-            with serial.without_threads():
-                schedule = template.apply(mod, dict(proposal.candidate.params), H200)
-            assert schedule is not None, proposal
-            assert relative_error(serial.run(schedule.mod, inputs, out), want) <= rule.tolerance(), proposal
-            ran += 1
-    assert ran > 2
+    result = serial.run(schedule.mod, inputs, rule.signature().outputs[0])
+    assert relative_error(result, rule.reference(*inputs)) <= rule.tolerance(), params
+
+
+WINDOWS: dict[str, Any] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "gather": 0}
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        (
+            {"n": 2, "f": 64, "h": 20, "w": 44, "c": 3, "kh": 7, "kw": 7, "stride": 2, "padding": 3},
+            {"columns": 32, "block_n": 64, "gather": 1},
+        ),
+        ({"n": 3, "f": 40, "h": 9, "w": 17, "c": 5, "kh": 3, "kw": 2, "padding": 1, "epilogue": ("bias", "relu")}, {"warps_n": 2}),
+        ({"n": 3, "f": 17, "h": 9, "w": 17, "c": 4, "kh": 3, "kw": 3, "dilation": 2, "dtype": "bfloat16"}, {"rows": 4}),
+        ({"n": 2, "f": 16, "h": 7, "w": 33, "c": 8, "kh": 3, "kw": 3, "stride": 3, "padding": 2}, {"columns": 16, "gather": 1}),
+    ],
+)
+def test_convolutions_out_of_the_image_in_shared_memory(attrs: dict[str, Any], params: dict[str, Any]) -> None:
+    rule = load_rule(ROOT, "conv2d").of(ROOT, {"dtype": "float16", **attrs})
+    assert_right_as_serial_program(rule, gpu_conv2d_tc, {**WINDOWS, **params})
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"n": 2, "f": 24, "h": 9, "w": 11, "c": 8, "kh": 3, "kw": 3, "stride": 2, "padding": 1},
+        {"n": 2, "f": 24, "h": 9, "w": 11, "c": 24, "kh": 1, "kw": 1, "stride": 2, "padding": 3, "epilogue": ("bias",)},
+    ],
+)
+def test_convolutions_as_products(attrs: dict[str, Any]) -> None:
+    rule = load_rule(ROOT, "conv2d").of(ROOT, {"dtype": "float16", **attrs})
+    for gather in (0, 1):
+        assert_right_as_serial_program(rule, gpu_matmul_tc, {**TC, "stages": 2, "gather": gather})
 
 
 def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,25 +184,52 @@ def test_template_refuses_what_does_not_fit(attrs: dict[str, Any], params: dict[
     assert gpu_matmul_tc.apply(matmul(128, 128, 64, **attrs), params, H200) is None
 
 
+WIDE = {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 3, "raster": 8}
+SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
+
+
 @needs_nvcc
+@pytest.mark.parametrize("arch", ["a100-80gb", "l4", "h200", "b200"])
 @pytest.mark.parametrize(
-    ("template", "attrs", "params"),
+    ("attrs", "params"),
     [
-        (
-            gpu_matmul_tc,
-            {"dtype": "float16", "layout": "nt"},
-            {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 4, "raster": 8},
-        ),
-        (gpu_matmul_tc, {"dtype": "float16", "layout": "nn"}, {**TC, "block_m": 128, "block_n": 128, "block_k": 64, "raster": 8}),
-        (gpu_matmul_simt, {"dtype": "float32", "layout": "nt"}, {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8}),
+        ({"dtype": "float16", "layout": "nt"}, WIDE),
+        ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
+        ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "gather": 1}),
+        ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
     ],
+    ids=["wide", "float16-sums", "gathered", "int8"],
 )
-def test_sums_stay_in_registers(template: Any, attrs: dict[str, Any], params: dict[str, Any], tmp_path: Path) -> None:
-    schedule = template.apply(matmul(1024, 1024, 1024, **attrs), params, H200)
-    (launch,) = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path)).launches
+def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], arch: str, tmp_path: Path) -> None:
+    gpu = load_arch(ROOT, arch)
+    assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, **attrs), params, gpu, tmp_path)
+
+
+@needs_nvcc
+def test_ragged_integers_compile(tmp_path: Path) -> None:
+    mod = matmul(129, 66, 80, dtype="int8", layout="nt")
+    assert_no_stack(gpu_matmul_tc, mod, {**TC, "block_k": 64, "stages": 2}, H200, tmp_path)
+
+
+@needs_nvcc
+def test_fragments_out_of_an_image_stay_in_registers(tmp_path: Path) -> None:
+    mod = lowered("conv2d", n=8, f=64, h=224, w=224, c=3, kh=7, kw=7, stride=2, padding=3, dtype="float16")
+    params = {**WINDOWS, "columns": 112, "block_n": 64, "warps_rows": 1, "warps_columns": 7}
+    assert_no_stack(gpu_conv2d_tc, mod, params, H200, tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["t4", "h200"])
+def test_sums_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None:
+    params = {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8, "stages": 1}
+    assert_no_stack(gpu_matmul_simt, matmul(1024, 1024, 1024, dtype="float32", layout="nt"), params, load_arch(ROOT, arch), tmp_path)
+
+
+def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], arch: Any, folder: Path) -> None:
+    schedule = template.apply(mod, params, arch)
+    (launch,) = compile_cuda_object(schedule.mod, arch, "kd_product", LocalStore(folder)).launches
     assert (launch.usage.stack_bytes, launch.usage.spill_bytes) == (0, 0)
-    assert launch.dynamic_smem_bytes <= H200.the_gpu.smem_per_block_optin_bytes
-    assert launch.grid[0] * params["block_m"] * params["block_n"] == 1024 * 1024
+    assert launch.dynamic_smem_bytes <= arch.the_gpu.smem_per_block_optin_bytes
 
 
 REPLAY = """

@@ -84,7 +84,12 @@ def test_scalars_and_equal_names() -> None:
     assert (space.inputs, space.outputs) == (("T",), ("T_1",))
     assert [access.operand for block in space.blocks for access in (*block.reads, *block.writes)] == ["T", "T_2", "T_2", "T_1"]
     assert space.blocks[0] == Block(
-        "T", (Axis("k", 8, "reduce"),), (Access("T", (8,), "float32", (((0, 1),),)),), (Access("T_2", (), "float32", ()),), 1
+        "T",
+        (Axis("k", 8, "reduce"),),
+        (Access("T", (8,), "float32", (((0, 1),),)),),
+        (Access("T_2", (), "float32", ()),),
+        1,
+        adds_products=False,
     )
 
 

@@ -217,3 +217,23 @@ def test_workers_end_with_their_runner(space: Space) -> None:
         assert 1 <= len(children) <= 2
     assert not [child for child in children if child.is_running()]
     assert Path(space.root).is_dir()
+
+
+def test_torch_is_not_imported_with_a_workers_modules_and_can_be_later(tmp_path: Path) -> None:
+    """tvm_ffi imports torch where it is installed."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    script = """
+import sys
+from kerneldecl.runners import worker
+worker._imported("kerneldecl.runners.cpu")
+worker._imported("kerneldecl.compiler.actions")
+assert "torch" not in sys.modules and "tvm" in sys.modules
+try:
+    import torch
+except SystemExit as error:
+    print(error)
+"""
+    environment = clean_environment()
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tmp_path), environment.get("PYTHONPATH", ""))))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "torch was imported\n", done.stderr

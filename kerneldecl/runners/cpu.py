@@ -17,69 +17,64 @@ import numpy as np
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.kernels import kernel_of, load_library, tensor
-from kerneldecl.model import Arg
-from kerneldecl.plugins import load_rule
+from kerneldecl.runners.cases import Case, make_case
+from kerneldecl.runners.ceilings import ceilings
+
+__all__ = ["ceilings", "prepare", "sample", "verify"]
 
 
 @dataclasses.dataclass
-class _Case:
-    """The workload at hand: its inputs, what is expected, and the kernels loaded so far."""
+class _AtHand:
+    """The workload at hand: its case, its outputs, and the kernels loaded so far."""
 
-    inputs: list[Array]
-    expected: list[Array]
-    output_args: tuple[Arg, ...]
+    case: Case
     outputs: list[Array]
     kernels: dict[str, Callable[..., object]]
 
 
 SETTLE_SECS = 0.1
 """How long the threads of the reference's BLAS may go on waiting for work, in the way of the kernel under test."""
-_AT_HAND: dict[str, _Case] = {}
+_AT_HAND: dict[str, _AtHand] = {}
 """Holds one case at most, under the text that describes it."""
 
 
 def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload: root, rule, attrs and seed."""
-    _case(case)
+    _at_hand(case)
     return {}
 
 
-def _case(described: Mapping[str, Any]) -> _Case:
+def _at_hand(described: Mapping[str, Any]) -> _AtHand:
     """Return the case; it is made again where a crash took the process that had it."""
     text = json.dumps(described, sort_keys=True)
     if text not in _AT_HAND:
         _AT_HAND.clear()
-        root = Path(described["root"])
-        rule = load_rule(root, described["rule"]).of(root, described["attrs"])
-        inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(described["seed"]))]
-        expected = rule.reference(*inputs)
-        output_args = rule.signature().outputs
-        several = [expected] if isinstance(expected, np.ndarray) else list(expected)
+        case = make_case(described)
         time.sleep(SETTLE_SECS)
-        _AT_HAND[text] = _Case(inputs, several, output_args, [aligned(poisoned(arg)) for arg in output_args], {})
+        _AT_HAND[text] = _AtHand(case, [aligned(poisoned(arg)) for arg in case.signature.outputs], {})
     return _AT_HAND[text]
 
 
 def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel once on poisoned outputs; return its relative error and the seconds of a second run."""
-    at_hand = _case(case)
+    at_hand = _at_hand(case)
     kernel = kernel_of(load_library(Path(library)), symbol)
-    for index, arg in enumerate(at_hand.output_args):
+    for index, arg in enumerate(at_hand.case.signature.outputs):
         np.copyto(at_hand.outputs[index], poisoned(arg))
-    before = [array.tobytes() for array in at_hand.inputs]
-    kernel(*at_hand.inputs, *at_hand.outputs)
-    if before != [array.tobytes() for array in at_hand.inputs]:
+    before = [array.tobytes() for array in at_hand.case.inputs]
+    kernel(*at_hand.case.inputs, *at_hand.outputs)
+    if before != [array.tobytes() for array in at_hand.case.inputs]:
         _AT_HAND.clear()
         return {"failure": "it wrote into its inputs"}
-    pairs = zip(at_hand.outputs, at_hand.expected, strict=True)
-    error = max(relative_error(got, np.asarray(want).reshape(got.shape)) for got, want in pairs)
+    pairs = zip(at_hand.outputs, at_hand.case.expected, strict=True)
+    error = max(relative_error(got, want) for got, want in pairs)
     at_hand.kernels[library] = kernel
     return {"error": error, "secs": _timed(at_hand, kernel, 1)}
 
 
 def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
-    at_hand = _case(case)
+    at_hand = _at_hand(case)
     kernel = at_hand.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
     at_hand.kernels[library] = kernel
     if calls > 1:
@@ -87,8 +82,8 @@ def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, sampl
     return {"samples": [_timed(at_hand, kernel, calls) for _ in range(samples)]}
 
 
-def _timed(at_hand: _Case, kernel: Callable[..., object], calls: int) -> float:
-    args = [tensor(array) for array in (*at_hand.inputs, *at_hand.outputs)]
+def _timed(at_hand: _AtHand, kernel: Callable[..., object], calls: int) -> float:
+    args = [tensor(array) for array in (*at_hand.case.inputs, *at_hand.outputs)]
     start = time.perf_counter()
     for _ in range(calls):
         kernel(*args)

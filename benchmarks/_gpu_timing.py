@@ -1,0 +1,92 @@
+"""Owns timing on a GPU: launches inside CUDA graphs over rotated arguments, the second-level cache flushed before each replay.
+
+Knows nothing of operators or of who contends. Needs torch, imported before TVM: it brings CUDA's runtime library.
+
+A graph holds many launches, so that what is timed is the kernel and the least gap between two kernels, not Python. Its
+arguments change from launch to launch until twice the second-level cache is used, so that every launch finds its inputs
+in DRAM. Contenders take turns replay by replay: a change of clock meets all of them, and ratios are taken within a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from _table import quantiles, take_turns
+
+Call = Callable[[int], Any]
+"""Runs a contender on the arguments of the given number; returns its output in the layout of the rule."""
+
+REPLAY_SECS = 4e-3
+"""Of one replay at least: events resolve half a microsecond, and the launch of a graph costs some."""
+MAX_LAUNCHES = 256
+CONTEST_SECS = 0.6
+"""For all rounds of one contest."""
+
+
+def copies_of(least_bytes: int, l2_bytes: int) -> int:
+    """Return how many sets of arguments to rotate over: more than twice the cache, or one for each launch of a graph."""
+    return min(MAX_LAUNCHES, 1 + math.ceil(2 * l2_bytes / least_bytes))
+
+
+class Replay:
+    """One contender's launches, captured."""
+
+    def __init__(self, call: Call, copies: int, flush: Callable[[], object]) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            once_secs = _warm(call, copies, stream)
+            self.launches = max(1, min(MAX_LAUNCHES, math.ceil(REPLAY_SECS / once_secs)))
+            self._graph = torch.cuda.CUDAGraph()
+            # Outputs that a call allocates are freed before the next one: they share the graph's memory.
+            with torch.cuda.graph(self._graph, stream=stream):
+                for index in range(self.launches):
+                    call(index % copies)
+        self._flush = flush
+        self.secs()  # the first replay uploads the graph
+
+    def secs(self) -> float:
+        """Return the seconds of one launch in one replay."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush()  # runs while the graph is on its way
+        begin.record()
+        self._graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3 / self.launches
+
+
+def _warm(call: Call, copies: int, stream: Any) -> float:
+    """Run a contender until its libraries have chosen what to run, and return the seconds of a call, roughly."""
+    for index in range(min(2, copies)):
+        call(index)
+    stream.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    call(0)
+    end.record(stream)
+    end.synchronize()
+    return max(1e-6, float(begin.elapsed_time(end)) * 1e-3)
+
+
+def flusher(l2_bytes: int) -> Callable[[], object]:
+    """Return what overwrites the second-level cache."""
+    return torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda").zero_
+
+
+def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]]:
+    """Return each contender's seconds a launch, one for each round; fewer rounds where replays are long, never fewer than 3."""
+    round_secs = sum(replay.secs() * replay.launches for replay in replays.values())
+    fitting = int(CONTEST_SECS / round_secs)
+    return take_turns({name: replay.secs for name, replay in replays.items()}, max(3, min(rounds, fitting)))
+
+
+def median(samples: Sequence[float]) -> float:
+    return quantiles(samples)[1]
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Return the median over the rounds of their time by ours: over 1, ours is faster."""
+    return median([their_secs / our_secs for their_secs, our_secs in zip(theirs, ours, strict=True)])

@@ -1,0 +1,168 @@
+"""Owns the comparison of tuned kernels on a GPU with TVM's default schedules, torch and Triton, and the figures asked of them.
+
+Knows nothing of how kernels are timed or what a rival runs: it reads what workloads.toml declares for a target, builds,
+holds one contest for each entry, and prints what came of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from _gpu_contest import GpuProcess, Row, add_bytes_per_s, gpu_described
+from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
+from _gpu_kernels import Case
+from _gpu_run import Asked, contests, tuned_rows
+from _table import machine, show, show_machine, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+TITLE = "Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)"
+QUICK_TOP_K = 4
+QUICK_ROUNDS = 5
+
+
+def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
+    """Return the entries of workloads.toml for a target that the patterns select."""
+    from kerneldecl.declare import declare
+    from kerneldecl.patterns import select
+    from kerneldecl.plugins import load_arch
+
+    declaration = declare(ROOT)
+    arch = load_arch(ROOT, dict(declaration.targets)[target])
+    return [Case(ROOT, workload, arch) for workload in select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])]
+
+
+def table_row(row: Row) -> Row:
+    """Return what the table shows of a row: ratios are theirs by ours, over 1 means that ours is faster."""
+    verified = sum("secs" in each for each in row["candidates"])
+    if "rivals" not in row:
+        return {"entry": row["entry"], "verified": f"{verified} of {len(row['candidates'])}", "failure": row["failure"]}
+    is_product = row["rule"] in {"matmul", "conv2d"}
+    rate = row["flops"] / row["secs"] / 1e12 if is_product else bandwidth(row) / 1e9
+    triton = row["rivals"].get("triton")
+    return {
+        "entry": row["entry"],
+        "us": row["secs"] * 1e6,
+        "rate": rate,
+        "unit": "TFLOP/s" if is_product else "GB/s",
+        "torch": _rounded(torch_ratio(row)),
+        "dlight": _rounded(dlight_ratio(row)),
+        "triton": _rounded(triton and triton["ratio"]),
+        "first": _rounded(row["first_share"]),
+        "rank": row["best"],
+        "verified": f"{verified} of {len(row['candidates'])}",
+        "candidate": row["label"],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return value if value is None else round(value, 3)
+
+
+def say(row: Row, seconds: float) -> None:
+    """Print what came of an entry as soon as it is known, with every failure."""
+    shown = table_row(row)
+    words = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}"
+    print(f"[{seconds:.0f} s] {row['entry']}: {words}", flush=True)
+    failures = [f"{each['label']}: {each['failure']}" for each in row["candidates"] if "failure" in each]
+    failures += [f"{name}: {why}" for name, why in row.get("rival_failures", {}).items()]
+    for failure in failures:
+        print(f"    {failure}", flush=True)
+    rivals = (f"{name} {rival['secs'] * 1e6:.5g} us" for name, rival in row.get("rivals", {}).items())
+    print(f"    {', '.join(rivals)}", flush=True)
+    phases = (f"{name} {secs:.1f} s" for name, secs in row.get("phase_secs", {}).items())
+    print(f"    took: {', '.join(phases)}", flush=True)
+
+
+def clocks() -> str:
+    """Return what the driver says of clocks, power and throttling just now."""
+    query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active,driver_version"
+    done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time tuned kernels on this GPU beside TVM's default schedules, torch and Triton.")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, as `kerneldecl build` takes them; default: all")
+    parser.add_argument("--target", default="h200", help="target of workloads.toml that this GPU is")
+    parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
+    parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
+    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
+    parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
+    given = parser.parse_args()
+    if find_spec("torch") is None:
+        sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
+    cases = cases_of(given.target, given.only or ["*"])
+    top_k = QUICK_TOP_K if given.quick else given.top_k
+    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
+    with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found = lattice(cases, asked, given.lattice, Path(folder)) if given.lattice else compared(cases, asked, Path(folder))
+    show("Figures", found["figures"])
+    write_json(given.json, found.pop("machine"), {"asked": vars(asked) | {"rivals": given.rivals}, **found})
+
+
+def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any]:
+    """Tune all cases, hold their contests, print their rows; return what the JSON holds."""
+    start = time.perf_counter()
+    gpu = GpuProcess()
+    described = _described(cases[0], gpu)
+    ceiling = gpu.ask(add_bytes_per_s, cases[0])
+    print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
+    rows, found, tuning_secs = tuned_rows(cases, asked, folder)
+    print(f"tuned in {time.perf_counter() - start:.0f} s", flush=True)
+    for row, result in zip(rows, contests(cases, found, asked, gpu, folder), strict=True):
+        row.update(result)
+        say(row, time.perf_counter() - start)
+    gpu.close()
+    print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
+    show(TITLE, [table_row(row) for row in rows])
+    verdicts = [*figures(rows, ceiling), *tuning_figures(tuning_secs, rows)]
+    return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
+
+
+def lattice(cases: Sequence[Case], asked: Asked, most: int, folder: Path) -> dict[str, Any]:
+    """Tune all cases twice, with the usual number of candidates and with `most`, and hold contests of both winners."""
+    gpu = GpuProcess()
+    described = _described(cases[0], gpu)
+    gpu.close()
+    _, few, _ = tuned_rows(cases, asked, folder / "few")
+    rows, many, tuning_secs = tuned_rows(cases, replace(asked, top_k=most), folder / "many")
+    found = {name: replace(many[name], first=few[name].winner) for name in few.keys() & many.keys()}
+    for row, result in zip(rows, contests(cases, found, replace(asked, rivals=frozenset()), gpu, folder), strict=True):
+        row.update(result)
+    gpu.close()
+    show(f"Best of {most} candidates (first: the best of {asked.top_k}, as a share of it)", [table_row(row) for row in rows])
+    return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows)], "entries": rows}
+
+
+def _described(case: Case, gpu: GpuProcess) -> Row:
+    """Return and print where this runs; end the program if that is not the case's GPU."""
+    try:
+        described: Row = machine() | gpu.ask(gpu_described)
+    except RuntimeError as error:
+        sys.exit(f"no GPU that torch can use: {error}")
+    if described["gpu"] != case.arch.model:
+        sentence = f"target {case.workload.target} is {case.arch.model}, this is {described['gpu']}"
+        sys.exit(f"{sentence}: declare a target for it in workloads.toml and name it by --target")
+    show_machine(described)
+    print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}", flush=True)
+    return described
+
+
+if __name__ == "__main__":
+    main()

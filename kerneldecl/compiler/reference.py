@@ -1,0 +1,97 @@
+"""Owns what a function is expected to compute where no rule says so: the function itself, run on the CPU at a higher precision.
+
+Knows nothing of rules, GPUs or tolerances.
+
+The function is widened (float16, bfloat16 and float8 become float32; where there is none of these, float32 becomes
+float64) and compiled by LLVM. A small one runs as its author wrote its loops, without a schedule. A large one, which
+would take minutes that way, runs by the first schedule of this CPU's own policies: another policy, template, target,
+compiler and precision than what it is compared with on a GPU, and of the function alone in common.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+
+from kerneldecl import host
+from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
+from kerneldecl.compiler.codegen import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.tensorir import canonical_module, load, save, signature_of
+from kerneldecl.kernels import tensor
+from kerneldecl.model import Arch, Arg, IterSpace
+from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.templates._contraction import is_reduction
+
+NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+UNSCHEDULED_FLOPS = 1 << 28
+"""What one core does within a second, without vectors."""
+
+
+def expected_outputs(func: Any, inputs: Sequence[Array], outputs: Sequence[Arg]) -> list[Array]:
+    """Return what the function makes of the inputs, in widened dtypes; raise ValueError where it cannot be compiled for the CPU."""
+    mod = widened(canonical_module(func))
+    dtypes = [dtype for _, dtype in signature_of(mod["main"])]
+    given = [aligned(array.astype(numpy_dtype(dtype))) for array, dtype in zip(inputs, dtypes, strict=False)]
+    made = [aligned(poisoned(Arg(arg.name, arg.shape, dtype))) for arg, dtype in zip(outputs, dtypes[len(inputs) :], strict=True)]
+    _compiled(mod)(*map(tensor, (*given, *made)))
+    return made
+
+
+def widened(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with its floating dtypes one step wider; itself where it relabels bits, which have a width."""
+    saved = json.loads(save(mod))
+    if any(node == {"type": "ir.Op", "data": "tirx.reinterpret"} for node in saved["nodes"]):
+        return mod
+    types = [node["data"] for node in saved["nodes"] if node["type"] == "ir.PrimType"]
+    has_narrow = any(each["dtype"] in NARROW for each in types)
+    wider = dict.fromkeys(NARROW, "float32") if has_narrow else {"float32": "float64"}
+    for each in types:
+        each["dtype"] = wider.get(each["dtype"], each["dtype"])
+    return load(json.dumps(saved))
+
+
+def rounding(func: Any) -> float:
+    """Return the relative error that sums in the function's own dtypes may add to what `expected_outputs` gives.
+
+    Rounding errors of a running sum add up like a random walk: with the square root of its length (Higham and Mary, A new
+    approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
+    """
+    schedule = tvm.s_tir.Schedule(canonical_module(func))
+    blocks = (schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root")))
+    sums = [block for block in blocks if isinstance(getattr(block.body, "value", None), tvm.tirx.Add) and is_reduction(block)]
+    return sum(4 * UNIT_ROUNDOFF.get(str(block.writes[0].source.dtype), 0.0) * math.sqrt(_terms(block)) for block in sums)
+
+
+def _terms(block: Any) -> int:
+    return math.prod(int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tvm.tirx.IterVar.CommReduce)
+
+
+def _compiled(mod: tvm.IRModule) -> Any:
+    here = host.detect()
+    space = iter_space(mod)
+    if _flops(space) > UNSCHEDULED_FLOPS:
+        mod = _scheduled(mod, space, here)
+    return tvm.compile(mod, target=target_of(here), tir_pipeline=PIPELINE)["main"]
+
+
+def _flops(space: IterSpace) -> float:
+    points = (float(np.prod([axis.extent for axis in block.axes], dtype=float)) for block in space.blocks)
+    return sum(count * max(1, block.flops_per_point) for count, block in zip(points, space.blocks, strict=True))
+
+
+def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
+    """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
+    for policy in BY_KIND[arch.kind]:
+        for proposal in load_policy(STANDARD, policy).propose(space, arch, 4, ()):
+            schedule = apply_candidate(STANDARD, mod, proposal.candidate, arch)
+            if schedule is not None:
+                return schedule.mod
+    raise AssertionError("cpu_fallback applies to every function")

@@ -1,0 +1,205 @@
+"""Owns building the configurations of one function side by side, measuring them where the GPU is there, and what each came to.
+
+Knows nothing of how candidates are compiled, verified or timed: a function becomes a workload of the rule `tensor_ir` in a
+folder of its own, and kerneldecl's core does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from kerneldecl import host, nvcc
+from kerneldecl.compiler import actions, tensorir
+from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.dlight.device import CUDA, Target
+from kerneldecl.dlight.policy import Config
+from kerneldecl.dlight.tensorize import prim_func
+from kerneldecl.errors import TuningError
+from kerneldecl.kernels import kernel_of, load_library
+from kerneldecl.measuring import Preparation, measure
+from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
+from kerneldecl.planning import MEASURING
+from kerneldecl.plugins import STANDARD
+from kerneldecl.race import ranking
+from kerneldecl.runners.local import LocalRunner
+from kerneldecl.serial import to_json
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.task import Task
+from kerneldecl.toolchain import PACKAGES, installed
+from kerneldecl.tune import build_all
+from kerneldecl.winners import cannot_measure, no_winner
+
+FILE = "function.json"
+
+
+class _Folder:
+    """A temporary folder that is removed when nothing refers to this object any more, or the process ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="kerneldecl-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What one configuration came to."""
+
+    config: Config
+    arch: Arch
+    latency: float | None
+    """Milliseconds a call, the median of samples on the GPU; None where it was not measured, see `reason`."""
+    error: float | None
+    """Largest relative error against the reference, None where it was not run."""
+    reason: str
+    """Why there is no latency; empty where there is one."""
+    library: Path | None
+    """The shared library with the kernel's cubin, None where it was not built; it lasts as long as a result of the same call."""
+    symbol: str
+    """Of the kernel in the library."""
+    registers: int
+    """Of 32 bits, by each thread."""
+    smem_bytes: int
+    """Shared memory by each thread block."""
+    spill_bytes: int
+    """Of local memory, by each thread: 0 where registers sufficed."""
+    _func: Any
+    _folder: _Folder
+
+    def __repr__(self) -> str:
+        return f"{self.config}: {f'{self.latency:.4g} ms' if self.measured else self.reason}"
+
+    @property
+    def measured(self) -> bool:
+        """Say whether the result was verified and timed on the GPU, rather than ranked by the model."""
+        return self.latency is not None
+
+    @functools.cached_property
+    def schedule(self) -> Any:
+        """TVM's schedule of the function, its trace included; raise TuningError where the template does not apply."""
+        mod = tensorir.canonical_module(self._func)
+        schedule = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
+        if schedule is None:
+            raise TuningError(f"{self.config} has no schedule: {self.reason}")
+        return schedule
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The scheduled module, its function named `main`."""
+        return self.schedule.mod
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The CUDA source that the cubin is compiled from."""
+        return cuda_source(self.mod, self.config.arch_of(self.arch), self.symbol)
+
+    @functools.cached_property
+    def kernel(self) -> Callable[..., object]:
+        """The kernel as a function of arrays on the GPU, inputs then outputs, from TVM, torch or any other DLPack producer.
+
+        Raise TuningError where it was not built.
+        """
+        if self.library is None:
+            raise TuningError(f"{self.config} was not built: {self.reason}")
+        return kernel_of(load_library(self.library, "cuda"), self.symbol)
+
+
+def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, parallel_build: bool = True) -> tuple[list[Result], Result]:
+    """Build every configuration, measure all where the arch is this machine's GPU, and return the results and the best one.
+
+    Results are in the order of the configurations, each with its own. The best is the fastest that computes, on random
+    inputs and poisoned memory, what the function itself does on the CPU at a higher precision (`kerneldecl.compiler.reference`).
+    Without that GPU the best is the first by the model of those that spill no registers, and no result is `measured`.
+
+    Raise TuningError where nothing passes, ToolchainError without a CUDA compiler for the arch, ValueError or TypeError
+    for a function that takes anything but inputs and then outputs of fixed shapes.
+    """
+    with workers(parallel_build=parallel_build) as runner:
+        return build_and_measure(func, configs, arch if isinstance(arch, CUDA) else CUDA(arch), runner)
+
+
+def workers(*, parallel_build: bool) -> LocalRunner:
+    """Return the worker processes, to be used as a context; they start when they are first needed."""
+    cores = host.detect().the_cpu.cores
+    return LocalRunner(cores if parallel_build else 1, cores)
+
+
+def build_and_measure(func: Any, configs: Sequence[Config], device: CUDA, runner: LocalRunner) -> tuple[list[Result], Result]:
+    """Do what `apply_and_build` does, with workers that are there."""
+    func = prim_func(func)
+    if not configs:
+        raise ValueError("there are no configurations to build")
+    folder = _Folder()
+    task = _task(func, device.arch, folder.path)
+    proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
+    objection = cannot_measure(device.arch)
+    preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
+    found = build_all(task, proposals, runner, _quiet, None if objection else preparation.start_for)
+    if not objection:
+        found = measure(task, found, preparation, runner, store, _quiet)
+    unmeasured = f"not measured: {objection}; ranked by the model" if objection else ""
+    results = [_result(task, m, config, unmeasured, (func, folder)) for m, config in zip(found, configs, strict=True)]
+    return results, results[_best(found, is_measured=not objection)]
+
+
+@dataclass(frozen=True)
+class _Task(Task):
+    """A function to be tuned: its candidates may each ask for the arch without cp.async."""
+
+    def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
+        arch = Config(candidate, 0.0).arch_of(self.arch)
+        return {**super().build_request(candidate, afresh=afresh), "arch": to_json(arch)}
+
+
+def _task(func: Any, arch: Arch, root: Path) -> Task:
+    """Return the function as a workload of the rule `tensor_ir`, in a folder that is to be a workspace for it alone."""
+    (root / FILE).write_text(tvm.ir.save_json(func), encoding="utf-8")
+    (root / "objects").mkdir()
+    lowered = actions.lower(str(root), "tensor_ir", {"file": FILE})
+    workload = Workload("function", arch.name, "tensor_ir", (("file", FILE),), "", 0, None, (), 0)
+    cuda = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
+    toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
+    return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING[arch.kind], toolchain, root / "objects")
+
+
+def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
+    return Result(
+        config=config,
+        arch=task.arch,
+        latency=found.run_secs * 1e3 if found.samples else None,
+        error=found.error,
+        reason=found.failure or unmeasured,
+        library=task.library_path(found.code) if found.code else None,
+        symbol=tensorir.symbol(task.lowered["computation"]),
+        registers=found.registers,
+        smem_bytes=found.smem_bytes,
+        spill_bytes=found.spill_bytes,
+        _func=kept[0],
+        _folder=kept[1],
+    )
+
+
+def _best(found: Sequence[Measurement], *, is_measured: bool) -> int:
+    """Return the place of the best; raise TuningError where there is none."""
+    if is_measured:
+        winner = ranking(found)[0][0]
+        places = [place for place, m in enumerate(found) if m is winner and m.samples]
+    else:
+        built_places = [place for place, m in enumerate(found) if m.code]
+        places = sorted(built_places, key=lambda place: (found[place].spill_bytes > 0, found[place].predicted_secs, place))
+    if not places:
+        raise TuningError(no_winner(found))
+    return places[0]
+
+
+def _quiet(doing: str, done: int, total: int, best_secs: float | None) -> None:
+    del doing, done, total, best_secs

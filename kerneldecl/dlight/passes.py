@@ -1,0 +1,103 @@
+"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and the database that spares doing it again.
+
+Knows nothing of Relax: a module's other functions stay as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+
+from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
+from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.dlight.building import Result, build_and_measure, workers
+from kerneldecl.dlight.device import CUDA, Target
+from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
+from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
+from kerneldecl.errors import TuningError
+from kerneldecl.runners.local import LocalRunner
+
+_DONE = "tirx.is_scheduled"
+
+
+@tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
+class ApplyFastTuning:
+    """Schedules each PrimFunc that is not scheduled yet by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
+
+    Functions that have no iteration space or no right configuration stay unscheduled, for the next pass to take. What was
+    measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, and taken from there
+    when it comes again; what was only ranked, for want of the GPU, is not. Compile the module with the pass option
+    `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+    """
+
+    def __init__(
+        self, topk: int = 20, target: Target = None, parallel_build: bool = True, meta_database_dir: str | Path | None = None
+    ) -> None:
+        """Take the target, or the one that is current when the pass runs."""
+        self.topk, self.target, self.parallel_build = topk, target, parallel_build
+        self.meta_database_dir = meta_database_dir
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        device = CUDA(self.target or tvm.target.Target.current())
+        database = _database(self.meta_database_dir)
+        tuned = dict(mod.functions)
+        with workers(parallel_build=self.parallel_build) as runner:
+            for name, func in mod.functions.items():
+                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
+                    scheduled = self._scheduled(func, device, database, runner)
+                    tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
+        return tvm.IRModule(tuned, attrs=mod.attrs)
+
+    def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
+        """Return the scheduled function; None where there is none."""
+        if (known := _replayed(func, device, database)) is not None:
+            return known
+        try:
+            best = self._best(func, device, runner)
+        except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
+            return None
+        if database is not None and best.latency is not None:
+            workload = database.commit_workload(canonical_module(func))
+            args = ArgInfo.from_entry_func(workload.mod)
+            database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
+        return best.mod["main"]
+
+    def _best(self, func: Any, device: CUDA, runner: LocalRunner) -> Result:
+        func, tags = get_tensorized_func_and_tags(func, device.target)
+        if tags:
+            try:
+                return build_and_measure(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner)[1]
+            except TuningError:
+                pass  # CUDA cores are left
+        return build_and_measure(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner)[1]
+
+
+def _database(folder: str | Path | None) -> JSONDatabase | None:
+    if folder is None:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # Traces name intrinsics, which must be there when they are read.
+    intrinsics_cuda.register_all()
+    intrinsics_i4.register_all()
+    return JSONDatabase(work_dir=str(folder), module_equality="structural")
+
+
+def _replayed(func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
+    """Return the function as the database has it scheduled for the device; None where it has not."""
+    if database is None or not database.has_workload(mod := canonical_module(func)):
+        return None
+    records = database.get_top_k(database.commit_workload(mod), len(database))
+    best = next((record for record in records if str(record.target) == str(device.target)), None)  # TVM looks at no target
+    if best is None:
+        return None
+    schedule = tvm.s_tir.Schedule(mod)
+    best.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return schedule.mod["main"]
+
+
+def _with_attrs_of(func: Any, scheduled: Any) -> Any:
+    return scheduled.with_attr({**dict(func.attrs or {}), _DONE: True})

@@ -1,0 +1,119 @@
+"""Owns the policies as objects that are made for one function and one GPU, and the configurations that they emit.
+
+Knows nothing of builds or measurements; what is proposed and in which order is for kerneldecl.policies to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kerneldecl.dlight.device import CUDA, Target
+from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
+from kerneldecl.lockfile import shown
+from kerneldecl.model import Arch, Candidate, Proposal, Value
+from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.policies import gpu_matmul_tc
+from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.wording import show, unknown
+
+_TENSOR_CORES = "gpu_matmul_tc"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a template is to be applied with, and the time that the policy's model expects of it."""
+
+    candidate: Candidate
+    predicted_secs: float
+
+    @property
+    def params(self) -> dict[str, Value]:
+        return dict(self.candidate.params)
+
+    def __repr__(self) -> str:
+        return f"{shown(self.candidate)}, {self.predicted_secs * 1e6:.4g} us expected"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.candidate.to_json(), "predicted_secs": self.predicted_secs}
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Any]) -> Config:
+        """Read what `to_json` wrote; raise KeyError or TypeError otherwise."""
+        return cls(Candidate.from_json(json), float(json["predicted_secs"]))
+
+    def arch_of(self, arch: Arch) -> Arch:
+        """Return the arch as this configuration uses it: without cp.async where that is not wanted."""
+        if self.params.get("use_async_copy", True):
+            return arch
+        return replace(arch, gpu=replace(arch.the_gpu, async_copy=False))
+
+
+class DefaultPolicy:
+    """Proposes schedules for CUDA cores: the first of kerneldecl's policies that knows the kind of function, else the fallback."""
+
+    def __init__(self, func: Any, arch: CUDA | Target, tags: Tags | None = None) -> None:
+        """Raise ValueError for a function that is scheduled already, of dynamic shape or not made of plain blocks."""
+        self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
+        self.tags = dict(tags or {})
+        self._space = space_of(func)
+        _check_known(self.tags, ())
+
+    def emit_config(self, topk: int = 20) -> list[Config]:
+        """Return up to `topk` distinct configurations, best first by the policy's model."""
+        for name in BY_KIND["cuda"]:
+            proposals = () if name == _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+            if proposals:
+                return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
+        raise AssertionError("gpu_fallback takes every function")
+
+
+class TensorCorePolicy:
+    """Proposes schedules of products for tensor cores, within what the tags say."""
+
+    def __init__(self, func: Any, arch: CUDA | Target, tags: Tags | None = None) -> None:
+        """Raise ValueError where tensor cores do not take the function, or a tag is unknown or asks for what cannot be.
+
+        Tags, each of which may be missing: `tensorcore_config`, the dimensions of the product's output that m and n
+        index; `pipeline_stage`, the tiles in shared memory at once; `use_async_copy`, 0 or 1, whether they come by cp.async.
+        """
+        self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
+        self.tags = dict(tags or {})
+        self._space = space_of(func)
+        if reason := why_not(self._space, self.arch):
+            raise ValueError(f"tensor cores do not take the function: {reason}; use DefaultPolicy")
+        _check_known(self.tags, ("tensorcore_config", "pipeline_stage", "use_async_copy"))
+        self._check_values()
+
+    def _check_values(self) -> None:
+        dims = output_dims(self._space)
+        if list(self.tags.get("tensorcore_config", dims)) != dims:
+            raise ValueError(f"tensorcore_config is {self.tags['tensorcore_config']}, but m and n index dimensions {dims} of the output")
+        stages = self.tags.get("pipeline_stage", 1)
+        if type(stages) is not int or stages < 1:
+            raise ValueError(f"pipeline_stage is {show(stages)}; expected an integer above 0")
+        copies = self.tags.get("use_async_copy", 0)
+        if copies not in {0, 1}:
+            raise ValueError(f"use_async_copy is {show(copies)}; expected 0 or 1")
+        if copies and not self.arch.gpu.async_copy:
+            raise ValueError(f"use_async_copy is 1, but {self.arch.arch.name} has no cp.async")
+
+    def emit_config(self, topk: int = 20) -> list[Config]:
+        """Return up to `topk` distinct configurations, best first by the policy's model; none if no tile has so many stages."""
+        stages = self.tags.get("pipeline_stage")
+        space, arch = self._space, self.arch.arch
+        proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages) if stages else gpu_matmul_tc.propose(space, arch, topk, ())
+        return [self._config(proposal) for proposal in proposals]
+
+    def _config(self, proposal: Proposal) -> Config:
+        asked = {"use_async_copy": False} if self.tags.get("use_async_copy") == 0 else {}
+        candidate = Candidate.of(proposal.candidate.template, {**dict(proposal.candidate.params), **asked})
+        return Config(candidate, proposal.predicted_secs)
+
+
+def _check_known(tags: Tags, known: tuple[str, ...]) -> None:
+    for name in tags:
+        if name not in known:
+            sentence, hint = unknown("tag", name, known)
+            raise ValueError(f"{sentence}; {hint}" if hint else sentence)

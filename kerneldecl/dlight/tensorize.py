@@ -1,0 +1,72 @@
+"""Owns the question whether tensor cores take a function, and what is said of it if they do.
+
+Knows nothing of tiles or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.dlight.device import Target, archs_of
+from kerneldecl.model import IterSpace
+from kerneldecl.policies import gpu_matmul_tc
+
+Tags = Mapping[str, Any]
+
+
+def get_tensorized_func_and_tags(func: Any, target: Target) -> tuple[Any, dict[str, Any] | None]:
+    """Return the function and its tags; (func, None) where tensor cores do not take it, see `why_no_tensor_cores`.
+
+    The function is returned as it came: templates normalise it inside of their schedules, so that these apply to the
+    user's own function. Tags are `tensorcore_config`, the dimensions of the product's output that its m and n (of
+    several axes, the last) index, and `use_async_copy`, 1 where the GPU has cp.async. The number of stages is searched;
+    adding `pipeline_stage` fixes it.
+    """
+    space = space_of(func)
+    if why_not(space, target):
+        return func, None
+    has_async = archs_of(target)[0].the_gpu.async_copy
+    return func, {"tensorcore_config": output_dims(space), "use_async_copy": int(has_async)}
+
+
+def why_no_tensor_cores(func: Any, target: Target) -> str:
+    """Return why tensor cores do not take a function, as a sentence; empty where they do."""
+    return why_not(space_of(func), target)
+
+
+def why_not(space: IterSpace, target: Target) -> str:
+    """Return why tensor cores do not take a computation; GPUs of one compute capability have the same ones."""
+    return gpu_matmul_tc.why_not(space, archs_of(target)[0])
+
+
+def prim_func(func: Any) -> Any:
+    """Return the one PrimFunc that is given, alone or in an IRModule; raise TypeError or ValueError otherwise."""
+    if isinstance(func, tvm.IRModule):
+        funcs = [each for each in func.functions.values() if isinstance(each, tvm.tirx.PrimFunc)]
+        if len(funcs) != 1:
+            raise ValueError(f"the module has {len(funcs)} PrimFuncs; expected one")
+        return funcs[0]
+    if not isinstance(func, tvm.tirx.PrimFunc):
+        raise TypeError(f"func is {type(func).__name__}; expected a PrimFunc, or an IRModule of one")
+    return func
+
+
+def space_of(func: Any) -> IterSpace:
+    """Return a function's iteration space; raise ValueError for one that is scheduled already, or not made of plain blocks."""
+    return iter_space(canonical_module(prim_func(func)))
+
+
+def output_dims(space: IterSpace) -> list[int]:
+    """Return the dimensions of a product's output that m and n index, of each the last."""
+    product = contraction_of(space)
+    assert isinstance(product, Contraction), "the caller knows that it is one"
+    (block,) = (block for block in space.blocks if block.is_reduction)
+    dims = {axis: dim for dim, index in enumerate(block.writes[0].index) for axis, _ in index or ()}
+    # An axis of extent 1 may index nothing.
+    return [max((dims[axis] for axis in group if axis in dims), default=len(dims) - 1) for group in (product.m, product.n)]

@@ -1,0 +1,173 @@
+"""Owns measuring what was built: inputs and reference made, every candidate verified, those that are right raced.
+
+Knows nothing of policies, of how candidates are built, or of who wins.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kerneldecl.errors import KerneldeclError
+from kerneldecl.key import key, measure_manifest
+from kerneldecl.model import Candidate, Measurement
+from kerneldecl.race import PACES, race
+from kerneldecl.runners.process import Answer
+from kerneldecl.stores.local import LocalStore, Record
+from kerneldecl.task import PREPARE_SECS, VERIFY_SECS, Runner, Step, Task
+
+SPILLING_SECS = 1.0
+"""Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
+
+
+class Preparation:
+    """The making of inputs and reference, which takes its time, while candidates are still being built."""
+
+    def __init__(self, task: Task, runner: Runner, store: LocalStore) -> None:
+        self._task, self._runner, self._store = task, runner, store
+        self._answer: Answer = {}
+        self._error: KerneldeclError | None = None
+        # A daemon: it may wait for a GPU that another process holds when the user gives up.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless that is done."""
+        if not self._thread.ident:
+            self._thread.start()
+
+    def start_for(self, code: str) -> None:
+        """Begin if this code, which was just built, has to be measured."""
+        if known(self._task, code, self._store) is None:
+            self.start()
+
+    def answer(self) -> Answer:
+        """Return the worker's answer, as soon as it is there."""
+        self.start()
+        self._thread.join()
+        if self._error:
+            raise self._error
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = prepare(self._task, self._runner)
+        except KerneldeclError as error:
+            self._error = error
+
+
+def measure(
+    task: Task, built: Sequence[Measurement], preparation: Preparation, runner: Runner, store: LocalStore, step: Step
+) -> list[Measurement]:
+    """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order.
+
+    The library of each code is in the task's folder.
+    """
+    before = {m.code: known(task, m.code, store) for m in built if m.code}
+    first = {m.code: m for m in reversed(built) if m.code and before[m.code] is None}
+    done = {m.code: m for m in _timed(task, list(first.values())[::-1], preparation, runner, step)}
+    for measurement in done.values():
+        _keep(task, measurement, store)
+    return [_with_result(m, done.get(m.code) or before.get(m.code)) for m in built]
+
+
+def prepare(task: Task, runner: Runner) -> Answer:
+    """Have the measuring worker make the workload's inputs and reference; again, if it has them no more."""
+    return runner.measure(task.measure_request("prepare", case=task.measured_case), PREPARE_SECS)
+
+
+def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
+    return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
+
+
+def _timed(task: Task, built: Sequence[Measurement], preparation: Preparation, runner: Runner, step: Step) -> list[Measurement]:
+    """Verify each, race those that passed; return all."""
+    if not built:
+        return []
+    answer = preparation.answer()
+    if "failure" in answer:
+        return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
+    passed, failed = _verified(task, built, runner, step)
+
+    def sample(measurement: Measurement, calls: int) -> list[float] | str:
+        request = task.measure_request("sample", case=task.measured_case, calls=calls, samples=1, **_kernel(task, measurement))
+        got = runner.measure(request, PREPARE_SECS)
+        return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
+
+    step("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
+    return [*race(passed, sample, PACES[task.arch.kind]), *failed]
+
+
+Passed = list[tuple[Measurement, float]]
+
+
+def _verified(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> tuple[Passed, list[Measurement]]:
+    """Return those that compute what the reference does, with the seconds of a first run, and the others."""
+    passed: Passed = []
+    failed: list[Measurement] = []
+    start = time.monotonic()
+    for count, measurement in enumerate(sorted(built, key=lambda m: m.spill_bytes > 0), start=1):
+        if measurement.spill_bytes and passed and time.monotonic() - start > SPILLING_SECS:
+            failed.append(replace(measurement, failure=f"not run: it spills {measurement.spill_bytes} bytes of registers, others do not"))
+            continue
+        verdict, secs = _verdict(task, measurement, runner)
+        if verdict.failure:
+            failed.append(verdict)
+            # Its process may have died with it: what the next one needs is made again within its own limit.
+            prepare(task, runner)
+        else:
+            passed.append((verdict, secs))
+        step("verified", count, len(built), min((secs for _, secs in passed), default=None))
+    return passed, failed
+
+
+def _verdict(task: Task, measurement: Measurement, runner: Runner) -> tuple[Measurement, float]:
+    answer = runner.measure(task.measure_request("verify", case=task.measured_case, **_kernel(task, measurement)), VERIFY_SECS)
+    if "failure" in answer:
+        return replace(measurement, failure=answer["failure"]), 0.0
+    # JSON holds no infinity, which is the error of a NaN.
+    error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
+    if not error <= task.tolerance:
+        return replace(measurement, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
+    return replace(measurement, error=error), answer["secs"]
+
+
+def _kernel(task: Task, measurement: Measurement) -> dict[str, str]:
+    return {"library": str(task.library_path(measurement.code)), "symbol": f"kd_{task.lowered['computation'][:20]}"}
+
+
+def _manifest(task: Task, code: str) -> str:
+    return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
+
+
+def known(task: Task, code: str, store: LocalStore) -> Measurement | None:
+    """Return what an earlier run measured of the same code under the same protocol."""
+    found = store.read("measure", key(_manifest(task, code)), is_local=task.arch.is_detected)
+    if not isinstance(found, Record):
+        return None
+    result = found.result
+    return Measurement(
+        Candidate("", ()), 0.0, code=code, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
+    )
+
+
+def _keep(task: Task, measurement: Measurement, store: LocalStore) -> None:
+    # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
+    if measurement.error is None:
+        return
+    result = {"error": measurement.error, "samples": list(measurement.samples), "failure": measurement.failure}
+    store.write("measure", _manifest(task, measurement.code), result, is_local=task.arch.is_detected)
+
+
+def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
+    """Return what the record tells of the device: what it reaches just now, to judge figures by, and how it was meanwhile.
+
+    Fields of what cannot be found out are empty or missing.
+    """
+    answer = runner.measure(task.measure_request("ceilings"), PREPARE_SECS)
+    reached = {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
+    told = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}
+    return {"ceilings": reached, **told}

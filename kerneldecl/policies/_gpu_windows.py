@@ -1,0 +1,156 @@
+"""Owns which parts of an image a GPU's tensor cores should convolve at once, out of shared memory, and how long that takes.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerneldecl.contraction import FRAGMENT, Contraction
+from kerneldecl.model import Access, Block, Candidate, Gpu, IterSpace, dtype_bytes
+from kerneldecl.policies._gpu_model import Work, predicted_secs
+from kerneldecl.policies._gpu_products import Estimate
+
+ROWS = (1, 2, 4, 8, 16)
+CHANNELS = (16, 32, 64, 128)
+WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (8, 1), (4, 2), (1, 7), (2, 7), (1, 3), (1, 5), (1, 6))
+MOST_FRAGMENTS = 16
+"""Of sums, that one warp holds: 128 registers a thread."""
+OTHER_REGISTERS = 40
+MOST_STEPS = 16
+"""Of the reduction: the template spells them all out."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How results look at an image: the step from one to the next, and how far beyond its first pixel each looks."""
+
+    images: int
+    rows: int
+    columns: int
+    row_step: int
+    column_step: int
+    row_reach: int
+    column_reach: int
+    channels: int
+
+    def pixels(self, rows: int, columns: int) -> int:
+        """Return how many pixels a rectangle of results looks at; the padded end of the reduction may look one row further."""
+        return ((rows - 1) * self.row_step + self.row_reach + 2) * ((columns - 1) * self.column_step + self.column_reach + 1)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The template's parameters."""
+
+    rows: int
+    columns: int
+    block_n: int
+    warps_rows: int
+    warps_columns: int
+    warps_n: int
+    gather: int
+
+    @property
+    def warps(self) -> int:
+        return self.warps_rows * self.warps_columns * self.warps_n
+
+    @property
+    def fragments(self) -> tuple[int, int]:
+        """Of results: how many a warp has along pixels and along channels."""
+        pixels = self.rows // self.warps_rows * (self.columns // self.warps_columns // FRAGMENT)
+        return pixels, self.block_n // self.warps_n // FRAGMENT
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_conv2d_tc", {name: getattr(self, name) for name in self.__dataclass_fields__})
+
+
+def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
+    """Return how a convolution looks at its image, None for products that no image with overlapping windows is in."""
+    if product.batch or len(product.m) != 3 or len(product.k) < 2 or dtype_bytes(product.left.dtype) != 2:
+        return None
+    block = next(block for block in space.blocks if block.is_reduction)
+    image = block.reads[product.left.position]
+    looks = [_looks(block, image, axis, product.k) for axis in product.m]
+    if None in looks:
+        return None
+    (_, outer), (row_step, row_reach), (column_step, column_reach) = (look or (0, 0) for look in looks)
+    if outer or not row_reach + column_reach:
+        return None
+    images, rows, columns = (block.axes[axis].extent for axis in product.m)
+    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1])
+
+
+def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return an axis's step through the image and the reach of the reduction beside it, None where it is in no dimension alone."""
+    for index in image.index:
+        steps = dict(index or ())
+        if axis in steps:
+            others = steps.keys() - {axis}
+            reach = sum((block.axes[other].extent - 1) * steps[other] for other in others)
+            return (steps[axis], reach) if others <= set(reduced) else None
+    return None
+
+
+def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield what a GPU can hold, with its time."""
+    for tiling in tilings(windows, product):
+        if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
+            secs = predicted_secs(gpu, _work(windows, product, tiling, gpu))
+            yield Estimate(tiling.candidate(), secs, (tiling.rows, tiling.columns, tiling.block_n))
+
+
+def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:
+    """Yield the lattice: parts of an image with few results beyond it, cut into warps whose sums fit registers."""
+    _, _, n, k = product.extents
+    if -(-k // FRAGMENT) > MOST_STEPS:
+        return
+    whole = -(-windows.columns // FRAGMENT)
+    columns = sorted({FRAGMENT * -(-whole // parts) for parts in range(1, whole + 1) if -(-whole // parts) <= 8})
+    blocks_n = [size for size in CHANNELS if size < 2 * n] or [FRAGMENT]
+    tiles = itertools.product(ROWS, columns, blocks_n[-2:], WARPS, (1, 2, 4), (0, 1))
+    for rows, column, block_n, (warps_rows, warps_columns), warps_n, gather in tiles:
+        if rows % warps_rows or column % (FRAGMENT * warps_columns) or block_n % (FRAGMENT * warps_n) or rows >= 2 * windows.rows:
+            continue
+        tiling = Tiling(rows, column, block_n, warps_rows, warps_columns, warps_n, gather)
+        pixels, channels = tiling.fragments
+        if 2 <= tiling.warps <= 16 and pixels * channels <= MOST_FRAGMENTS:
+            yield tiling
+
+
+def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
+    """Return the shared memory of a block: its part of the image, the weights, and where they were, gathered results."""
+    item_bytes = dtype_bytes(product.left.dtype)
+    steps = -(-product.extents[3] // FRAGMENT) * FRAGMENT
+    weights = steps * (tiling.block_n if tiling.block_n in {32, 64, 128} else tiling.block_n + 40) * item_bytes
+    image = windows.pixels(tiling.rows, tiling.columns) * windows.channels * item_bytes
+    gathered = tiling.rows * tiling.columns * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
+    return max(weights + image, tiling.gather * gathered)
+
+
+def _work(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> Work:
+    _, m, n, k = product.extents
+    item_bytes, sum_bytes = dtype_bytes(product.left.dtype), dtype_bytes(product.sums_dtype)
+    steps = -(-k // FRAGMENT)
+    blocks = windows.images * -(-windows.rows // tiling.rows) * -(-windows.columns // tiling.columns) * -(-n // tiling.block_n)
+    pixels, channels = tiling.fragments
+    image_bytes = windows.pixels(tiling.rows, tiling.columns) * windows.channels * item_bytes
+    weight_bytes = steps * FRAGMENT * tiling.block_n * item_bytes
+    # Each element of a fragment of pixels is a load of its own, 128 bytes of shared memory's time to a warp.
+    loads = tiling.warps * steps * (pixels * 8 * 128 + channels * FRAGMENT * FRAGMENT * item_bytes)
+    return Work(
+        blocks=blocks,
+        threads=tiling.warps * gpu.warp_size,
+        regs_per_thread=min(gpu.max_registers_per_thread, pixels * channels * 8 + 4 * (pixels + channels) + OTHER_REGISTERS),
+        smem_bytes=smem_bytes(windows, product, tiling),
+        flops=2.0 * blocks * tiling.rows * tiling.columns * tiling.block_n * steps * FRAGMENT,
+        flops_per_s=gpu.tensor_rate(product.left.dtype),
+        dram_bytes=product.left.size_bytes + product.right.size_bytes + m * n * item_bytes,
+        l2_bytes=blocks * (image_bytes + weight_bytes) + m * n * item_bytes * (1 if tiling.gather else 2),
+        moved_smem_bytes=blocks * (loads + 128 / FRAGMENT * image_bytes + tiling.gather * 2 * tiling.rows * tiling.columns * n * sum_bytes),
+        rounds=4,
+        barriers=2,
+    )

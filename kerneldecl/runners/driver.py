@@ -1,0 +1,207 @@
+"""Owns the calls of NVIDIA's driver that measuring needs: a context, memory, launches, graphs and their times.
+
+Knows nothing of kernels, arguments or what is measured.
+
+The context is the device's primary one, which CUDA's runtime, and with it TVM's, uses as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
+from typing import Any
+
+import numpy as np
+
+from kerneldecl.arrays import Array
+from kerneldecl.cudadriver import open_driver
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGet": (c_void_p, c_int),
+    "cuDeviceGetAttribute": (c_void_p, c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuCtxSynchronize": (),
+    "cuMemGetInfo_v2": (c_void_p, c_void_p),
+    "cuMemAlloc_v2": (c_void_p, c_size_t),
+    "cuMemFree_v2": (c_ulonglong,),
+    "cuMemcpyHtoD_v2": (c_ulonglong, c_void_p, c_size_t),
+    "cuMemcpyDtoH_v2": (c_void_p, c_ulonglong, c_size_t),
+    "cuMemcpyDtoDAsync_v2": (c_ulonglong, c_ulonglong, c_size_t, c_void_p),
+    "cuMemsetD8Async": (c_ulonglong, c_ubyte, c_size_t, c_void_p),
+    "cuStreamCreate": (c_void_p, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, c_void_p),
+    "cuGraphInstantiateWithFlags": (c_void_p, c_void_p, c_ulonglong),
+    "cuGraphUpload": (c_void_p, c_void_p),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
+    "cuEventCreate": (c_void_p, c_uint),
+    "cuEventRecordWithFlags": (c_void_p, c_void_p, c_uint),
+    "cuEventElapsedTime": (c_void_p, c_void_p, c_void_p),
+    "cuModuleLoadData": (c_void_p, c_void_p),
+    "cuModuleGetFunction": (c_void_p, c_void_p, ctypes.c_char_p),
+    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
+    "cuGetErrorName": (c_int, c_void_p),
+    "cuGetErrorString": (c_int, c_void_p),
+}
+# Of cuda.h.
+_NON_BLOCKING = 1
+_CAPTURE_RELAXED = 2
+"""Lets a kernel's code be loaded, and its workspace be allocated, while its launch is captured."""
+_RECORD_EXTERNAL = 1
+"""Makes an event's recording part of the graph that is captured."""
+_L2_BYTES_ATTRIBUTE = 38
+
+
+class CudaError(RuntimeError):
+    """The driver refuses a call, or reports what a kernel has done."""
+
+    def __init__(self, name: str, words: str, *, is_fatal: bool) -> None:
+        super().__init__(f"{words} ({name})")
+        self.is_fatal = is_fatal
+        """The context is lost, and with it the process: nothing runs in it any more."""
+
+
+class Device:
+    """One GPU with a stream of its own, on which everything happens in order."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._driver = open_driver()
+        for name, arguments in _SIGNATURES.items():
+            getattr(self._driver, name).argtypes = arguments
+        self.ordinal = ordinal
+        self._call("cuInit", 0)
+        device, context = c_int(), c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        value = c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), _L2_BYTES_ATTRIBUTE, device)
+        self.l2_bytes = value.value
+        self.stream = self._handle("cuStreamCreate", _NON_BLOCKING)
+        self._events = [self._handle("cuEventCreate", 0) for _ in range(2)]
+
+    def _call(self, function: str, *arguments: object) -> None:
+        status = getattr(self._driver, function)(*arguments)
+        if status != 0:
+            # What a kernel did wrong is told by every later call as well; what a call did wrong is not.
+            raise CudaError(self._told("Name", status), self._told("String", status), is_fatal=self._driver.cuCtxSynchronize() != 0)
+
+    def _told(self, what: str, status: int) -> str:
+        text = ctypes.c_char_p()
+        getattr(self._driver, f"cuGetError{what}")(status, ctypes.byref(text))
+        return text.value.decode() if text.value else f"CUDA error {status}"
+
+    def _handle(self, function: str, *arguments: object) -> c_void_p:
+        handle = c_void_p()
+        self._call(function, ctypes.byref(handle), *arguments)
+        return handle
+
+    def free_bytes(self) -> int:
+        """Return the bytes of memory that nobody has taken yet."""
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of fresh memory, aligned to 256 bytes at least."""
+        address = c_ulonglong()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), max(1, size_bytes))
+        return address.value
+
+    def release(self, address: int) -> None:
+        self._call("cuMemFree_v2", address)
+
+    def upload(self, array: Array, address: int) -> None:
+        """Copy a contiguous array of the host to an address."""
+        if array.nbytes:
+            self._call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
+
+    def download(self, address: int, array: Array) -> None:
+        """Copy memory at an address into a contiguous array of the host, once everything before is done."""
+        self.wait()
+        if array.nbytes:
+            self._call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
+
+    def copy(self, source: int, target: int, size_bytes: int) -> None:
+        if size_bytes:
+            self._call("cuMemcpyDtoDAsync_v2", target, source, size_bytes, self.stream)
+
+    def fill(self, address: int, byte: int, size_bytes: int) -> None:
+        if size_bytes:
+            self._call("cuMemsetD8Async", address, byte, size_bytes, self.stream)
+
+    def wait(self) -> None:
+        """Return when all is done; raise CudaError if a kernel went wrong."""
+        self._call("cuStreamSynchronize", self.stream)
+
+    def functions(self, image: bytes, names: Sequence[str]) -> dict[str, c_void_p]:
+        """Return kernels of a PTX module by name; the driver compiles it."""
+        module = self._handle("cuModuleLoadData", image + b"\0")
+        return {name: self._handle("cuModuleGetFunction", module, name.encode()) for name in names}
+
+    def launch(self, function: c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+        """Launch a kernel over a one-dimensional grid; arguments are values of ctypes."""
+        pointers = (c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, pointers, None)
+
+    def timed_graph(self, work: Callable[[], None]) -> Graph:
+        """Return what `work` launches on the stream as a graph that records its own beginning and end."""
+        self._call("cuStreamBeginCapture_v2", self.stream, _CAPTURE_RELAXED)
+        try:
+            self._call("cuEventRecordWithFlags", self._events[0], self.stream, _RECORD_EXTERNAL)
+            work()
+            self._call("cuEventRecordWithFlags", self._events[1], self.stream, _RECORD_EXTERNAL)
+        finally:
+            captured = c_void_p()
+            status = self._driver.cuStreamEndCapture(self.stream, ctypes.byref(captured))
+        if status != 0:
+            raise CudaError(self._told("Name", status), self._told("String", status), is_fatal=self._driver.cuCtxSynchronize() != 0)
+        graph = self._handle("cuGraphInstantiateWithFlags", captured, 0)
+        self._call("cuGraphDestroy", captured)
+        self._call("cuGraphUpload", graph, self.stream)
+        return Graph(self, graph)
+
+    def run(self, graph: c_void_p) -> float:
+        """Launch a graph, wait for it, and return the seconds between its beginning and its end."""
+        self._call("cuGraphLaunch", graph, self.stream)
+        self.wait()
+        millis = c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(millis), *self._events)
+        return millis.value / 1e3
+
+    def destroy(self, graph: c_void_p) -> None:
+        self._call("cuGraphExecDestroy", graph)
+
+
+class Graph:
+    """Launches that are repeated as one."""
+
+    def __init__(self, device: Device, handle: c_void_p) -> None:
+        self._device, self._handle = device, handle
+
+    def run(self) -> float:
+        """Return the seconds that all its launches took together."""
+        return self._device.run(self._handle)
+
+    def close(self) -> None:
+        self._device.destroy(self._handle)
+
+
+@functools.cache
+def device() -> Device:
+    """Return the first GPU that this process sees; raise ToolchainError if there is no driver, CudaError if no GPU."""
+    return Device(0)
+
+
+def download_as(source: Device, address: int, count: int, dtype: str) -> Array:
+    """Return `count` elements at an address as an array of the host."""
+    array = np.empty(count, dtype)
+    source.download(address, array)
+    return array

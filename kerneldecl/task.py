@@ -1,0 +1,82 @@
+"""Owns a workload under tuning, and the requests that are made to workers for it.
+
+Knows nothing of policies, of the order of requests or of what is made of their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from kerneldecl.model import Arch, Candidate, Workload
+from kerneldecl.runners.process import Answer
+from kerneldecl.serial import to_json
+
+BUILD_SECS = 60.0
+PREPARE_SECS = 120.0
+VERIFY_SECS = 20.0
+"""Limits for one request; a candidate that takes longer has failed."""
+
+
+class Runner(Protocol):
+    """Runs requests in processes of their own."""
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+        """Yield (position, answer) as requests are answered, several at a time."""
+        ...
+
+    def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        """Return the answer of the one process that measures."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload to be tuned, with what planning found out about it."""
+
+    root: Path
+    workload: Workload
+    arch: Arch
+    policies: tuple[str, ...]
+    lowered: Mapping[str, Any]
+    tolerance: float
+    protocol: Mapping[str, Any]
+    toolchain: Mapping[str, str]
+    folder: Path
+    """Where objects and libraries of candidates go until the winner is known."""
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """Return what a worker needs to know of the workload to lower it and to make its inputs."""
+        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        return {**names, "computation": self.lowered["computation"]}
+
+    @property
+    def measured_case(self) -> dict[str, Any]:
+        """Return what a worker needs to know to check and to time kernels of the workload."""
+        return {**self.case, "seed": self.protocol["seed"]}
+
+    def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
+        return {"do": action, "device": self.arch.kind, "model": self.arch.model, **fields}
+
+    def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
+        where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
+        return {"do": "build", "case": self.case, "candidate": candidate.to_json(), **where, "afresh": afresh}
+
+    def describe_request(self, candidate: Candidate) -> dict[str, Any]:
+        return {"do": "describe", "case": self.case, "candidate": candidate.to_json(), "arch": to_json(self.arch)}
+
+    def object_path(self, code: str) -> Path:
+        return self.folder / f"{code}.o"
+
+    def library_path(self, code: str) -> Path:
+        return self.folder / f"{code}.so"
+
+    def has_object(self, code: str) -> bool:
+        return self.object_path(code).exists()
+
+
+Step = Callable[[str, int, int, float | None], None]
+"""Hears of progress: what is going on, how many candidates of how many, best seconds so far."""

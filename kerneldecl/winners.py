@@ -1,0 +1,222 @@
+"""Owns how entries get their winners: tuned here, bundled to be tuned elsewhere, ranked unmeasured, or made again from records.
+
+Knows nothing of how candidates are built or measured, of artifacts or of the lock.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kerneldecl import bundle, gpus, host, lockfile
+from kerneldecl.key import key
+from kerneldecl.lock import exclusive
+from kerneldecl.measuring import measured_on
+from kerneldecl.model import Arch, Candidate, Measurement
+from kerneldecl.planning import MEASURING, EntryPlan, tolerance
+from kerneldecl.progress import Finished, Note, Step
+from kerneldecl.runners.local import in_order
+from kerneldecl.stores.local import Record
+from kerneldecl.task import BUILD_SECS, Task
+from kerneldecl.task import Step as Told
+from kerneldecl.tune import Group, Outcome, groups, rank, record_result, tune, winner_object
+
+if TYPE_CHECKING:
+    from kerneldecl.flow import Build
+    from kerneldecl.workspace import Workspace
+
+
+def tune_entries(at_work: Build) -> None:
+    """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
+    waiting = at_work.pending("tune")
+    objections = {entry.arch.name: cannot_measure(entry.arch) for entry in waiting}
+    to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
+    to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+        for entry, task, group in _tasks(at_work, to_tune, Path(folder)):
+            _tune_entry(at_work, entry, task, group)
+        if to_bundle and not at_work.is_over:
+            _bundle_entries(at_work, to_bundle, Path(folder))
+        for entry in waiting:
+            if entry not in to_tune and entry not in to_bundle and not at_work.is_over:
+                _rank_entry(at_work, entry, Path(folder), objections[entry.arch.name])
+    at_work.shows_ranked = not at_work.options.require_measured
+    at_work.replan()
+
+
+def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Group | None]]:
+    """Yield one entry after the other with its task: what is timed must have its device for itself.
+
+    While a GPU measures the candidates of one entry, the first ones of the next are built. On a CPU that would disturb.
+    """
+    tasks = [_task(at_work.workspace, entry, folder / str(index)) for index, entry in enumerate(waiting)]
+    builders = ThreadPoolExecutor(1, "build-ahead")
+
+    def built(task: Task) -> Future[Group | None]:
+        return builders.submit(lambda: next(groups(task, at_work.the_runner, _silent), None))
+
+    ahead: Future[Group | None] | None = None
+    try:
+        for entry, task, following in zip(waiting, tasks, (*tasks, None)[1:], strict=True):
+            if at_work.is_over:
+                break
+            group = ahead.result() if ahead else None
+            ahead = built(following) if task.arch.gpu and following and following.arch.gpu else None
+            yield entry, task, group
+    finally:
+        # An interrupted build stops the workers, and with them what is still being built.
+        builders.shutdown(wait=False, cancel_futures=True)
+
+
+def _silent(doing: str, done: int, total: int, best_secs: float | None) -> None:
+    del doing, done, total, best_secs
+
+
+def _step(at_work: Build, entry: EntryPlan) -> Told:
+    def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
+        at_work.report(Step(entry.entry, doing, done, total, best_secs))
+
+    return step
+
+
+def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, group: Group | None) -> None:
+    action, store = entry.action("tune"), at_work.workspace.store
+
+    def say(text: str) -> None:
+        at_work.report(Note(text))
+
+    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
+        if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
+            return  # another build has done it meanwhile
+        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), group)
+        if outcome.policy:
+            _record(at_work, entry, task, outcome)
+        else:
+            at_work.fail(action, no_winner(outcome.measurements))
+
+
+def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> None:
+    """Keep the winner's blobs and the record of how it was found."""
+    action, store, winner = entry.action("tune"), at_work.workspace.store, outcome.measurements[0]
+    code = store.write_blob(winner_object(task, winner, at_work.the_runner))
+    blobs = _described(at_work, task, winner.candidate)
+    if isinstance(blobs, str):
+        at_work.fail(action, blobs)
+        return
+    found = {"code": code, "build_key": key(f"{winner.scheduled} {code}"), **blobs}
+    if winner.samples:
+        result = record_result(task, outcome, {**found, **measured_on(task, at_work.the_runner)})
+        store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
+        figure = f"{winner.run_secs * 1e6:.4g} us"
+    else:
+        store.write("rank", action.manifest, record_result(task, outcome, found), is_local=True)
+        figure = f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
+    at_work.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{lockfile.shown(winner.candidate)} {figure}"))
+
+
+def _rank_entry(at_work: Build, entry: EntryPlan, folder: Path, objection: str) -> None:
+    """Choose a winner for a GPU that is not here; nothing else may be linked unmeasured."""
+    action = entry.action("tune")
+    if not entry.arch.gpu:
+        at_work.fail(action, objection)
+    elif at_work.options.require_measured:
+        at_work.fail(action, f"{objection}; measure it there: `kerneldecl build`, or --no-measure here and `kerneldecl measure` there")
+    else:
+        outcome = rank(task := _task(at_work.workspace, entry, folder / action.key), at_work.the_runner, _step(at_work, entry))
+        if outcome.policy:
+            _record(at_work, entry, task, outcome)
+        else:
+            at_work.fail(action, no_winner(outcome.measurements))
+
+
+def _bundle_entries(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> None:
+    """Build all candidates, write a bundle for each target, and rank the entries from what was built."""
+    workspace, declaration = at_work.workspace, at_work.workspace.declaration
+    by_target: dict[str, list[bundle.Entry]] = {}
+    for entry in waiting:
+        if at_work.is_over:
+            return
+        task = _task(workspace, entry, folder / entry.action("tune").key)
+        made, outcome = bundle.build_entry(task, entry.action("tune").manifest, at_work.the_runner, _step(at_work, entry))
+        if outcome.policy:
+            by_target.setdefault(entry.workload.target, []).append(made)
+            _record(at_work, entry, task, outcome)
+        else:
+            at_work.fail(entry.action("tune"), no_winner(outcome.measurements))
+    for target, entries in by_target.items():
+        path = bundle.bundle_folder(workspace.root, declaration.artifact, declaration.version, target)
+        bundle.write_bundle(path, workspace.case_files, entries)
+        at_work.bundles[target] = path
+
+
+def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
+    """Return the task; its folder is there."""
+    assert entry.lowered is not None
+    folder.mkdir(exist_ok=True)
+    limit = tolerance(entry.workload, entry.lowered)
+    given = (entry.workload, entry.arch, entry.policies, entry.lowered)
+    return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder)
+
+
+def no_winner(measurements: Sequence[Measurement]) -> str:
+    if not measurements:
+        return "no policy proposes a candidate for it"
+    reasons = sorted({m.failure for m in measurements})
+    return f"none of {len(measurements)} candidates passed: {'; '.join(reasons[:3])}"
+
+
+def cannot_measure(arch: Arch) -> str:
+    """Return why this machine cannot measure for an arch, as a sentence; empty where it can."""
+    if arch.gpu:
+        return gpus.missing(arch.model)
+    here = host.detect()
+    if arch.model and arch.model != here.model:
+        return f"it must be measured on {arch.model}; this is {here.model}"
+    if arch.cpu and arch.cpu.vector_bytes > here.the_cpu.vector_bytes:
+        return f"arch {arch.name} has vectors of {arch.cpu.vector_bytes} bytes; this machine's have {here.the_cpu.vector_bytes}"
+    return ""
+
+
+def make_objects(at_work: Build) -> None:
+    """Make winners' objects, database lines and sources that the store has lost, or never had, from their records."""
+    wanted = at_work.pending("build")
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+        tasks = [_task(at_work.workspace, e, Path(folder)) for e in wanted]
+        requests = [task.build_request(_winner(e), afresh=True) for task, e in zip(tasks, wanted, strict=True)]
+        for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):
+            _made(at_work, wanted[index], tasks[index], answer)
+    at_work.replan()
+
+
+def _winner(entry: EntryPlan) -> Candidate:
+    assert entry.tuned is not None
+    return Candidate.from_json(entry.tuned.result["winner"])
+
+
+def _made(at_work: Build, entry: EntryPlan, task: Task, answer: Mapping[str, Any]) -> None:
+    assert entry.tuned is not None
+    action, result = entry.action("build"), entry.tuned.result
+    if "failure" in answer:
+        at_work.fail(action, f"the recorded winner cannot be built: {answer['failure']}")
+        return
+    blobs = {"code": at_work.workspace.store.write_blob((task.folder / f"{answer['code']}.o").read_bytes())}
+    described = _described(at_work, task, _winner(entry))
+    if isinstance(described, str):
+        at_work.fail(action, described)
+    elif differing := [name for name, blob in {**blobs, **described}.items() if blob != result[name]]:
+        other = " and ".join(differing)
+        at_work.fail(action, f"the recorded winner gives another {other} here; raise `generation` on the entry to tune it again")
+    else:
+        at_work.report(Finished(entry.entry, "build", "built from its record"))
+
+
+def _described(at_work: Build, task: Task, candidate: Candidate) -> dict[str, str] | str:
+    """Return the digests of the candidate's database lines and source, now in the store, or a failure."""
+    (answer,) = in_order(at_work.the_runner.run_all([task.describe_request(candidate)], BUILD_SECS), 1)
+    if "failure" in answer:
+        return f"the winner cannot be described: {answer['failure']}"
+    store = at_work.workspace.store
+    return {"database": store.write_blob(answer["database"].encode()), "source": store.write_blob(answer["source"].encode())}

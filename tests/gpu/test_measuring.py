@@ -1,0 +1,211 @@
+"""Owns the tests of measuring on a real GPU: good kernels pass and are timed, bad ones are survived and named.
+
+Knows nothing of policies. Bad kernels are good ones with a line of CUDA added at their end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kerneldecl.arrays import numpy_dtype, random_array, relative_error
+from kerneldecl.compiler import cuda, tensorir
+from kerneldecl.cudalink import link_cuda_library
+from kerneldecl.gpus import gpus_of, held_gpu
+from kerneldecl.model import Arg
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.runners.checks import DTYPES, Checks
+from kerneldecl.runners.driver import device
+from kerneldecl.runners.local import LocalRunner
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.templates import gpu_elementwise
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+H200 = load_arch(ROOT, "h200")
+PARAMS = {"threads": 128, "width": 1, "unroll": 1}
+LIMIT_SECS = 60.0
+SIZE = 1000
+NOTHING = ""
+WRONG = "Y_ptr[7] = 1000.0f;"
+UNWRITTEN = "Y_ptr[7] = __int_as_float(-1);"
+BEHIND = f"if (threadIdx.x == 0) Y_ptr[{SIZE}] = 0.0f;"
+BEFORE = "if (threadIdx.x == 0) Y_ptr[-1] = 0.0f;"
+INPUT = "if (threadIdx.x == 0) X_ptr[3] += 1.0f;"
+TRAP = 'asm volatile("trap;");'
+UNMAPPED = "*(volatile float*)16 = 1.0f;"
+HANG = "while (true) __nanosleep(1000);"
+
+
+def case(size: int = SIZE) -> dict[str, Any]:
+    return {"root": str(ROOT), "rule": "elementwise", "attrs": {"op": "add", "shape": [size], "dtype": "float32"}, "seed": 20}
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return a function that builds an addition with a line of CUDA at its end, and says how a worker finds it."""
+    compile_source = cuda._cubin
+    rule = {"op": "add", "dtype": "float32"}
+
+    def build(line: str = NOTHING, size: int = SIZE) -> dict[str, str]:
+        def with_line(source: str, arch: str, store: LocalStore) -> Any:
+            return compile_source(source.rstrip().removesuffix("}") + line + "\n}\n", arch, store)
+
+        monkeypatch.setattr(cuda, "_cubin", with_line)
+        mod = tensorir.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
+        schedule = gpu_elementwise.apply(mod, PARAMS, H200)
+        assert schedule is not None
+        made = cuda.compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(tmp_path / "cache"))
+        path = tmp_path / f"{made.code}.o"
+        path.write_bytes(made.content)
+        link_cuda_library(path.with_suffix(".so"), [path])
+        return {"library": str(path.with_suffix(".so")), "symbol": "kd_add"}
+
+    return build
+
+
+@pytest.fixture
+def measure() -> Iterator[Callable[..., dict[str, Any]]]:
+    """Return a function that asks the process that measures on the first GPU of the arch, whichever that is."""
+    with LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
+
+        def ask(action: str, limit_secs: float = LIMIT_SECS, **fields: Any) -> dict[str, Any]:
+            return runner.measure({"do": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
+
+        yield ask
+
+
+def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
+    good = built()
+    assert measure("prepare", case=case()) == {}
+    verdict = measure("verify", case=case(), **good)
+    assert verdict["error"] <= 1e-6
+    assert 0 < verdict["secs"] < 1
+    sampled = measure("sample", case=case(), calls=20, samples=5, **good)["samples"]
+    assert len(sampled) == 5
+    assert all(0 < secs < 1e-3 for secs in sampled)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (BEHIND, "wrote at least 4 bytes outside of its arguments"),
+        (BEFORE, "wrote at least 4 bytes outside of its arguments"),
+        (INPUT, "wrote into its inputs"),
+        (TRAP, "CUDA_ERROR_"),
+        (UNMAPPED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ],
+    ids=["behind", "before", "input", "trap", "unmapped"],
+)
+def test_a_kernel_that_does_harm_is_named_and_the_next_one_is_measured(built: Any, measure: Any, line: str, words: str) -> None:
+    bad, good = built(line), built()
+    assert measure("verify", case=case(), **good)["error"] <= 1e-6
+    assert words in measure("verify", case=case(), **bad)["failure"]
+    for _ in range(2):
+        assert measure("verify", case=case(), **good)["error"] <= 1e-6
+    assert measure("sample", case=case(), calls=3, samples=1, **good)["samples"]
+
+
+@pytest.mark.parametrize("line", [WRONG, UNWRITTEN], ids=["wrong", "unwritten"])
+def test_wrong_numbers_are_an_error_beyond_any_tolerance(built: Any, measure: Any, line: str) -> None:
+    assert measure("verify", case=case(), **built(line))["error"] > 1
+    assert measure("verify", case=case(), **built())["error"] <= 1e-6
+
+
+def test_a_kernel_that_hangs_is_ended(built: Any, measure: Any) -> None:
+    hanging, good = built(HANG), built()
+    assert measure("verify", case=case(), **good)["error"] <= 1e-6
+    assert measure("verify", 3.0, case=case(), **hanging) == {"failure": "took more than 3 s"}
+    assert measure("verify", case=case(), **good)["error"] <= 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 10, (1 << 22) + 5])
+def test_sizes_from_one_element_to_more_than_a_cache(built: Any, measure: Any, size: int) -> None:
+    kernel = built(size=size)
+    assert measure("verify", case=case(size), **kernel)["error"] <= 1e-6
+    assert len(measure("sample", case=case(size), calls=64, samples=2, **kernel)["samples"]) == 2
+
+
+def test_twice_the_work_is_twice_the_time(built: Any, measure: Any) -> None:
+    """Kernels that wait for so many cycles of their clock: at 1 to 3 GHz."""
+    wait = "{{ long long start = clock64(); while (clock64() - start < {}) {{}} }}"
+    short, long = built(wait.format(20_000)), built(wait.format(40_000))
+    measure("sample", case=case(), calls=10, samples=3, **short)  # brings the clock up
+    times = [min(measure("sample", case=case(), calls=10, samples=9, **kernel)["samples"]) for kernel in (short, long)]
+    assert 20_000 / 3e9 < times[0] < 20_000 / 1e9
+    assert 1.5 < times[1] / times[0] < 2.1
+
+
+def test_what_the_gpu_reaches_and_how_it_was(built: Any, measure: Any) -> None:
+    measure("sample", case=case(), calls=1, samples=1, **built())
+    found = measure("ceilings")
+    assert 0.7 < found["dram_bytes_per_s"] / H200.the_gpu.dram_bytes_per_s < 1.0
+    assert found["device"]["gpu"] == H200.model
+    if found["conditions"]["after"]:
+        assert found["conditions"]["before"]["sm_clock_hz"] > 1e8
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
+@pytest.mark.parametrize("count", [1, 1000, 3_000_001])
+def test_the_gpu_compares_as_numpy_does(dtype: str, count: int) -> None:
+    gpu = device()
+    checks = Checks(gpu)
+    rng = np.random.default_rng(0)
+    got = random_array(rng, Arg("Y", (count,), dtype))
+    for want_dtype in ("float64", "float32"):
+        want = (got.astype(np.float64) + 1e-3 * rng.standard_normal(count)).astype(want_dtype)
+        addresses = [gpu.allocate(array.nbytes) for array in (got, want)]
+        for array, address in zip((got, want), addresses, strict=True):
+            gpu.upload(array, address)
+        rms = checks.rms(addresses[1], want_dtype, count)
+        found = checks.relative_error((addresses[0], dtype), (addresses[1], want_dtype), count, rms)
+        assert found == pytest.approx(relative_error(got, want), rel=1e-9)
+        before = checks.checksum(addresses[1], want.nbytes)
+        gpu.upload(np.zeros(1, numpy_dtype(want_dtype)), addresses[1] + want.nbytes - want.itemsize)
+        assert (checks.checksum(addresses[1], want.nbytes) == before) == (want[-1] == 0)
+        for address in addresses:
+            gpu.release(address)
+
+
+HOLDER = """
+import sys, time
+from kerneldecl.gpus import held_gpu
+with held_gpu(sys.argv[1], print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_a_gpu() -> None:
+    count = len(gpus_of(H200.model))
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLDER, H200.model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+    for holder in holders:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        for holder in holders:
+            assert holder.stdin is not None
+            holder.stdin.close()
+
+    start = time.monotonic()
+    with held_gpu(H200.model, say) as gpu:
+        assert gpu.model == H200.model
+    assert time.monotonic() > start
+    assert "is measuring on NVIDIA H200: waiting for it to finish" in said[0]
+    for holder in holders:
+        holder.wait()

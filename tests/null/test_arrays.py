@@ -1,0 +1,81 @@
+"""Owns the tests of making large arrays quickly: what repeats, and what is computed on all cores.
+
+Knows nothing of rules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kerneldecl.arrays import BLOCK_ELEMENTS, PERIOD, by_rows, distinct, numpy_dtype, random_array, repeated, widened
+from kerneldecl.model import Arg
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("period", [BLOCK_ELEMENTS, PERIOD])
+def test_periods_are_primes(period: int) -> None:
+    assert all(period % divisor for divisor in range(2, int(period**0.5) + 1))
+
+
+def test_numbers_repeat_only_after_a_block() -> None:
+    values = random_array(rng(), Arg("X", (3, 700_000), "float32")).reshape(-1)
+    assert np.array_equal(values[BLOCK_ELEMENTS:], values[: values.size - BLOCK_ELEMENTS])
+    assert np.array_equal(values[:BLOCK_ELEMENTS], random_array(rng(), Arg("X", (BLOCK_ELEMENTS,), "float32")))
+    assert len(np.unique(values[:BLOCK_ELEMENTS])) > BLOCK_ELEMENTS / 2
+    for shift in (1, 32, 1024, 700_000):
+        assert np.mean(values[shift:] == values[:-shift]) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_floats_are_normal_and_scaled(dtype: str) -> None:
+    values = random_array(rng(), Arg("X", (100_000,), dtype), 0.125)
+    assert values.dtype == numpy_dtype(dtype)
+    assert np.std(values.astype(np.float64)) == pytest.approx(0.125, rel=0.02)
+
+
+def test_integers_are_not_scaled() -> None:
+    values = random_array(rng(), Arg("X", (10_000,), "int8"), 0.125)
+    assert (values.min(), values.max()) == (-128, 127)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("extent", [1, 3, 7, 21, 100])
+def test_slices_repeat_along_an_axis(axis: int, extent: int) -> None:
+    array = np.arange(7 * 7 * 7).reshape(7, 7, 7)
+    assert np.array_equal(repeated(array, extent, axis), np.take(array, np.arange(extent) % 7, axis=axis))
+
+
+def test_what_repeats_is_found_and_what_differs_anywhere_is_not() -> None:
+    base = rng().standard_normal((PERIOD, 5)).astype(np.float16)
+    whole = repeated(base, 3 * PERIOD + 100, 0)
+    assert distinct(whole, 0) == PERIOD
+    assert distinct(whole.T, 1) == PERIOD
+    assert distinct(whole, 1) == 5
+    assert distinct(base, 0) == PERIOD
+    for row in (PERIOD, 2 * PERIOD + 17, len(whole) - 1):
+        other = whole.copy()
+        other[row, 4] += 1
+        assert distinct(other, 0) == len(whole)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("row_elements", [1, 300, 1 << 20])
+def test_rows_are_filled_whatever_the_slices(rows: int, row_elements: int) -> None:
+    values = rng().standard_normal((rows, 3))
+    assert np.array_equal(by_rows(np.full((rows, 3), np.nan), lambda part: values[part] * 2, row_elements), values * 2)
+
+
+def test_what_fails_in_a_slice_fails() -> None:
+    with pytest.raises(ZeroDivisionError):
+        by_rows(np.empty(10), lambda part: np.full(part.stop - part.start, 1 // 0), 1)
+
+
+def test_widened_keeps_shape_and_values_whatever_the_order() -> None:
+    values = rng().standard_normal((40, 30)).astype(np.float16).T
+    wide = widened(values, np.float64)
+    assert wide.flags.c_contiguous
+    assert np.array_equal(wide, values)

@@ -1,0 +1,85 @@
+"""The figures that benchmarks/gpu.py prints: which entries count for which, how they are combined, when one is reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _gpu_figures import figures, lattice_figure, tuning_figures
+
+
+def row(entry: str, rule: str, attrs: dict[str, Any] | None = None, *, secs: float = 1e-3, **others: Any) -> dict[str, Any]:
+    """Return a row of a run: by default of a published entry that moves 100 MB, as fast as torch and thrice as fast as dlight."""
+    rivals = {"torch one": {"ratio": others.pop("torch", 1.0)}, "dlight": {"ratio": others.pop("dlight", 3.0)}}
+    known = {"tags": ("published",), "least_bytes": 100e6, "first_share": 1.0, "rivals": rivals}
+    return {"entry": entry, "rule": rule, "attrs": attrs or {}, "secs": secs, **known, **others}
+
+
+def product(entry: str, dtype: str, size: int, **others: Any) -> dict[str, Any]:
+    return row(entry, "matmul", {"dtype": dtype, "accum_dtype": "", "m": size, "n": size, "k": size}, **others)
+
+
+def found(rows: list[dict[str, Any]], words: str) -> dict[str, Any]:
+    [figure] = [figure for figure in figures(rows, add_bytes_per_s=200e9) if words in figure["figure"]]
+    return figure
+
+
+def test_slower_than_the_default_anywhere_is_missed_whatever_the_mean() -> None:
+    rows = [row("a", "softmax", dlight=0.9), row("b", "softmax", dlight=40.0)]
+    assert found(rows, "dlight: slowest")["verdict"] == "MISSED"
+    assert found(rows, "dlight: slowest")["worst"] == "a 0.9"
+    mean = found(rows, "dlight: geometric mean")
+    assert (mean["reached"], mean["verdict"]) == (6.0, "reached")
+
+
+def test_the_table_is_what_was_published() -> None:
+    assert found([row("a", "softmax", dlight=0.5, tags=())], "dlight: slowest")["verdict"] == "not measured"
+
+
+def test_large_kernels_are_held_to_bandwidth_and_small_ones_to_torch() -> None:
+    rows = [row("large", "gemv", torch=0.5), row("small", "gemv", torch=0.5, least_bytes=64e6)]
+    assert found(rows, "over 64 MB")["worst"] == "large 0.5"  # 100 MB in 1 ms, of 200 GB/s
+    assert found(rows, "up to 64 MB")["worst"] == "small 0.5"
+    assert found(rows, "up to 64 MB")["entries"] == "1 of 1"
+
+
+def test_torch_is_as_fast_as_the_fastest_of_its_ways() -> None:
+    rivals = {"torch slow": {"ratio": 3.0}, "torch fast": {"ratio": 1.5}, "triton": {"ratio": 0.1}}
+    assert found([row("a", "conv2d", rivals=rivals)], "of the vendor")["reached"] == 1.5
+
+
+def test_large_products_in_float16_count_apart() -> None:
+    rows = [
+        product("half", "float16", 8192, torch=0.6),
+        product("larger", "float16", 16384, torch=0.1),
+        product("single", "float32", 8192, torch=1.0),
+        product("few", "float16", 1024, torch=1.44),
+    ]
+    assert found(rows, "of the vendor")["reached"] == 1.2
+    assert found(rows, "products in float32")["reached"] == 1.0
+    assert found(rows, "products in float16")["worst"] == "half 0.6"
+
+
+def test_an_entry_without_a_kernel_is_not_counted_but_shown() -> None:
+    failed = {
+        "entry": "b",
+        "rule": "softmax",
+        "attrs": {},
+        "tags": ("published",),
+        "least_bytes": 1e9,
+        "candidates": [],
+        "failure": "wrong",
+    }
+    figure = found([row("a", "softmax"), failed], "dlight: slowest")
+    assert (figure["reached"], figure["entries"]) == (3.0, "1 of 2")
+
+
+@pytest.mark.parametrize(("secs", "verdict"), [({"a": 6.0, "b": 5.0}, "reached"), ({"a": 6.1, "b": 5.0}, "MISSED")])
+def test_tuning_time_is_a_limit(secs: dict[str, float], verdict: str) -> None:
+    slowest, total = tuning_figures({**secs, "other": 99.0}, [row("a", "gemv"), row("b", "gemv"), row("other", "gemv", tags=())])
+    assert slowest["verdict"] == verdict
+    assert total["reached"] == pytest.approx(sum(secs.values()))
+
+
+def test_few_candidates_are_compared_with_many() -> None:
+    assert lattice_figure([row("a", "gemv", first_share=0.5), row("b", "gemv", first_share=2.0)])["reached"] == 1.0

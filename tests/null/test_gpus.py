@@ -1,0 +1,138 @@
+"""Owns the tests of choosing a GPU and holding it, with real processes and locks, and a driver that is made up.
+
+Knows nothing of measuring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kerneldecl import gpus
+from kerneldecl.cudadriver import DriverGpu
+from kerneldecl.errors import ToolchainError
+from kerneldecl.gpus import gpus_of, held_gpu, lock_of, missing
+from kerneldecl.runners import nvml
+from kerneldecl.runners.local import LocalRunner
+
+FIELDS = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
+T4 = DriverGpu("Tesla T4", **FIELDS, uuid="GPU-0")
+H200 = DriverGpu("NVIDIA H200", **FIELDS, uuid="GPU-1")
+SECOND = dataclasses.replace(H200, uuid="GPU-2")
+HOLDER = """
+import sys
+from pathlib import Path
+from kerneldecl.lock import exclusive_of
+with exclusive_of([Path(path) for path in sys.argv[1:]], "measuring on it", print) as path:
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with one T4 and two H200, and a temporary folder of its own."""
+    monkeypatch.setattr(gpus, "_here", lambda: (T4, H200, SECOND))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def holder(*held: DriverGpu) -> subprocess.Popen[str]:
+    """Start a process that holds the first of the GPUs that is free."""
+    command = [sys.executable, "-c", HOLDER, *(str(lock_of(gpu)) for gpu in held)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == str(lock_of(held[0]))
+    return process
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen[str]]:
+    process = holder(H200)
+    yield process
+    process.communicate()
+
+
+def test_a_gpu_is_chosen_by_its_name() -> None:
+    assert gpus_of("NVIDIA H200") == (H200, SECOND)
+    assert gpus_of("") == (T4, H200, SECOND)
+    assert missing("Tesla T4") == ""
+    assert missing("NVIDIA A100") == "it must be measured on NVIDIA A100; this machine has Tesla T4, NVIDIA H200"
+
+
+def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_here", tuple)
+    assert missing("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
+
+    def no_driver() -> tuple[DriverGpu, ...]:
+        raise ToolchainError("no NVIDIA driver here: libcuda.so.1 is not found")
+
+    monkeypatch.setattr(gpus, "_here", no_driver)
+    sentence = "it must be measured on NVIDIA H200; no NVIDIA driver here: libcuda.so.1 is not found"
+    assert missing("NVIDIA H200") == sentence
+    request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
+    with LocalRunner(1, 1) as runner, pytest.raises(ToolchainError, match="no NVIDIA driver here"):
+        runner.measure(request, 1.0)
+
+
+def test_what_nobody_tells_of_a_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-of-no-machine.so")
+    nvml._library.cache_clear()
+    assert (nvml.conditions("GPU-1"), nvml.driver_version()) == ({}, "")
+    nvml._library.cache_clear()
+
+
+def test_a_busy_gpu_is_passed_over(busy: subprocess.Popen[str]) -> None:
+    said: list[str] = []
+    with held_gpu("NVIDIA H200", said.append) as gpu:
+        assert gpu == SECOND
+    assert said == []
+    assert busy.poll() is None
+
+
+def test_while_all_are_busy_it_is_said_for_whom_is_waited(busy: subprocess.Popen[str]) -> None:
+    other = holder(SECOND)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        other.communicate()
+
+    with held_gpu("NVIDIA H200", say) as gpu:
+        assert gpu == SECOND, "whichever is free first"
+    (sentence,) = said
+    assert f"process {busy.pid} on " in sentence
+    assert "is measuring on NVIDIA H200: waiting for it to finish" in sentence
+
+
+def test_a_gpu_is_free_again_when_its_holder_is_gone_or_killed() -> None:
+    for end in ("communicate", "kill"):
+        process = holder(H200)
+        getattr(process, end)()
+        process.wait()
+        with held_gpu("NVIDIA H200", print) as gpu:
+            assert gpu == H200
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_a_runner_holds_its_gpu_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_here", lambda: (H200,))
+    request = {"do": "no such action", "device": "cuda", "model": "NVIDIA H200"}
+    with LocalRunner(1, 1) as runner:
+        assert "failure" in runner.measure(request, 60.0)
+        said: list[str] = []
+        other = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(lock_of(H200))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        said.append(other.stdout.readline())
+        assert "is measuring on it: waiting" in said[0]
+    assert other.stdout.readline().strip() == str(lock_of(H200))
+    other.communicate()

@@ -1,0 +1,169 @@
+"""Owns the tests of measuring what was built: when inputs are made, who is verified in which order, what failures lead to.
+
+Knows nothing of devices: a runner answers from a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kerneldecl import measuring, tune
+from kerneldecl.errors import ToolchainError
+from kerneldecl.measuring import Preparation, measure, measured_on
+from kerneldecl.model import Arch, Candidate, Measurement, Workload
+from kerneldecl.planning import MEASURING
+from kerneldecl.plugins import load_arch
+from kerneldecl.runners.process import Answer
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.task import Task
+
+ROOT = Path(__file__).parents[2]
+H200 = load_arch(ROOT, "h200")
+LOWERED = {"computation": "c" * 64, "tolerance": 1e-3, "space": {"blocks": [], "inputs": [], "outputs": []}}
+Request = Mapping[str, Any]
+
+
+@dataclasses.dataclass
+class TableRunner:
+    """Answers verifications by code, samples with the same time for all, and remembers the order of requests."""
+
+    verdicts: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    prepared: Callable[[], Answer] = dict
+    asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+
+    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+        assert limit_secs > 0
+        for at, request in enumerate(requests):
+            code = str(request["candidate"]["template"])
+            Path(request["folder"], f"{code}.so").touch()
+            yield at, {"scheduled": code, "code": code, "code_bytes": 1}
+            self.asked.append(("build", code))
+
+    def measure(self, request: Request, limit_secs: float) -> Answer:
+        assert limit_secs > 0
+        code = Path(str(request.get("library", ""))).stem
+        self.asked.append((request["do"], code))
+        self.devices.add((request["device"], request["model"]))
+        if request["do"] == "prepare":
+            return self.prepared()
+        if request["do"] == "sample":
+            return {"samples": [1e-5]}
+        return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
+
+    def of(self, action: str) -> list[str]:
+        return [code for done, code in self.asked if done == action]
+
+
+def task_in(folder: Path, arch: Arch = H200) -> Task:
+    workload = Workload("w", "box", "elementwise", (), "auto", 20, None, (), 1)
+    return Task(ROOT, workload, arch, (), LOWERED, 1e-3, MEASURING[arch.kind], {}, folder)
+
+
+def built(code: str, spill_bytes: int = 0) -> Measurement:
+    return Measurement(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
+
+
+def measured(task: Task, runner: TableRunner, *candidates: Measurement) -> dict[str, Measurement]:
+    store = LocalStore(task.folder / "store")
+    done = measure(task, candidates, Preparation(task, runner, store), runner, store, lambda *_: None)
+    return {m.code: m for m in done}
+
+
+def test_every_request_to_measure_names_its_device(tmp_path: Path) -> None:
+    runner = TableRunner()
+    measured(task_in(tmp_path), runner, built("a"))
+    assert runner.devices == {("cuda", "NVIDIA H200")}
+    assert runner.of("prepare") == [""]
+    assert runner.of("verify") == ["a"]
+
+
+def test_spilling_ones_are_verified_last(tmp_path: Path) -> None:
+    runner = TableRunner()
+    done = measured(task_in(tmp_path), runner, built("s", 8), built("a"), built("b"))
+    assert runner.of("verify") == ["a", "b", "s"]
+    assert all(m.samples for m in done.values())
+
+
+def test_spilling_ones_are_left_out_when_time_is_up_and_others_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "SPILLING_SECS", -1.0)
+    runner = TableRunner()
+    done = measured(task_in(tmp_path), runner, built("s", 8), built("a"))
+    assert runner.of("verify") == ["a"]
+    assert done["s"].failure == "not run: it spills 8 bytes of registers, others do not"
+    wrong = TableRunner({"b": {"error": 1.0, "secs": 1e-5}})
+    done = measured(task_in(tmp_path), wrong, built("t", 8), built("b"))
+    assert wrong.of("verify") == ["b", "t"]
+    assert done["t"].samples
+
+
+def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None:
+    runner = TableRunner({"bad": {"failure": "CudaError: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"}})
+    done = measured(task_in(tmp_path), runner, built("bad"), built("good"))
+    assert runner.asked[:4] == [("prepare", ""), ("verify", "bad"), ("prepare", ""), ("verify", "good")]
+    assert done["bad"].failure.endswith("(CUDA_ERROR_ILLEGAL_ADDRESS)")
+    assert done["good"].samples
+
+
+def test_inputs_are_made_while_candidates_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second candidate is not built before the inputs are asked for."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def prepared() -> Answer:
+        has_begun.set()
+        assert may_end.wait(60)
+        return {}
+
+    class Waiting(TableRunner):
+        def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+            for count, answer in enumerate(super().run_all(requests, limit_secs)):
+                assert count == 0 or has_begun.wait(60)
+                yield answer
+            may_end.set()
+
+    class Policy:
+        @staticmethod
+        def propose(*given: Any) -> tuple[Any, ...]:
+            return () if given[3] else tuple(tune.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+
+    monkeypatch.setattr(tune, "load_policy", lambda *_: Policy)
+    task = dataclasses.replace(task_in(tmp_path), policies=("any",))
+    runner = Waiting(prepared=prepared)
+    outcome = tune.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
+    assert runner.asked.index(("prepare", "")) < runner.asked.index(("build", "b"))
+    assert outcome.measurements[0].samples
+    again = Waiting(prepared=prepared)
+    has_begun.set()
+    tune.tune(task, again, LocalStore(tmp_path / "store"), lambda *_: None)
+    assert {action for action, _ in again.asked} == {"build"}, "nothing is made for what is known"
+
+
+def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:
+    done = measured(task_in(tmp_path), TableRunner(prepared=lambda: {"failure": "ValueError: no"}), built("a"), built("b"))
+    assert {m.failure for m in done.values()} == {"inputs or reference: ValueError: no"}
+
+
+def test_a_gpu_that_is_not_there_ends_the_build(tmp_path: Path) -> None:
+    def prepared() -> Answer:
+        raise ToolchainError("it must be measured on NVIDIA H200; this machine shows no GPU")
+
+    with pytest.raises(ToolchainError, match="shows no GPU"):
+        measured(task_in(tmp_path), TableRunner(prepared=prepared), built("a"))
+
+
+def test_the_record_tells_the_device_and_how_it_was(tmp_path: Path) -> None:
+    told = {"dram_bytes_per_s": 4.26789e12, "device": {"gpu": "NVIDIA H200", "driver": "580"}, "conditions": {"after": {}}}
+
+    class Told(TableRunner):
+        def measure(self, request: Request, limit_secs: float) -> Answer:
+            assert (request["do"], limit_secs > 0) == ("ceilings", True)
+            return told
+
+    found = measured_on(task_in(tmp_path), Told())
+    assert found == {"ceilings": {"dram_bytes_per_s": 4.27e12}, "provenance": told["device"], "conditions": told["conditions"]}

@@ -1,0 +1,62 @@
+"""Owns the tests of where arguments lie in a GPU's memory and how many copies of them there are.
+
+Knows nothing of drivers.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kerneldecl.runners.placement import ALIGNMENT_BYTES, MAX_CALLS, copies, most_calls, place
+
+SIZES = st.lists(st.integers(1, 1 << 20), min_size=1, max_size=6)
+L2_BYTES = 60 << 20
+
+
+@given(SIZES, st.sampled_from([0, 1, 4096, 1 << 20]))
+def test_every_byte_belongs_to_an_argument_or_to_a_guard(sizes: list[int], guard_bytes: int) -> None:
+    placed = place(sizes, guard_bytes)
+    pieces = sorted([*zip(placed.offsets, sizes, strict=True), *placed.guards])
+    end = 0
+    for start, size in pieces:
+        assert start == end
+        end = start + size
+    assert end == placed.total_bytes
+    assert all(offset % ALIGNMENT_BYTES == 0 for offset in placed.offsets)
+
+
+@given(SIZES, st.sampled_from([1, 4096, 1 << 20]))
+def test_guards_stand_before_and_right_behind_every_argument(sizes: list[int], guard_bytes: int) -> None:
+    placed = place(sizes, guard_bytes)
+    starts = dict(placed.guards)
+    ends = {start + size: size for start, size in placed.guards}
+    for offset, size in zip(placed.offsets, sizes, strict=True):
+        assert starts[offset + size] >= guard_bytes
+        assert ends[offset] >= guard_bytes
+
+
+@given(st.integers(1, 1 << 34), st.integers(1 << 20, 128 << 20))
+def test_no_set_is_in_the_cache_when_its_turn_comes(set_bytes: int, l2_bytes: int) -> None:
+    sets = copies(set_bytes, l2_bytes, 1 << 40)
+    calls = most_calls(sets, set_bytes, l2_bytes)
+    assert 1 <= sets <= MAX_CALLS
+    assert calls <= sets or sets * set_bytes >= 2 * l2_bytes
+    assert calls == MAX_CALLS, "with enough memory a sample may be as long as any"
+
+
+@pytest.mark.parametrize(
+    ("set_bytes", "free_bytes", "sets", "calls"),
+    [
+        (6 << 20, 100 << 30, 20, 64),
+        (5 << 10, 100 << 30, 64, 64),
+        (3 << 29, 100 << 30, 1, 64),
+        (6 << 20, 36 << 20, 3, 3),
+        (6 << 20, 1 << 20, 1, 1),
+    ],
+    ids=["product of 1024", "tiny", "larger than the cache", "little memory", "no memory"],
+)
+def test_sets_and_launches(set_bytes: int, free_bytes: int, sets: int, calls: int) -> None:
+    assert copies(set_bytes, L2_BYTES, free_bytes) == sets
+    assert most_calls(sets, set_bytes, L2_BYTES) == calls

@@ -1,0 +1,256 @@
+"""GPUs that are not here: entries ranked by their policies, bundles measured elsewhere, and what the lock and the summary say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fakes import DieRunner, FakeRunner
+from spaces import REPOSITORY, Space
+
+from kerneldecl import bundle, winners
+from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
+from kerneldecl.flow import lock_of, lock_on_disk
+from kerneldecl.model import Measurement
+from kerneldecl.report import show_json, show_text
+from kerneldecl.summary import build_json, build_text
+from kerneldecl.tune import Group, chosen
+
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release {release}, V{version}" ;;
+  --list-gpu-code) echo "sm_75 sm_80 sm_90" ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpus(fakes: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """Return a workspace whose one target is a GPU that no machine has, where an nvcc is the first on PATH."""
+    text = (REPOSITORY / "kerneldecl/archs/h200.toml").read_text(encoding="utf-8")
+    fakes.write({"archs/test-gpu.toml": text.replace('"NVIDIA H200"', '"Test GPU"')})
+    fakes.edit("workloads.toml", 'arch = "test-cpu"', 'arch = "test-gpu"')
+    _put_nvcc(tmp_path / "bin", "13.0.88", monkeypatch)
+    return fakes
+
+
+def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "nvcc").write_text(NVCC.format(release=version.rpartition(".")[0], version=version), encoding="ascii")
+    (folder / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winners, "cannot_measure", lambda _: "")
+
+
+def _measure(space: Space, folder: Path) -> FakeRunner:
+    """Measure every entry of a bundle, on fakes, into the cache of `space`."""
+    runner = FakeRunner()
+    for entry in bundle.read_bundle(folder):
+        assert bundle.measure_entry(entry, runner, space.open().store, lambda *_: None).policy
+    return runner
+
+
+def test_without_its_gpu_an_entry_is_linked_by_its_policys_order(gpus: Space) -> None:
+    built = gpus.build()
+    assert not built.build.failures
+    assert built.links == 1
+    assert built.counts["verify"] == built.counts["sample"] == built.counts["prepare"] == 0
+    manifest = json.loads((gpus.artifact("box") / "manifest.json").read_text())
+    assert [entry["unmeasured"] for entry in manifest["entries"]] == [True] * 3
+    assert [entry["verdict"]["verified"] for entry in manifest["entries"]] == [False] * 3
+    # The fake policy's first candidate has the least expected time.
+    assert {entry["winner"]["params"]["unroll"] for entry in manifest["entries"]} == {1}
+    lock = gpus.read("workloads.lock")
+    assert lock.count("unmeasured = true") == 3
+    assert "time_us" not in lock
+    assert "3 unmeasured" in build_text(build_json(built.build))
+    shown = show_text(show_json(gpus.plan().entries[0]))
+    assert "not measured" in shown
+    assert "GFLOP/s" in shown.splitlines()[3]
+
+
+def test_what_was_ranked_is_not_ranked_again(gpus: Space) -> None:
+    gpus.build()
+    again = gpus.build(DieRunner())
+    assert not again.build.failures
+    assert again.links == 0
+    assert "3 unmeasured" in gpus.command("build").out
+    assert gpus.command("build").out == "3 entries: 3 up to date\n"
+
+
+def test_nothing_unmeasured_counts_where_measurements_are_required(gpus: Space) -> None:
+    gpus.build()
+    built = gpus.build(require_measured=True)
+    assert len(built.build.failures) == 3
+    assert all("it must be measured on Test GPU" in reason and "kerneldecl measure" in reason for reason in built.build.failures.values())
+    assert built.counts["compile"] == 0
+
+
+def test_a_machine_that_has_the_gpu_measures_what_was_ranked_when_it_is_asked_to(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.build()
+    _with_gpu(monkeypatch)
+    built = gpus.build(require_measured=True)
+    assert not built.build.failures
+    assert built.links == 1
+    assert built.counts["sample"] > 0
+    assert "unmeasured" not in gpus.read("workloads.lock")
+    assert not any(entry.is_unmeasured for entry in gpus.plan().entries)
+
+
+def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    built = gpus.build()
+    assert not built.build.failures
+    assert isinstance(built.runner, FakeRunner)
+    cases = [
+        (request["case"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["do"] == "build"
+    ]
+    assert len(cases) == len(set(cases)) == 9
+
+
+def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_gives(
+    gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = gpus.build(measure=False)
+    assert not built.build.failures
+    assert built.counts["verify"] == 0
+    (folder,) = built.build.bundles.values()
+    # Elsewhere there is the bundle alone, at another place.
+    moved = tmp_path / "elsewhere" / "some.bundle"
+    shutil.copytree(folder, moved)
+    hidden = tmp_path / "hidden"
+    (gpus.root / "rules").rename(hidden)
+    other = Space(tmp_path / "elsewhere")
+    runner = FakeRunner()
+    for entry in bundle.read_bundle(moved):
+        assert bundle.measure_entry(entry, runner, _store(other), lambda *_: None).policy
+    assert runner.counts["compile"] == 0
+    hidden.rename(gpus.root / "rules")
+    # The records are all that comes back.
+    shutil.copytree(other.root / "cache/record", gpus.root / "cache/record", dirs_exist_ok=True)
+    linked = gpus.build()
+    assert linked.links == 1
+    assert linked.counts["verify"] == linked.counts["sample"] == 0
+    assert "unmeasured" not in gpus.read("workloads.lock")
+    # A machine that has the GPU finds the same winners.
+    direct = gpus.copy_of(tmp_path / "direct")
+    _with_gpu(monkeypatch)
+    direct.build()
+    assert _winners(direct) == _winners(gpus)
+    assert direct.read("workloads.lock") == gpus.read("workloads.lock")
+
+
+def _store(space: Space) -> bundle.LocalStore:
+    return bundle.LocalStore(space.root / "cache")
+
+
+def _winners(space: Space) -> list[object]:
+    manifest = json.loads((space.artifact("box") / "manifest.json").read_text())
+    return [(entry["name"], entry["winner"], entry["run_secs"], entry["key"]) for entry in manifest["entries"]]
+
+
+def test_what_was_measured_before_is_in_no_later_bundle(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    assert gpus.build(measure=False).build.bundles == {}
+
+
+def test_measuring_a_bundle_again_measures_nothing(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    store = gpus.open().store
+    entries = bundle.read_bundle(folder)
+    assert not any(bundle.is_measured(entry, store) for entry in entries)
+    _measure(gpus, folder)
+    assert all(bundle.is_measured(entry, store) for entry in entries)
+
+
+def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -> None:
+    gpus.edit(
+        "templates/unrolled.py",
+        "unrolled {params['unroll']} times\"",
+        "unrolled {params['unroll']} times\" + ' wrong' * (params['unroll'] == 1)",
+    )
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    winners_now = [entry.tuned.result["winner"]["params"]["unroll"] for entry in gpus.plan().entries if entry.tuned]
+    assert len(winners_now) == 3
+    assert 1 not in winners_now
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 1")],
+    ids=["absent", "cut", "other"],
+)
+def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "bundle.json").write_text(content)
+    with pytest.raises(ArtifactError, match=words):
+        bundle.read_bundle(tmp_path)
+
+
+def test_measuring_without_the_gpu_says_which_one_it_takes(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    done = gpus.run("measure", str(folder), code=10)
+    assert "it must be measured on Test GPU" in done.stderr
+
+
+def test_the_lock_may_be_frozen_with_unmeasured_entries_in_it(gpus: Space, tmp_path: Path) -> None:
+    gpus.build()
+    fresh = gpus.copy_of(tmp_path / "fresh", "workloads.lock", "cache/record")
+    assert not fresh.build(locked=True).build.failures
+    assert lock_of(fresh.open(), fresh.plan()) == lock_on_disk(fresh.open())
+
+
+def test_a_frozen_lock_whose_unmeasured_entries_come_out_otherwise_is_refused(gpus: Space, tmp_path: Path) -> None:
+    gpus.build()
+    fresh = gpus.copy_of(tmp_path / "fresh", "workloads.lock", "cache/record")
+    text = fresh.read("workloads.lock")
+    fresh.write({"workloads.lock": text.replace("unroll=1", "unroll=2")})
+    with pytest.raises(StaleError, match=r"workloads.lock would change"):
+        fresh.build(locked=True)
+    assert "unroll=2" in fresh.read("workloads.lock")
+
+
+def test_a_compiler_of_another_release_stops_the_build_before_anything_runs(
+    gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _put_nvcc(tmp_path / "old", "12.4.131", monkeypatch)
+    with pytest.raises(ToolchainError, match=r"workloads.toml asks for cuda 13.0, but \S+/old/nvcc is of CUDA 12.4.131"):
+        gpus.build(DieRunner())
+
+
+def test_a_compiler_that_does_not_know_the_arch_stops_the_build(gpus: Space) -> None:
+    gpus.edit("archs/test-gpu.toml", 'arch = "sm_90"', 'arch = "sm_100"')
+    gpus.edit("archs/test-gpu.toml", "compute_capability = [9, 0]", "compute_capability = [10, 0]")
+    with pytest.raises(ToolchainError, match=r"makes no code for sm_100: it knows sm_75, sm_80, sm_90"):
+        gpus.build(DieRunner())
+
+
+def _built(name: str, **fields: object) -> Measurement:
+    from kerneldecl.model import Candidate
+
+    return Measurement(Candidate.of(name, {}), 1e-6, code=name, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("built", "winner"),
+    [
+        ([_built("first"), _built("second")], "first"),
+        ([_built("spills", spill_bytes=8), _built("second")], "second"),
+        ([_built("spills", spill_bytes=8), _built("fails", failure="no")], "spills"),
+        ([_built("fails", failure="no")], ""),
+    ],
+    ids=["first", "spilling ones last", "rather than nothing", "nothing"],
+)
+def test_the_choice_without_measurements(built: Sequence[Measurement], winner: str) -> None:
+    measurements = chosen(Group("policy", tuple(built)), is_complete=True)
+    assert (measurements[0].code if measurements else "") == winner
+    assert len(measurements) in (0, len(built))

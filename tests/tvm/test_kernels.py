@@ -1,0 +1,52 @@
+"""Owns the tests of loading kernels' runtimes and of arguments that lie at an address.
+
+Knows nothing of how kernels are made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kerneldecl.arrays import numpy_dtype
+from kerneldecl.errors import ToolchainError
+from kerneldecl.kernels import Placed, _cuda_runtimes, _load_first, load_library
+from kerneldecl.model import Arg
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3, 4), (7, 1, 5)])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float16", "bfloat16", "float32", "float64", "float8_e4m3fn"])
+def test_a_placed_argument_is_the_memory_at_its_address(shape: tuple[int, ...], dtype: str) -> None:
+    memory = np.zeros(shape, numpy_dtype(dtype))
+    placed = Placed(Arg("X", shape, dtype), memory.ctypes.data, Placed.CPU)
+    tensor = placed.tensor()
+    assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, dtype)
+    assert tuple(tensor.strides) == tuple(stride // memory.itemsize for stride in memory.strides)
+    if dtype in {"float32", "int64"}:
+        memory[...] = np.arange(memory.size).reshape(shape)
+        assert np.array_equal(np.from_dlpack(tensor), memory)
+        np.from_dlpack(placed.tensor())[...] = 5
+        assert (memory == 5).all()
+
+
+def test_what_cannot_be_loaded_is_told_with_what_to_install() -> None:
+    with pytest.raises(ToolchainError, match=r"^install it \(/nowhere/libx.so: .*No such file"):
+        _load_first(["/nowhere/libx.so", "/nowhere/liby.so"], "install it")
+
+
+def test_the_first_library_that_is_there_is_taken() -> None:
+    _load_first(["/nowhere/libx.so", "libc.so.6", "/nowhere/liby.so"], "install it")
+
+
+def test_cudas_runtime_of_pypi_is_among_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13" in list(_cuda_runtimes())
+
+
+def test_kernels_of_a_gpu_need_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kerneldecl.kernels.LIBRARY", "libcuda-of-no-machine.so")
+    with pytest.raises(ToolchainError, match="there is no NVIDIA driver: install it"):
+        load_library(Path("kernels.so"), "cuda")

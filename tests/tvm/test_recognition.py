@@ -1,0 +1,173 @@
+"""Products are recognised in TensorIR that others wrote: layouts, batches, convolutions, padding, transposes; what is none is told why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from products import (
+    PRODUCTS,
+    REFUSED,
+    attention_scores,
+    behind_a_transpose,
+    behind_padding,
+    conv2d_nchw,
+    conv2d_nhwc,
+    integers,
+    nn,
+    nt_with_other_names_and_loops,
+    of_casts_and_an_epilogue,
+    of_three,
+    padded_conv2d,
+    shared_weights,
+    tn,
+    tt,
+)
+from spaces import Space
+
+from kerneldecl import nvcc
+from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
+from kerneldecl.errors import ToolchainError
+from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+
+
+def missing() -> str:
+    try:
+        nvcc.compiler()
+    except ToolchainError as error:
+        return str(error)
+    return ""
+
+
+needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def read(func: Any) -> Contraction:
+    found = contraction_of(iter_space(canonical_module(func)))
+    assert isinstance(found, Contraction), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("func", "layout", "extents", "dims"),
+    [
+        (nn, "nn", (1, 96, 80, 128), [0, 1]),
+        (nt_with_other_names_and_loops, "nt", (1, 96, 80, 128), [0, 1]),
+        (tn, "tn", (1, 96, 80, 128), [0, 1]),
+        (tt, "tt", (1, 96, 80, 128), [0, 1]),
+        (attention_scores, "nt", (8, 64, 72, 32), [2, 3]),
+        (shared_weights, "nn", (1, 96, 48, 64), [1, 2]),
+        (conv2d_nhwc, "nn", (1, 512, 64, 288), [2, 3]),
+        (conv2d_nchw, "nn", (1, 64, 512, 288), [1, 3]),
+        (padded_conv2d, "nn", (1, 128, 64, 288), [2, 3]),
+        (behind_a_transpose, "nt", (1, 96, 80, 128), [0, 1]),
+        (behind_padding, "nn", (1, 96, 80, 128), [0, 1]),
+        (of_casts_and_an_epilogue, "nn", (1, 96, 80, 128), [0, 1]),
+        (integers, "nt", (1, 96, 80, 128), [0, 1]),
+    ],
+    ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
+)
+def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
+    product = read(func)
+    assert (product.layout, product.extents) == (layout, extents)
+    assert why_no_tensor_cores(func, "h200") == ""
+    same, tags = get_tensorized_func_and_tags(func, "h200")
+    assert same is func
+    assert tags == {"tensorcore_config": dims, "use_async_copy": 1}
+
+
+@pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
+def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
+    arch = CUDA("h200")
+    for policy, instruction in ((TensorCorePolicy, "mma.sync"), (DefaultPolicy, "")):
+        config = policy(func, arch).emit_config(1)[0]
+        schedule = apply_candidate(Path(), canonical_module(func), config.candidate, arch.arch)
+        assert schedule is not None, config
+        code = cuda_source(schedule.mod, arch.arch, "kd_function")
+        assert instruction in code
+        assert code.count("__launch_bounds__") == 2, "one declaration and one definition"
+
+
+@pytest.mark.parametrize("func", REFUSED, ids=lambda func: func.__name__)
+def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
+    assert why_no_tensor_cores(func, "h200") == REFUSED[func]
+    same, tags = get_tensorized_func_and_tags(func, "h200")
+    assert same is func
+    assert tags is None
+    assert DefaultPolicy(func, "h200").emit_config(1)
+
+
+def test_a_factor_behind_a_transpose_is_read_as_it_is_stored() -> None:
+    stored, turned = read(nt_with_other_names_and_loops).right, read(behind_a_transpose).right
+    assert (turned.is_k_last, turned.run, turned.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
+
+
+def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
+    product = read(behind_padding)
+    assert (product.left.run, product.right.run) == (1, 80)
+
+
+def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
+    pixels = read(conv2d_nchw).right
+    assert not pixels.is_k_last, "16 neighbours along the image, 3 along the window"
+
+
+GPU_ENTRIES = """\
+edition = 1
+
+[artifact]
+name = "products"
+version = "1.0"
+
+[target.h200]
+arch = "h200"
+
+[defaults]
+top_k = 1
+
+[[workload]]
+name = "half"
+rule = "matmul"
+m = 64
+n = 64
+k = 64
+dtype = "float16"
+
+[[workload]]
+name = "single"
+rule = "matmul"
+m = 64
+n = 64
+k = 64
+
+[[workload]]
+name = "relu"
+rule = "elementwise"
+op = "relu"
+shape = [64]
+"""
+
+
+@needs_nvcc
+def test_records_tell_of_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
+    space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
+    space.run("build", CUDA_VISIBLE_DEVICES="")
+    told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}
+    assert told == {"half": "used", "single": "there is no intrinsic for float32 summed in float32", "relu": ""}
+    assert "tensor cores: used\n" in space.run("show", "half").stdout
+    assert "tensor cores: not used: there is no intrinsic for float32 summed in float32\n" in space.run("show", "single").stdout
+    assert "tensor cores" not in space.run("show", "relu").stdout
+
+
+def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
+    arch = CUDA("h200").arch
+    space = iter_space(canonical_module(nn))
+    assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]

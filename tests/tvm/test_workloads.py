@@ -1,0 +1,28 @@
+"""Every entry that the repository declares for a GPU has candidates there, and the model's first choice can be scheduled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.declare import declare
+from kerneldecl.model import Workload
+from kerneldecl.plugins import load_arch, load_policy, load_rule
+from kerneldecl.policies.auto import BY_KIND
+
+ROOT = Path(__file__).parents[2]
+ARCH = load_arch(ROOT, "h200")
+ENTRIES = [workload for workload in declare(ROOT).workloads if workload.target == "h200"]
+
+
+@pytest.mark.parametrize("workload", ENTRIES, ids=lambda workload: workload.name)
+def test_first_choice_is_one_of_many_and_applies(workload: Workload) -> None:
+    mod = tensorir.lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs)))
+    space = iter_space(mod)
+    proposed = next(filter(None, (load_policy(ROOT, name).propose(space, ARCH, workload.top_k, ()) for name in BY_KIND["cuda"])), ())
+    assert len({proposal.candidate for proposal in proposed}) == len(proposed) > 1
+    assert apply_candidate(ROOT, mod, proposed[0].candidate, ARCH) is not None, proposed[0]
