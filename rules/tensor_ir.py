@@ -65,6 +65,12 @@ class TensorIr(Rule):
 
         return expected_outputs(self.lower(), inputs, self.signature().outputs)
 
+    def tolerance(self) -> float:
+        """Return the tolerance of the least precise argument, and what sums in the function's own dtypes may add to it."""
+        from kerneldecl.compiler.reference import rounding
+
+        return super().tolerance() + rounding(self.lower())
+
     def flops(self) -> int:
         """Return TVM's estimate."""
         import tvm

@@ -11,6 +11,7 @@ compiler and precision than what it is compared with on a GPU, and of the functi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,10 @@ from kerneldecl.kernels import tensor
 from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.templates._contraction import is_reduction
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 UNSCHEDULED_FLOPS = 1 << 28
 """What one core does within a second, without vectors."""
 
@@ -53,6 +56,22 @@ def widened(mod: tvm.IRModule) -> tvm.IRModule:
     for each in types:
         each["dtype"] = wider.get(each["dtype"], each["dtype"])
     return load(json.dumps(saved))
+
+
+def rounding(func: Any) -> float:
+    """Return the relative error that sums in the function's own dtypes may add to what `expected_outputs` gives.
+
+    Rounding errors of a running sum add up like a random walk: with the square root of its length (Higham and Mary, A new
+    approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
+    """
+    schedule = tvm.s_tir.Schedule(canonical_module(func))
+    blocks = (schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root")))
+    sums = [block for block in blocks if isinstance(getattr(block.body, "value", None), tvm.tirx.Add) and is_reduction(block)]
+    return sum(4 * UNIT_ROUNDOFF.get(str(block.writes[0].source.dtype), 0.0) * math.sqrt(_terms(block)) for block in sums)
+
+
+def _terms(block: Any) -> int:
+    return math.prod(int(axis.dom.extent) for axis in block.iter_vars if axis.iter_type == tvm.tirx.IterVar.CommReduce)
 
 
 def _compiled(mod: tvm.IRModule) -> Any:

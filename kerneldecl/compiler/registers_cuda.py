@@ -13,34 +13,37 @@ from typing import Any
 
 import tvm
 from tvm.ir import Call, TensorLoad, Var
+from tvm.s_tir import transform
 from tvm.tirx import Bind, BufferLoad, BufferStore
 from tvm_ffi import structural
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
 """They take a fragment as its array, followed by the place of the lane's part."""
 
-
-_WITHOUT_BLOCK_VARIABLES = (
-    "CanonicalizeLoop",
-    "LowerCrossThreadReduction",
-    "LowerInitBlock",
-    "PlanAndUpdateBufferAllocationLocation",
-    "ConvertBlocksToOpaque",
+FIRST_STEPS = (
+    transform.CanonicalizeLoop,
+    transform.LowerCrossThreadReduction,
+    transform.LowerInitBlock,
+    transform.PlanAndUpdateBufferAllocationLocation,
+    transform.ConvertBlocksToOpaque,
+    transform.LiftThreadBinding,
+    transform.ManifestSharedMemoryLocalStage,
+    transform.CompactBufferAllocation,
 )
-"""The first passes of TVM's pipeline, up to the one that leaves loops' variables alone."""
+"""Of TVM's pipeline for S-TIR; taken a second time, they change nothing."""
 
 
 def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count.
 
-    Of blocks that intrinsics compute, the pass leaves the variables as they are, so these are replaced first.
+    The first of TVM's own steps come before: what blocks of intrinsics read keeps wider indices, and one of those steps,
+    which looks at it, takes no mixture.
     """
     params = (param for func in mod.functions.values() for param in func.params)
     sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
     if max(sizes, default=0) >= 2**31:
         return mod
-    passes = [getattr(tvm.s_tir.transform, name)() for name in _WITHOUT_BLOCK_VARIABLES]
-    return tvm.ir.transform.Sequential([*passes, tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
+    return tvm.ir.transform.Sequential([*(first() for first in FIRST_STEPS), tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
 
 
 def own_parts(mod: tvm.IRModule) -> tvm.IRModule:

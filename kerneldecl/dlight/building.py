@@ -123,22 +123,32 @@ def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, p
     Raise TuningError where nothing passes, ToolchainError without a CUDA compiler for the arch, ValueError or TypeError
     for a function that takes anything but inputs and then outputs of fixed shapes.
     """
-    func, device = prim_func(func), arch if isinstance(arch, CUDA) else CUDA(arch)
+    with workers(parallel_build=parallel_build) as runner:
+        return build_and_measure(func, configs, arch if isinstance(arch, CUDA) else CUDA(arch), runner)
+
+
+def workers(*, parallel_build: bool) -> LocalRunner:
+    """Return the worker processes, to be used as a context; they start when they are first needed."""
+    cores = host.detect().the_cpu.cores
+    return LocalRunner(cores if parallel_build else 1, cores)
+
+
+def build_and_measure(func: Any, configs: Sequence[Config], device: CUDA, runner: LocalRunner) -> tuple[list[Result], Result]:
+    """Do what `apply_and_build` does, with workers that are there."""
+    func = prim_func(func)
     if not configs:
         raise ValueError("there are no configurations to build")
     folder = _Folder()
     task = _task(func, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
     objection = cannot_measure(device.arch)
+    preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
+    found = build_all(task, proposals, runner, _quiet, None if objection else preparation.start_for)
+    if not objection:
+        found = measure(task, found, preparation, runner, store, _quiet)
     unmeasured = f"not measured: {objection}; ranked by the model" if objection else ""
-    store, cores = LocalStore(task.root / "cache"), host.detect().the_cpu.cores
-    with LocalRunner(cores if parallel_build else 1, cores) as runner:
-        preparation = Preparation(task, runner, store)
-        found = build_all(task, proposals, runner, _quiet, None if unmeasured else preparation.start_for)
-        if not unmeasured:
-            found = measure(task, found, preparation, runner, store, _quiet)
     results = [_result(task, m, config, unmeasured, (func, folder)) for m, config in zip(found, configs, strict=True)]
-    return results, results[_best(found, is_measured=not unmeasured)]
+    return results, results[_best(found, is_measured=not objection)]
 
 
 @dataclass(frozen=True)

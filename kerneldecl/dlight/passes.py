@@ -14,11 +14,12 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.compiler.intrinsics_cuda import register_all
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.dlight.building import Result, apply_and_build
+from kerneldecl.dlight.building import Result, build_and_measure, workers
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
 from kerneldecl.errors import TuningError
+from kerneldecl.runners.local import LocalRunner
 
 _DONE = "tirx.is_scheduled"
 
@@ -44,18 +45,19 @@ class ApplyFastTuning:
         device = CUDA(self.target or tvm.target.Target.current())
         database = _database(self.meta_database_dir)
         tuned = dict(mod.functions)
-        for name, func in mod.functions.items():
-            if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
-                scheduled = self._scheduled(func, device, database)
-                tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
+        with workers(parallel_build=self.parallel_build) as runner:
+            for name, func in mod.functions.items():
+                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
+                    scheduled = self._scheduled(func, device, database, runner)
+                    tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
         return tvm.IRModule(tuned, attrs=mod.attrs)
 
-    def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
+    def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
         """Return the scheduled function; None where there is none."""
         if (known := _replayed(func, device, database)) is not None:
             return known
         try:
-            best = self._best(func, device)
+            best = self._best(func, device, runner)
         except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
             return None
         if database is not None and best.latency is not None:
@@ -64,19 +66,20 @@ class ApplyFastTuning:
             database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
         return best.mod["main"]
 
-    def _best(self, func: Any, device: CUDA) -> Result:
+    def _best(self, func: Any, device: CUDA, runner: LocalRunner) -> Result:
         func, tags = get_tensorized_func_and_tags(func, device.target)
         if tags:
             try:
-                return apply_and_build(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, self.parallel_build)[1]
+                return build_and_measure(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner)[1]
             except TuningError:
                 pass  # CUDA cores are left
-        return apply_and_build(func, DefaultPolicy(func, device).emit_config(self.topk), device, self.parallel_build)[1]
+        return build_and_measure(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner)[1]
 
 
 def _database(folder: str | Path | None) -> JSONDatabase | None:
     if folder is None:
         return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
     register_all()  # traces name intrinsics, which must be there when they are read
     return JSONDatabase(work_dir=str(folder), module_equality="structural")
 

@@ -12,9 +12,10 @@ import tvm
 
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight.device import Target, archs_of
 from kerneldecl.model import IterSpace
+from kerneldecl.policies import gpu_matmul_tc
 
 Tags = Mapping[str, Any]
 
@@ -35,14 +36,13 @@ def get_tensorized_func_and_tags(func: Any, target: Target) -> tuple[Any, dict[s
 
 
 def why_no_tensor_cores(func: Any, target: Target) -> str:
-    """Return why tensor cores do not take a function, as a sentence that starts with "it"; empty where they do."""
+    """Return why tensor cores do not take a function, as a sentence; empty where they do."""
     return why_not(space_of(func), target)
 
 
 def why_not(space: IterSpace, target: Target) -> str:
-    product = contraction_of(space)
-    # GPUs of one compute capability have the same tensor cores.
-    return product if isinstance(product, str) else tensor_cores_refuse(product, archs_of(target)[0].the_gpu)
+    """Return why tensor cores do not take a computation; GPUs of one compute capability have the same ones."""
+    return gpu_matmul_tc.why_not(space, archs_of(target)[0])
 
 
 def prim_func(func: Any) -> Any:

@@ -26,6 +26,8 @@ SM_BYTES_PER_CLOCK = 64.0
 """What one SM can draw from the second-level cache."""
 THREAD_BYTES = 64
 """What a thread has on its way at once, as nvcc orders loads: measured, sums of columns on an H200."""
+ACCESS_FLOPS = 4.0
+"""What an access costs a thread beside the waiting: it and its address are two instructions, each as long as a multiply-add."""
 LINE_BYTES = 128
 """What neighbouring threads should read together: a line of the caches, and of DRAM as much as is worth a new row."""
 WARP_GRANULARITY = 4
@@ -110,7 +112,7 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
     turns = max(1.0, -(-work.blocks // gpu.sm_count) / resident)
     latency = turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE), latency)
-    return math.fsum(secs**OVERLAP for secs in times) ** (1 / OVERLAP) + gpu.launch_secs
+    return float(math.fsum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + gpu.launch_secs
 
 
 def _throughput_secs(gpu: Gpu, work: Work) -> tuple[float, float, float, float]:

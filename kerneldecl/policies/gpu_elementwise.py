@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, Value, dtype_bytes
 from kerneldecl.policies._cpu_traffic import contiguous_axis, moved_bytes, points
-from kerneldecl.policies._gpu_model import Work, access_widths, ranked
+from kerneldecl.policies._gpu_model import ACCESS_FLOPS, Work, access_widths, ranked
 
 TEMPLATES = ("gpu_elementwise",)
 
@@ -27,7 +27,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
         return ()
     across = next((found for block in space.blocks if (found := _transposed(block)) is not None), None)
-    tiled = [] if across is None else list(_tiled(space, across))
+    tiled = [] if across is None else list(_tiled(space, across, arch.the_gpu))
     return ranked("gpu_elementwise", arch.the_gpu, [*tiled, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
 
 
@@ -67,7 +67,7 @@ def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[M
             blocks=-(-vectors // (threads * unroll)),
             threads=threads,
             regs_per_thread=24 + unroll * len(space.inputs) * -(-width * element // 4),
-            flops=sum(points(block) * block.flops_per_point for block in space.blocks),
+            flops=sum(points(block) * (block.flops_per_point + ACCESS_FLOPS / width) for block in space.blocks),
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes,
             l2_bytes=moved * (16 / min(16, width * element)) ** 0.5,
@@ -75,13 +75,14 @@ def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[M
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
 
 
-def _tiled(space: IterSpace, extents: tuple[int, int]) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
+def _tiled(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
     last = space.blocks[-1]
     element, nbytes = dtype_bytes(last.writes[0].dtype), moved_bytes(space)
     both = math.gcd(*extents)
     for tile, threads, width in itertools.product(TILES, THREADS, access_widths(both, element)):
         vectors = tile[0] * tile[1] // width
-        if vectors % threads or tile[0] % width or tile[1] % width:
+        smem_bytes = tile[1] * (tile[0] + 1) * element
+        if vectors % threads or tile[0] % width or tile[1] % width or smem_bytes > gpu.smem_per_block_bytes:
             continue
         # Partial tiles at the ends are computed whole.
         counts = [-(-extent // side) for extent, side in zip(extents, tile, strict=True)]
@@ -91,7 +92,7 @@ def _tiled(space: IterSpace, extents: tuple[int, int]) -> Iterator[tuple[Mapping
             blocks=math.prod(counts) * points(last) // math.prod(extents),
             threads=threads,
             regs_per_thread=24 + vectors // threads * -(-width * element // 4),
-            smem_bytes=tile[1] * (tile[0] + 1) * element,
+            smem_bytes=smem_bytes,
             dram_bytes=nbytes,
             l2_bytes=nbytes * part * waste * (16 / min(16, width * element)) ** 0.5,
             moved_smem_bytes=nbytes * waste * 4 / element,

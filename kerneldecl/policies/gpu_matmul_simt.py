@@ -6,30 +6,50 @@ Knows nothing of TVM or of how the template applies them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_model import Work, occupancy, predicted_secs
+from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
 
 TEMPLATES = ("gpu_matmul_simt",)
 
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
-BLOCKS_K = (8, 16, 32)
+BLOCKS_K = (8, 16)
 THREAD_TILES = ((4, 4), (4, 8), (8, 4), (8, 8))
 WARP_ROWS, WARP_COLUMNS = 4, 8
 """The template's: lanes of a warp."""
 THREADS = range(32, 513)
-STAGES = (4, 3, 2)
-SAME_TILE = 4
-OTHER_REGISTERS = 44
-"""Of a thread, beside sums and two steps' operands; kernels compiled for sm_90 have 30 to 50."""
-BARRIER_CYCLES = 60.0
+STAGES = (2, 4)
+SAME_TILE = 3
+OTHER_REGISTERS = 24
+"""Of a thread, beside sums, two steps' operands and what waits to be written to shared memory: what nvcc gives for sm_90."""
 PARTITIONS = 4
 """Of an SM, each with a scheduler that starts one instruction a cycle."""
+
+# Of a thread, in cycles of its scheduler, fitted to the times of 320 kernels on an H200.
+ADDRESS = 4.0
+"""Of one access to global memory; four times as much where steps are longer than what is spelt out, or elements lie apart."""
+ASYNC_ELEMENT, ASYNC_VECTOR = 10.0, 1.0
+"""A copy by cp.async of 4 bytes, which is written to shared memory across rows, and of 16."""
+LOAD, STORE = 7.0, 2.5
+"""To registers, and from there to shared memory."""
+FRAGMENT_LOAD = 1.2
+STEP = 12.0
+"""Of one tile along k: barriers and the loop."""
+BARRIER_CYCLES, WRITING_CYCLES = 50.0, 350.0
+"""How long a block waits at its barriers in each tile, and where its threads write to shared memory in between; other blocks
+on the SM use the time."""
+LATENCY_SECS = 6e-7
+"""From asking for a tile to having it in shared memory."""
+START_CYCLES = 6000.0
+"""Of a block: the first tiles, and the results' way out."""
+ALONE = 0.3
+"""Of a warp's instructions, what it waits for its own earlier ones when its scheduler has no other warp; half of it with two."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +90,23 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
         if block_m % (thread_m * WARP_ROWS) or block_n % (thread_n * WARP_COLUMNS) or bare.threads not in THREADS:
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
-        resident = max(1, occupancy(gpu, bare.threads, registers(bare), smem_bytes(product, bare)))
+        resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(product, bare)))
         raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
         for stages in _stages(product, bare, gpu):
             yield Tiling(block_m, block_n, block_k, thread_m, thread_n, stages, raster)
 
 
 def _stages(product: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
-    """Return numbers of stages worth trying. Copies that cp.async cannot do are not made ahead."""
-    if not gpu.async_copy or min(_copied_bytes(product.left), _copied_bytes(product.right)) < 4:
-        return [1]
+    """Return numbers of stages worth trying: more than two where cp.async can copy, and as many as fit shared memory."""
+    can = gpu.async_copy and min(_copied_bytes(product.left), _copied_bytes(product.right)) >= 4
     steps, stage_bytes = -(-product.extents[3] // bare.block_k), smem_bytes(product, bare)
-    return [stages for stages in STAGES if stages <= steps and stages * stage_bytes <= gpu.smem_per_block_optin_bytes][:2] or [1]
+    # What waits in registers must be little: nvcc would spill, or leave the SM with one block.
+    fitting = (
+        stages
+        for stages in STAGES
+        if (bare.block_k == BLOCKS_K[0] if stages == 2 else can and stages * stage_bytes <= gpu.smem_per_block_optin_bytes)
+    )
+    return [stages for stages in fitting if stages <= steps] or [1]
 
 
 def _copied_bytes(factor: Factor) -> int:
@@ -96,49 +121,76 @@ def smem_bytes(product: Contraction, tiling: Tiling) -> int:
         item_bytes = dtype_bytes(factor.dtype)
         row = -(-extent // 32) * 32 + 16 // item_bytes if factor.is_k_last else extent
         total += row * tiling.block_k * item_bytes
-    return tiling.stages * total
+    return max(1, tiling.stages - 1 if tiling.stages == 2 else tiling.stages) * total
 
 
-def registers(tiling: Tiling) -> int:
-    """Return the registers of a thread: its sums, the operands of two steps, and the rest."""
-    return tiling.thread_m * tiling.thread_n + 2 * (tiling.thread_m + tiling.thread_n) + OTHER_REGISTERS
+def registers(tiling: Tiling, gpu: Gpu) -> int:
+    """Return the registers of a thread: its sums, the operands of two steps, what it holds of the next tiles, and the rest.
+
+    No more than let a block of so many threads run: nvcc keeps to that.
+    """
+    held = (tiling.block_m + tiling.block_n) * tiling.block_k // tiling.threads if tiling.stages == 2 else 0
+    wanted = tiling.thread_m * tiling.thread_n + 2 * (tiling.thread_m + tiling.thread_n) + held + OTHER_REGISTERS
+    return min(wanted, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
 def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
+    """Return the time of the slowest of an SM's schedulers, the memories, and the way to them.
+
+    In the time of one tile along k, a scheduler starts the instructions of all warps that it has, and shared memory
+    serves them, which overlaps in part; one block alone waits at its barriers; and what was asked for so many tiles
+    before must have come.
+    """
     batch, m, n, k = product.extents
     steps = -(-k // tiling.block_k)
     blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n)
-    resident = occupancy(gpu, tiling.threads, registers(tiling), smem_bytes(product, tiling))
-    item_bytes = dtype_bytes(product.left.dtype)
-    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    warps = tiling.threads // gpu.warp_size
-    warp_items = tiling.thread_m * WARP_ROWS + tiling.thread_n * WARP_COLUMNS
-    work = Work(
-        blocks=blocks,
-        threads=tiling.threads,
-        regs_per_thread=registers(tiling),
-        smem_bytes=smem_bytes(product, tiling),
-        flops=2.0 * blocks * steps * tiling.block_m * tiling.block_n * tiling.block_k,
-        flops_per_s=_rate(product, tiling, gpu, min(resident, -(-blocks // gpu.sm_count))),
-        dram_bytes=dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster), max(1, resident) * gpu.sm_count),
-        l2_bytes=blocks * steps * tile_bytes + batch * m * n * dtype_bytes(product.sums_dtype),
-        moved_smem_bytes=blocks * steps * (tile_bytes + warps * warp_items * tiling.block_k * item_bytes),
-        rounds=2 + steps / max(1, tiling.stages - 1),
-        barriers=steps * (2 if tiling.stages > 1 else 3),
+    most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(product, tiling))
+    if not most:
+        return Estimate(tiling.candidate(), math.inf, (tiling.block_m, tiling.block_n))
+    share = -(-blocks // gpu.sm_count)
+    resident = min(most, share)
+    step_cycles = max(
+        _busy_cycles(product, tiling, gpu, resident),
+        _busy_cycles(product, tiling, gpu, 1) + (WRITING_CYCLES if tiling.stages <= 2 else BARRIER_CYCLES),
+        LATENCY_SECS * gpu.clock_hz / max(1, tiling.stages - 1) * (2 if tiling.stages == 1 else 1),
     )
-    return Estimate(tiling.candidate(), predicted_secs(gpu, work), (tiling.block_m, tiling.block_n))
+    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(product.left.dtype)
+    traffic = dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster), most * gpu.sm_count)
+    secs = max(
+        share / resident * (steps * step_cycles + START_CYCLES) / gpu.clock_hz,
+        blocks * steps * tile_bytes / gpu.l2_bytes_per_s,
+        traffic / gpu.dram_bytes_per_s,
+    )
+    return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 
-def _rate(product: Contraction, tiling: Tiling, gpu: Gpu, resident: int) -> float:
-    """Return the operations a second of the whole GPU, while so many blocks are on an SM.
+def _busy_cycles(product: Contraction, tiling: Tiling, gpu: Gpu, blocks: int) -> float:
+    """Return how long an SM's schedulers and shared memory are busy with one tile along k of so many blocks."""
+    warps = blocks * tiling.threads / gpu.warp_size
+    started = _warp_cycles(product, tiling, gpu) * (max(1.0, warps / PARTITIONS) + ALONE)
+    return math.hypot(started, warps * _smem_cycles(tiling))
 
-    A scheduler starts multiply-adds and loads of four elements in turn, and waits at barriers.
-    """
+
+def _warp_cycles(product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+    """Return how long one warp keeps its scheduler busy with one tile along k."""
     rate = gpu.simt_rate(product.sums_dtype) or gpu.simt_rate("float32")
-    multiplies = tiling.thread_m * tiling.thread_n
-    loads = (tiling.thread_m + tiling.thread_n) / 4
-    warps = max(1, resident) * tiling.threads / gpu.warp_size / PARTITIONS
-    # One multiply-add of a warp keeps a partition's cores busy for this long.
-    cycles = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
-    issued = warps * tiling.block_k * (multiplies * cycles + loads)
-    return rate * min(1.0, warps) * warps * tiling.block_k * multiplies * cycles / (issued + BARRIER_CYCLES)
+    # A multiply-add of a warp keeps a partition's cores busy for this long.
+    multiply = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
+    computed = tiling.thread_m * tiling.thread_n * multiply + (tiling.thread_m + tiling.thread_n) / 4 * FRAGMENT_LOAD
+    copied = _copy_cycles(product.left, tiling.block_m, tiling) + _copy_cycles(product.right, tiling.block_n, tiling)
+    return tiling.block_k * computed + copied + STEP
+
+
+def _smem_cycles(tiling: Tiling) -> float:
+    """Return how long one warp keeps shared memory busy with one tile along k: two cycles for a vector of each lane, one for a copy."""
+    elements = (tiling.block_m + tiling.block_n) * tiling.block_k / tiling.threads
+    return tiling.block_k * (tiling.thread_m + tiling.thread_n) / 2 + elements
+
+
+def _copy_cycles(factor: Factor, extent: int, tiling: Tiling) -> float:
+    elements = extent * tiling.block_k / tiling.threads
+    vectors = elements / math.gcd(factor.vector(), max(1, int(elements)))
+    address = ADDRESS * (4 if tiling.block_k > BLOCKS_K[0] else 1) * (4 if factor.run == 1 else 1)
+    if tiling.stages <= 2:
+        return vectors * (address + LOAD) + (elements if factor.is_k_last else vectors) * STORE
+    return elements * (address + ASYNC_ELEMENT) if factor.is_k_last else vectors * (address + ASYNC_VECTOR)

@@ -50,6 +50,7 @@ class Tiling:
     stages: int
     raster: int = 1
     gather: int = 0
+    parts: int = 1
 
     @property
     def warps(self) -> int:
@@ -66,7 +67,7 @@ class Tiling:
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
     product = contraction_of(space)
-    if isinstance(product, str) or measured or tensor_cores_refuse(product, arch.the_gpu) or product.extents[0] > MAX_GRID_Z:
+    if isinstance(product, str) or measured or why_not(space, arch):
         return ()
     gpu = arch.the_gpu
     windows = windows_of(space, product)
@@ -78,7 +79,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
     """Return the tilings with so many stages, best first; nothing for what tensor cores do not take."""
     product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str) or tensor_cores_refuse(product, gpu) or product.extents[0] > MAX_GRID_Z:
+    if isinstance(product, str) or why_not(space, arch):
         return ()
     return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu, (stages,))), SAME_TILE)[:top_k]
 
@@ -86,7 +87,10 @@ def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
     product = contraction_of(space)
-    return product if isinstance(product, str) else tensor_cores_refuse(product, arch.the_gpu)
+    if isinstance(product, str):
+        return product
+    is_long = product.extents[0] > MAX_GRID_Z
+    return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
 def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import is_across
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import LINE_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import BLOCK_THREADS, ROW_THREADS, largest_divisor
 
 TEMPLATES = ("gpu_rowwise",)
@@ -54,7 +54,7 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             blocks=count // rows,
             threads=row_threads * rows,
             regs_per_thread=24 + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
-            flops=sum(points(block) * max(1, block.flops_per_point) for block in space.blocks) * 4 * waste,
+            flops=sum(points(block) * (max(1, block.flops_per_point) * 4 + ACCESS_FLOPS / width) for block in space.blocks) * waste,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved_bytes(space),
             l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element)),

@@ -13,21 +13,21 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
-from kerneldecl.arrays import is_float, numpy_dtype
+from kerneldecl.arrays import Array, is_float, numpy_dtype
 from kerneldecl.cudadriver import read_gpus
 from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.runners import nvml
 from kerneldecl.runners.cases import Case, make_case
 from kerneldecl.runners.checks import Checks
-from kerneldecl.runners.driver import Device, Graph, device
+from kerneldecl.runners.driver import CudaError, Device, Graph, device
 from kerneldecl.runners.placement import GUARD_BYTES, copies, most_calls, place
 
 __all__ = ["ceilings", "prepare", "sample", "verify"]
@@ -50,21 +50,30 @@ class _AtHand:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.gpu, self.checks = device(), _checks()
-        args = case.signature.args
-        self.sizes = [_bytes(arg) for arg in args]
-        self._memory: list[int] = []
+        self.sizes = [_bytes(arg) for arg in case.signature.args]
         self.placement = place(self.sizes, GUARD_BYTES)
+        self.kernels: dict[str, Kernel] = {}
+        self.graphs: dict[tuple[str, int], Graph] = {}
+        self._memory: list[int] = []
+        try:
+            self._bring()
+        except CudaError:  # too little memory
+            self.close()
+            raise
+
+    def _bring(self) -> None:
         self.base = self._allocated(self.placement.total_bytes)
-        self.expected = [self._allocated(want.nbytes + 8) for want in case.expected]
+        self.expected = [self._allocated(want.nbytes + 8) for want in self.case.expected]
         self._flushed = self._allocated(2 * self.gpu.l2_bytes)
         self.gpu.fill(self._flushed, 0, 2 * self.gpu.l2_bytes)
         self.restore()
-        watched = [*zip(self.inputs, self.sizes, strict=False), *zip(self.expected, (w.nbytes for w in case.expected), strict=True)]
-        self.watched = [(address, size, self.checks.checksum(address, size)) for address, size in watched]
-        self.rms = [self.checks.rms(at, want.dtype.name, want.size) for at, want in zip(self.expected, case.expected, strict=True)]
+        kept = [*zip(self.inputs, self.sizes, strict=False), *((at, want.nbytes) for at, want in self._expected())]
+        self._kept = [(address, size, self.checks.checksum(address, size)) for address, size in kept]
+        self._rms = [self.checks.rms(at, want.dtype.name, want.size) for at, want in self._expected()]
         self._sets = [self._placed([self.base + offset for offset in self.placement.offsets])]
-        self.kernels: dict[str, Kernel] = {}
-        self.graphs: dict[tuple[str, int], Graph] = {}
+
+    def _expected(self) -> Iterator[tuple[int, Array]]:
+        return zip(self.expected, self.case.expected, strict=True)
 
     @property
     def inputs(self) -> list[int]:
@@ -87,9 +96,8 @@ class _AtHand:
         for offset, size in self.placement.guards:
             self.gpu.fill(self.base + offset, GUARD_BYTE, size)
         self.gpu.wait()
-        for addresses, arrays in ((self.inputs, self.case.inputs), (self.expected, self.case.expected)):
-            for address, array in zip(addresses, arrays, strict=True):
-                self.gpu.upload(np.ascontiguousarray(array), address)
+        for address, array in (*zip(self.inputs, self.case.inputs, strict=True), *self._expected()):
+            self.gpu.upload(np.ascontiguousarray(array), address)
 
     def poison(self) -> None:
         for address, arg in zip(self.outputs, self.case.signature.outputs, strict=True):
@@ -100,14 +108,14 @@ class _AtHand:
         for offset, size in self.placement.guards:
             if changed := self.checks.other_bytes(self.base + offset, size, GUARD_BYTE):
                 return f"it wrote at least {changed} bytes outside of its arguments"
-        for at, (address, size, checksum) in enumerate(self.watched):
+        for at, (address, size, checksum) in enumerate(self._kept):
             if self.checks.checksum(address, size) != checksum:
                 return "it wrote into its inputs" if at < len(self.case.inputs) else "it wrote far outside of its arguments"
         return ""
 
     def error(self) -> float:
         """Return the largest relative error of all outputs."""
-        outputs = zip(self.outputs, self.case.signature.outputs, self.expected, self.case.expected, self.rms, strict=True)
+        outputs = zip(self.outputs, self.case.signature.outputs, self.expected, self.case.expected, self._rms, strict=True)
         return max(
             self.checks.relative_error((got, arg.dtype), (want, array.dtype.name), array.size, rms)
             for got, arg, want, array, rms in outputs

@@ -20,8 +20,10 @@ from tvm.tirx import IndexMap
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
 
+SUMMED_AT_ONCE = 4
+SUMMING_THREADS = 256
 MAX_GRID_Z = 65535
 """The launch's limit (CUDA C++ Programming Guide, table of technical specifications)."""
 
@@ -34,6 +36,8 @@ class Normal:
     block: Any
     store: Any
     """The block that takes the sums out of where they are kept; `place_store` puts it in its place."""
+    whole: Any = None
+    """Where the reduction is cut into parts, which are as the batch's axis: the block that adds their sums."""
 
 
 def attempt(mod: IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
@@ -54,11 +58,14 @@ def product_of(mod: IRModule) -> Contraction | None:
     return found if isinstance(found, Contraction) else None
 
 
-def normalize(sch: Schedule, product: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False) -> Normal | None:
+def normalize(
+    sch: Schedule, product: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, parts: int = 1
+) -> Normal | None:
     """Bring a product into normal form, padded to multiples of the tile (m, n, k), its sums kept in `scope`.
 
     Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k comes
-    before it in any case. None where what follows the product cannot be merged into one block.
+    before it in any case. Sums of more than one part are left in global memory for `sum_parts`. None where what follows
+    the product cannot be merged into one block.
     """
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -79,9 +86,34 @@ def normalize(sch: Schedule, product: Contraction, tile: Sequence[int], scope: s
     normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)
     # 2. Whole tiles; the copies that pad disappear as well.
-    sch.pad_einsum(block, [*([1] if product.batch else []), *tile])
-    # 3. Sums in registers.
-    return Normal(product, block, sch.cache_write(block, 0, scope))
+    m, n, k = tile
+    sch.pad_einsum(block, [*([1] if product.batch else []), m, n, k * parts])
+    if parts == 1:
+        return Normal(product, block, sch.cache_write(block, 0, scope))
+    # 3. Parts.
+    part, _ = sch.split(sch.get_loops(block)[-1], [parts, None])
+    part_sums = sch.rfactor(part, 0)
+    *batch, row, column, part, step = sch.get_loops(part_sums)
+    sch.reorder(part, *batch, row, column, step)
+    if batch:
+        sch.fuse(part, *batch)
+    return Normal(product, part_sums, sch.cache_write(part_sums, 0, scope), block)
+
+
+def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
+    """Add the sums of all parts, always in one order, in a kernel of its own that stores the result through the epilogue."""
+    store = sch.cache_write(whole, 0, "local")
+    *places, column, part = sch.get_loops(whole)
+    column, element = sch.split(column, [None, math.gcd(product.out_run, SUMMED_AT_ONCE)])
+    place, thread = sch.split(sch.fuse(*places, column), [None, SUMMING_THREADS])
+    sch.bind(place, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    sch.reorder(part, element)
+    place_store(sch, store, thread)
+    sch.vectorize(sch.get_loops(store)[-1])
+    sch.vectorize(element)
+    sch.unroll(part)
+    sch.vectorize(sch.get_loops(sch.decompose_reduction(whole, part))[-1])
 
 
 def place_store(sch: Schedule, store: Any, loop: Any) -> None:
@@ -90,7 +122,7 @@ def place_store(sch: Schedule, store: Any, loop: Any) -> None:
     The bounds come with what follows the sums; TVM drops those of a block that it moves, so the block moves first.
     """
     sch.reverse_compute_at(store, loop)
-    while following := sch.get_consumers(store):
+    while (following := sch.get_consumers(store)) and not is_reduction(sch.get(following[0])):
         sch.reverse_compute_inline(following[0])
 
 

@@ -9,6 +9,7 @@ Parameters:
   stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
   raster              rows of tiles that are walked before the next column; divides the number of them
   gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
+  parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -35,6 +36,7 @@ from kerneldecl.templates._gpu_matmul import (
     pipeline,
     product_of,
     rasterize,
+    sum_parts,
     vector_of,
 )
 
@@ -52,6 +54,7 @@ class _Tiles(NamedTuple):
     stages: int
     raster: int
     gather: int
+    parts: int
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -65,7 +68,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
 def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
-    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local")
+    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
@@ -89,11 +92,13 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     threads = tiles.warps_m * tiles.warps_n
     asynchronous = arch.the_gpu.async_copy
     shared, held = [], []
-    for factor, extent in ((product.left, tiles.block_m), (product.right, tiles.block_n)):
+    _, m_size, n_size, _ = product.extents
+    for factor, extent, size in ((product.left, tiles.block_m, m_size), (product.right, tiles.block_n, n_size)):
         copy = sch.cache_read(fragment, factor.position, "shared.dyn")
         sch.compute_at(copy, k)
         vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
-        if tiles.stages == 1 and dtype_bytes(factor.dtype) == 1:
+        is_whole = size % extent == 0 and product.extents[3] % (tiles.block_k * tiles.parts) == 0
+        if dtype_bytes(factor.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
         flat = sch.fuse(*sch.get_loops(copy)[-2:])
@@ -114,6 +119,8 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
+    if normal.whole is not None:
+        sum_parts(sch, normal.whole, product)
     return True
 
 
@@ -135,7 +142,7 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
         and tiles.block_k % (32 // item_bytes) == 0
         and rows % tiles.raster == 0
-        and -(-k // tiles.block_k) >= tiles.stages - 1
+        and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages - 1
     )
 
 

@@ -141,10 +141,10 @@ def test_every_proposal_fits_the_gpu(name: str, size: tuple[int, int, int]) -> N
                 threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
             else:
                 simt = gpu_matmul_simt.Tiling(**params)
-                threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt), gpu_matmul_simt.smem_bytes(read, simt)
+                threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
             assert occupancy(gpu, threads, registers, smem) >= 1
             assert -(-size[0] // params["block_m"]) % params["raster"] == 0
-            assert params["stages"] <= max(1, -(-size[2] // params["block_k"]))
+            assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

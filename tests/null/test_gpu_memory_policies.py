@@ -7,17 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kerneldecl import plugins
 from kerneldecl.model import Access, Axis, Block, Candidate, IterSpace
-from kerneldecl.plugins import load_arch
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise
 from kerneldecl.policies._gpu_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
-ROOT = Path(__file__).parents[2]
-H200 = load_arch(ROOT, "h200")
-NAMES = ["v100", "t4", "a100-80gb", "l4", "rtx-4090", "h200", "b200"]
+STANDARD = Path(plugins.__file__).parent / "archs"
+GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}
+H200 = GPUS["h200"]
 
 Make = Callable[[int, int], IterSpace]
 
@@ -85,11 +88,28 @@ SUITED: list[tuple[ModuleType, Make]] = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+EXTENTS = st.integers(1, 80) | st.integers(1, 1 << 20) | st.sampled_from([127, 1023, 4099, 1 << 14, 1 << 20])
+
+
+@pytest.mark.parametrize(("policy", "make"), SUITED, ids=[make.__name__ for _, make in SUITED])
+@given(name=st.sampled_from(sorted(GPUS)), rows=EXTENTS, columns=EXTENTS)
+def test_every_candidate_fits_every_gpu(policy: ModuleType, make: Make, name: str, rows: int, columns: int) -> None:
+    gpu = GPUS[name].the_gpu
+    proposals = policy.propose(make(rows, columns), GPUS[name], 1000, ())
+    for proposal in proposals:
+        params: dict[str, Any] = dict(proposal.candidate.params)
+        assert params["threads"] * params.get("rows", 1) <= gpu.max_threads_per_block
+        assert 2 * params.get("width", 1) <= 16
+        height, width = params.get("tile", (0, 0)) if isinstance(params.get("tile"), tuple) else (0, 0)
+        assert 2 * (height + 1) * width <= gpu.smem_per_block_bytes
+        assert math.isfinite(proposal.predicted_secs)
+
+
+@pytest.mark.parametrize("name", ["v100", "t4", "a100-80gb", "l4", "rtx-4090", "h200", "b200"])
 @pytest.mark.parametrize(("policy", "make"), SUITED, ids=[make.__name__ for _, make in SUITED])
 @pytest.mark.parametrize("size", [(2, 2), (3, 7), (64, 100), (2, 4099), (4096, 4096)], ids=str)
 def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: Make, name: str, size: tuple[int, int]) -> None:
-    space, arch = make(*size), load_arch(ROOT, name)
+    space, arch = make(*size), GPUS[name]
     twenty = policy.propose(space, arch, 20, ())
     assert 0 < len(twenty) <= 20
     assert len({proposal.candidate for proposal in twenty}) == len(twenty)

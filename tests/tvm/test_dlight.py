@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from spaces import REPOSITORY, clean_environment
 from tvm import te
 
 from kerneldecl import nvcc
@@ -261,6 +264,13 @@ def test_tags_need_a_compute_capability_alone() -> None:
     assert "older than mma.sync" in why_no_tensor_cores(matmul(256, 256, 256), "cuda -arch=sm_75")
 
 
+def test_a_batch_that_no_launch_takes_is_refused() -> None:
+    a, b = (te.placeholder((70000, 16, 16), "float16", name) for name in "AB")
+    axis = te.reduce_axis((0, 16), "k")
+    c = te.compute((70000, 16, 16), lambda h, i, j: te.sum(a[h, i, axis] * b[h, axis, j], axis=axis), name="C")
+    assert why_no_tensor_cores(te.create_prim_func([a, b, c]), "h200") == "its batch is longer than a launch takes: 65535"
+
+
 # Building
 
 
@@ -344,6 +354,14 @@ def test_bits_that_are_relabelled_keep_their_width() -> None:
     assert (got == value.view("int32")).all()
 
 
+def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_not() -> None:
+    short, long = (reference.rounding(matmul(16, 16, k, sums="float16")) for k in (64, 4096))
+    assert long == pytest.approx(8 * short)
+    assert 4096**0.5 * 2**-11 < long < 10 * 4096**0.5 * 2**-11
+    x, k = te.placeholder((8, 64), "float16", "X"), te.reduce_axis((0, 64), "k")
+    assert reference.rounding(te.create_prim_func([x, te.compute((8,), lambda i: te.max(x[i, k], axis=k), name="Y")])) == 0
+
+
 # The pass
 
 
@@ -377,12 +395,12 @@ def test_a_module_is_scheduled_but_for_what_no_policy_takes() -> None:
 def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measured(func: Any, configs: Any, arch: Any, parallel_build: bool) -> tuple[list[Any], Any]:
+    def measured(func: Any, configs: Any, arch: Any, _: Any) -> tuple[list[Any], Any]:
         asked.append(func)
-        results, best = apply_and_build(func, configs, arch, parallel_build)
+        results, best = apply_and_build(func, configs, arch)
         return results, replace(best, latency=0.5, reason="")
 
-    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
+    monkeypatch.setattr("kerneldecl.dlight.passes.build_and_measure", measured)
     tune = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)
     first, second = tune(module()), tune(module())
     assert len(asked) == 2, "the product and relu, once"
@@ -396,3 +414,20 @@ def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatc
 def test_what_was_only_ranked_is_not_kept(tmp_path: Path) -> None:
     ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(tvm.IRModule({"relu": relu((64,))}))
     assert (tmp_path / "database_tuning_record.json").read_text() == ""
+
+
+# What the documents show
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("document", "name"), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
+def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    (tmp_path / name).write_text(found[1], encoding="utf-8")
+    environment = {**clean_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    if document == "README.md":
+        assert re.fullmatch(r"gpu_matmul_tc\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)

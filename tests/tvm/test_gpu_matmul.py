@@ -33,7 +33,7 @@ from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
-TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0}
+TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
 SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
 
 
@@ -116,7 +116,8 @@ def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: di
     simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::9]]
     tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::9]]
     if tc:
-        tc += [(gpu_matmul_tc, {**TC, "stages": 2, "gather": gather}) for gather in (0, 1)]
+        variants: list[dict[str, Any]] = [{"gather": 0}, {"gather": 1}, {"parts": 3}, {"parts": 2, "gather": 1}]
+        tc += [(gpu_matmul_tc, {**TC, "block_k": 64 if attrs["dtype"] == "int8" else 32, "stages": 2, **params}) for params in variants]
     assert simt
     for template, params in (*simt, *tc):
         assert_right_as_serial_program(rule, template, params)
@@ -202,6 +203,12 @@ SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
 def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], arch: str, tmp_path: Path) -> None:
     gpu = load_arch(ROOT, arch)
     assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, **attrs), params, gpu, tmp_path)
+
+
+@needs_nvcc
+def test_ragged_integers_compile(tmp_path: Path) -> None:
+    mod = matmul(129, 66, 80, dtype="int8", layout="nt")
+    assert_no_stack(gpu_matmul_tc, mod, {**TC, "block_k": 64, "stages": 2}, H200, tmp_path)
 
 
 @needs_nvcc
