@@ -57,8 +57,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     rule = {"op": "add", "dtype": "float32"}
 
     def build(line: str = NOTHING, size: int = SIZE) -> dict[str, str]:
-        def with_line(source: str, arch: str, store: LocalStore) -> Any:
-            return compile_source(source.rstrip().removesuffix("}") + line + "\n}\n", arch, store)
+        def with_line(source: str, *rest: Any) -> Any:
+            return compile_source(source.rstrip().removesuffix("}") + line + "\n}\n", *rest)
 
         monkeypatch.setattr(cuda, "_cubin", with_line)
         mod = tensorir.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
