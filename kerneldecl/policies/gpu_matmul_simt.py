@@ -19,13 +19,14 @@ TEMPLATES = ("gpu_matmul_simt",)
 
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
-BLOCKS_K = (8, 16)
+BLOCK_K = 8
+"""Longer steps were slower wherever they were measured: their copies' addresses are computed anew for each element."""
 THREAD_TILES = ((4, 4), (4, 8), (8, 4), (8, 8))
 WARP_ROWS, WARP_COLUMNS = 4, 8
 """The template's: lanes of a warp."""
 THREADS = range(32, 513)
 STAGES = (2, 4)
-SAME_TILE = 3
+SAME_TILE = 4
 OTHER_REGISTERS = 24
 """Of a thread, beside sums, two steps' operands and what waits to be written to shared memory: what nvcc gives for sm_90."""
 PARTITIONS = 4
@@ -33,7 +34,7 @@ PARTITIONS = 4
 
 # Of a thread, in cycles of its scheduler, fitted to the times of 320 kernels on an H200.
 ADDRESS = 4.0
-"""Of one access to global memory; four times as much where steps are longer than what is spelt out, or elements lie apart."""
+"""Of one access to global memory; four times as much where elements lie apart."""
 ASYNC_ELEMENT, ASYNC_VECTOR = 10.0, 1.0
 """A copy by cp.async of 4 bytes, which is written to shared memory across rows, and of 16."""
 LOAD, STORE = 7.0, 2.5
@@ -83,29 +84,23 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     """Yield the lattice: tiles that whole warps divide, with the most stages that fit shared memory."""
-    _, m, n, k = product.extents
-    tiles = itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), block_extents(k, BLOCKS_K), THREAD_TILES)
-    for block_m, block_n, block_k, (thread_m, thread_n) in tiles:
-        bare = Tiling(block_m, block_n, block_k, thread_m, thread_n, 1)
+    _, m, n, _ = product.extents
+    for block_m, block_n, (thread_m, thread_n) in itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), THREAD_TILES):
+        bare = Tiling(block_m, block_n, BLOCK_K, thread_m, thread_n, 1)
         if block_m % (thread_m * WARP_ROWS) or block_n % (thread_n * WARP_COLUMNS) or bare.threads not in THREADS:
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(product, bare)))
         raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
         for stages in _stages(product, bare, gpu):
-            yield Tiling(block_m, block_n, block_k, thread_m, thread_n, stages, raster)
+            yield Tiling(block_m, block_n, BLOCK_K, thread_m, thread_n, stages, raster)
 
 
 def _stages(product: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
     """Return numbers of stages worth trying: more than two where cp.async can copy, and as many as fit shared memory."""
     can = gpu.async_copy and min(_copied_bytes(product.left), _copied_bytes(product.right)) >= 4
     steps, stage_bytes = -(-product.extents[3] // bare.block_k), smem_bytes(product, bare)
-    # What waits in registers must be little: nvcc would spill, or leave the SM with one block.
-    fitting = (
-        stages
-        for stages in STAGES
-        if (bare.block_k == BLOCKS_K[0] if stages == 2 else can and stages * stage_bytes <= gpu.smem_per_block_optin_bytes)
-    )
+    fitting = (stages for stages in STAGES if stages == 2 or (can and stages * stage_bytes <= gpu.smem_per_block_optin_bytes))
     return [stages for stages in fitting if stages <= steps] or [1]
 
 
@@ -190,7 +185,7 @@ def _smem_cycles(tiling: Tiling) -> float:
 def _copy_cycles(factor: Factor, extent: int, tiling: Tiling) -> float:
     elements = extent * tiling.block_k / tiling.threads
     vectors = elements / math.gcd(factor.vector(), max(1, int(elements)))
-    address = ADDRESS * (4 if tiling.block_k > BLOCKS_K[0] else 1) * (4 if factor.run == 1 else 1)
+    address = ADDRESS * (4 if factor.run == 1 else 1)
     if tiling.stages <= 2:
         return vectors * (address + LOAD) + (elements if factor.is_k_last else vectors) * STORE
     return elements * (address + ASYNC_ELEMENT) if factor.is_k_last else vectors * (address + ASYNC_VECTOR)
