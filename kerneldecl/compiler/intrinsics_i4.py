@@ -1,4 +1,4 @@
-"""Owns the intrinsic of a thread's dot product with weights packed to 4 bits: its name, what it computes, the CUDA that does it.
+"""Owns the intrinsics of dot products with weights packed to 4 bits: their names, what each computes, the CUDA that does it.
 
 Knows nothing of schedules, policies or how kernels are compiled.
 
@@ -6,6 +6,10 @@ A conversion from integer to float takes as long as four additions; this one mak
 plus an integer below 1024 is a half whose last bits are that integer, so a nibble in the last bits of 0x6400 is 1024 and
 the nibble, and one that lies 4 bits higher is 1024 and 16 times the nibble (Kim et al., Who Says Elephants Can't Run:
 Bringing Large Scale MoE Models into Cloud Scale Production, 2022, section 4.1). Subtraction of what is too much is exact, in pairs.
+
+Of two rows, a warp multiplies by tensor cores, as if its eight quads of lanes were rows of weights and columns of factors:
+of the products of every row with every column, those of a quad's weights with its own factors are wanted, and one of its
+lanes has them. That lane gets what the four of them should add, so a sum is right that takes in whole quads.
 """
 
 from __future__ import annotations
@@ -31,11 +35,34 @@ def dotted(width: int, dtype: str) -> str:
     return name
 
 
+def dotted_pair(width: int) -> str:
+    """Return the intrinsic for two rows of `width` bytes of weights and float16 factors, registered; KeyError without one."""
+    if width not in WIDTHS:
+        raise KeyError(width)
+    name = f"kd.dot_i4_pair.{width}"
+    if tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
+        tvm.s_tir.TensorIntrin.register(name, *_dot_pair(width))
+    return name
+
+
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
     for width in WIDTHS:
+        dotted_pair(width)
         for dtype in FACTORS:
             dotted(width, dtype)
+
+
+_HALVES = """
+__device__ __forceinline__ void kd_halves_i4(unsigned bits, half2* even, half2* odd) {
+  unsigned low, high;
+  asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));
+  asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x64006400u));
+  *even = __hsub2(*reinterpret_cast<half2*>(&low), __float2half2_rn(1032.0f));
+  *odd = __hfma2(*reinterpret_cast<half2*>(&high), __float2half2_rn(0.0625f), __float2half2_rn(-72.0f));
+}
+"""
+"""Weights 0 and 4 of the 8 in a word, and 1 and 5; with the word shifted by 8, weights 2 and 6, and 3 and 7."""
 
 
 def _source(name: str, width: int, dtype: str) -> str:
@@ -44,19 +71,15 @@ def _source(name: str, width: int, dtype: str) -> str:
     def multiplied(half: str, at: str) -> str:
         return f"sum = __fmaf_rn({half}, {widened.format(f'factors[8 * word + {at}]')}, sum);"
 
-    return f"""
+    return f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
 __device__ __forceinline__ float {name}(const void* packed, const {factor}* factors) {{
   float sum = 0.0f;
 #pragma unroll
   for (int word = 0; word < {width // 4}; ++word) {{
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {{
-      unsigned bits = static_cast<const unsigned*>(packed)[word] >> (4 * pair);
-      unsigned low, high;
-      asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));
-      asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x64006400u));
-      half2 even = __hsub2(*reinterpret_cast<half2*>(&low), __float2half2_rn(1032.0f));
-      half2 odd = __hfma2(*reinterpret_cast<half2*>(&high), __float2half2_rn(0.0625f), __float2half2_rn(-72.0f));
+      half2 even, odd;
+      {name}_halves(static_cast<const unsigned*>(packed)[word] >> (4 * pair), &even, &odd);
       {multiplied("__low2float(even)", "pair")}
       {multiplied("__low2float(odd)", "pair + 1")}
       {multiplied("__high2float(even)", "pair + 4")}
@@ -64,6 +87,36 @@ __device__ __forceinline__ float {name}(const void* packed, const {factor}* fact
     }}
   }}
   return sum;
+}}
+"""
+
+
+def _pair_source(name: str, width: int) -> str:
+    words = width // 4
+    return f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
+__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const half* factors) {{
+  float c0 = 0.0f, c1 = 0.0f, c2 = 0.0f, c3 = 0.0f;
+#pragma unroll
+  for (int word = 0; word < {words}; ++word) {{
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {{
+      half2 a[4], b[2];
+      {name}_halves(static_cast<const unsigned*>(packed)[word] >> (4 * pair), &a[0], &a[2]);
+      {name}_halves(static_cast<const unsigned*>(packed)[{words} + word] >> (4 * pair), &a[1], &a[3]);
+      b[0] = __halves2half2(factors[8 * word + pair], factors[8 * word + pair + 4]);
+      b[1] = __halves2half2(factors[8 * word + pair + 1], factors[8 * word + pair + 5]);
+      const unsigned* x = reinterpret_cast<const unsigned*>(a);
+      const unsigned* y = reinterpret_cast<const unsigned*>(b);
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                   "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+                   : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }}
+  }}
+  int lane = threadIdx.x % 32, quad = lane / 4;
+  if (lane % 4 == quad / 2) {{
+    sums[0] = __fmaf_rn(quad % 2 ? c1 : c0, __half2float(scales[0]), sums[0]);
+    sums[1] = __fmaf_rn(quad % 2 ? c3 : c2, __half2float(scales[1]), sums[1]);
+  }}
 }}
 """
 
@@ -114,5 +167,54 @@ def _dot(width: int, dtype: str) -> tuple[Any, Any]:
                 T.cuda.func_call(name, Packed.access_ptr("r"), Factor.access_ptr("r"), source_code=source, return_type="float32")
             )
             Sum[0] = Sum[0] + dot * widened(Scale[0])
+
+    return described, done
+
+
+def _dot_pair(width: int) -> tuple[Any, Any]:
+    """Return what `_dot` does, of two rows, as what it means and as CUDA for a warp."""
+    from tvm.script import tirx as T
+
+    name = f"kd_dot_i4_pair_{width}"
+    source = _pair_source(name, width)
+
+    @T.prim_func(s_tir=True)
+    def described(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
+        Sum = T.match_buffer(sums, (2,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (2, width), "uint8", offset_factor=width, scope="local")
+        Scale = T.match_buffer(scales, (2, 1), "float16", offset_factor=1, scope="local")
+        Factor = T.match_buffer(factors, (2 * width,), "float16", offset_factor=2 * width, scope="local")
+        with T.sblock("root"):
+            T.reads(Sum[0:2], Packed[0:2, 0:width], Scale[0:2, 0], Factor[0 : 2 * width])
+            T.writes(Sum[0:2])
+            for row, byte, nibble in T.grid(T.int64(2), T.int64(width), T.int64(2)):
+                with T.sblock("dot"):
+                    r, at, shift = T.axis.remap("SRR", [row, byte, nibble])
+                    T.reads(Sum[r], Packed[r, at], Scale[r, 0], Factor[at * T.int64(2) + shift])
+                    T.writes(Sum[r])
+                    bits = T.meta_var((Packed[r, at] >> T.Cast("uint8", shift * T.int64(4))) & T.uint8(15))
+                    weight = T.meta_var(T.Cast("float32", T.Cast("int32", bits) - 8) * T.Cast("float32", Scale[r, 0]))
+                    Sum[r] = Sum[r] + weight * T.Cast("float32", Factor[at * T.int64(2) + shift])
+
+    @T.prim_func(s_tir=True)
+    def done(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
+        Sum = T.match_buffer(sums, (2,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (2, width), "uint8", offset_factor=width, scope="local", strides=[width, 1])
+        Scale = T.match_buffer(scales, (2, 1), "float16", offset_factor=1, scope="local", strides=[1, 1])
+        Factor = T.match_buffer(factors, (2 * width,), "float16", offset_factor=2 * width, scope="local")
+        with T.sblock("root"):
+            T.reads(Sum[0:2], Packed[0:2, 0:width], Scale[0:2, 0], Factor[0 : 2 * width])
+            T.writes(Sum[0:2])
+            T.evaluate(
+                T.cuda.func_call(
+                    name,
+                    Sum.access_ptr("rw"),
+                    Packed.access_ptr("r"),
+                    Scale.access_ptr("r"),
+                    Factor.access_ptr("r"),
+                    source_code=source,
+                    return_type="void",
+                )
+            )
 
     return described, done

@@ -12,7 +12,7 @@ import tvm
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
-from kerneldecl.compiler.intrinsics_cuda import register_all
+from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.dlight.building import Result, build_and_measure, workers
 from kerneldecl.dlight.device import CUDA, Target
@@ -80,7 +80,9 @@ def _database(folder: str | Path | None) -> JSONDatabase | None:
     if folder is None:
         return None
     Path(folder).mkdir(parents=True, exist_ok=True)
-    register_all()  # traces name intrinsics, which must be there when they are read
+    # Traces name intrinsics, which must be there when they are read.
+    intrinsics_cuda.register_all()
+    intrinsics_i4.register_all()
     return JSONDatabase(work_dir=str(folder), module_equality="structural")
 
 

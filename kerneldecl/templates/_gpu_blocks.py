@@ -14,7 +14,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.compiler.intrinsics_i4 import dotted
+from kerneldecl.compiler.intrinsics_i4 import dotted, dotted_pair
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates import _blocks, _reductions
 
@@ -40,6 +40,8 @@ class RowCut:
     """Rows that a thread computes together, so that an operand they share is loaded once."""
     chunks: int = 1
     """Parts of a row that are computed apart, where there are too few rows."""
+    is_paired: bool = False
+    """Rows of a tile go two by two to an intrinsic that whole warps compute."""
 
 
 def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf], cut: RowCut) -> bool:
@@ -84,6 +86,9 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     grid, ty = sch.split(row, [None, cut.rows])
     steps, tx = sch.split(along, [None, cut.threads])
     outer, inner = sch.split(steps, [None, min(cut.unroll, _blocks.extent(sch, steps))])
+    if cut.is_paired:
+        tile, pair = sch.split(tile, [None, 2])
+        lanes = [pair, *lanes]
     sch.reorder(grid, ty, tx, outer, inner, tile, *lanes)
     # 2. Partial results, one for each thread and row, from vectors in registers.
     partial = sch.rfactor(tx, 0)
@@ -104,18 +109,18 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     if rest:
         sch.set_scope(block, 0, "local")
     sch.decompose_reduction(partial, outer)
-    if not _dot_i4(sch, partial, lanes):
+    if not _dot_i4(sch, partial, lanes, cut):
         for loop in lanes:
             sch.unroll(loop)
 
 
-def _dot_i4(sch: Schedule, block: Any, lanes: Sequence[Any]) -> bool:
-    """Have the intrinsic for weights of 4 bits compute what a thread has loaded, if that is what the block computes."""
+def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], cut: RowCut) -> bool:
+    """Have an intrinsic for weights of 4 bits compute what a thread has loaded, if that is what the block computes."""
     dtypes = [str(region.source.dtype) for region in sch.get(block).reads]
-    if len(lanes) != 2 or "uint8" not in dtypes:
+    if "uint8" not in dtypes or len(loops) < 2:
         return False
     with contextlib.suppress(KeyError, ScheduleError):
-        sch.tensorize(lanes[0], dotted(_blocks.extent(sch, lanes[0]), dtypes[-1]))
+        sch.tensorize(loops[0], dotted_pair(cut.width) if cut.is_paired else dotted(cut.width, dtypes[-1]))
         return True
     return False
 
@@ -268,11 +273,13 @@ def _combine_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) ->
     _finish_columns(sch, block, rest, tx)
 
 
-def reduction(sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]], params: Mapping[str, Value]) -> bool:
+def reduction(
+    sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]], params: Mapping[str, Value], *, is_paired: bool = False
+) -> bool:
     """Schedule a reduction and what follows it as parameters say: along contiguous memory, or across it."""
     leaf, rest = found
     threads, rows, width, unroll, chunks = (_blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks"))
     if params["across"]:
         return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
     tile = _blocks.count(params, "tile") if "tile" in params else 1
-    return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks))
+    return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks, is_paired))

@@ -71,6 +71,24 @@ def load_by_matrices(sch: Schedule, load: Any, factor: Factor, steps: int, intri
     return whole
 
 
+def spread_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
+    """Spread a copy over a block's threads, in vectors; return the loop around them.
+
+    TVM must see that a vector lies within the operand or beyond it, and within one run of channels, or it takes it apart.
+    With rows of a power of 2 it sees both where rows are joined first; with others, the former where they are cut first.
+    """
+    row, column = sch.get_loops(copy)[-2:]
+    if int(sch.get(column).extent).bit_count() == 1:
+        step, by_warp, lane, element = sch.split(sch.fuse(row, column), [None, warps, LANES, vector])
+    else:
+        column, element = sch.split(column, [None, vector])
+        step, by_warp, lane = sch.split(sch.fuse(row, column), [None, warps, LANES])
+    sch.bind(by_warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.vectorize(element)
+    return step
+
+
 def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str) -> None:
     """Have rows of a tile in shared memory lie so that ldmatrix reads eight of them from different banks."""
     if dtype_bytes(dtype) == 2 and row_length in PERMUTED_ROWS:

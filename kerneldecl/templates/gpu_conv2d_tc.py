@@ -27,7 +27,16 @@ from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensori
 from kerneldecl.contraction import Contraction, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, placed, spread, store_sums, store_tile
+from kerneldecl.templates._gpu_fragments import (
+    clear_sums,
+    keep_apart,
+    load_by_matrices,
+    placed,
+    spread,
+    spread_copy,
+    store_sums,
+    store_tile,
+)
 from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, product_of
 
 UNROLLED_STEPS = 16
@@ -103,11 +112,7 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
     weights = sch.cache_read(fragment, product.right.position, "shared.dyn")
     sch.compute_at(weights, tile)
     steps = -(-product.extents[3] // names.steps) * names.steps
-    copied = sch.fuse(*sch.get_loops(weights)[-2:])
-    step, by_warp, lane, element = sch.split(copied, [None, tiles.warps, LANES, math.gcd(product.right.vector(), tiles.block_n)])
-    sch.bind(by_warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.vectorize(element)
+    step = spread_copy(sch, weights, tiles.warps, math.gcd(product.right.vector(), tiles.block_n))
     sch.unroll(step)  # so that only the last steps ask whether they are beyond the weights
     held = sch.cache_read(fragment, product.left.position, "local")
     sch.compute_at(held, k)

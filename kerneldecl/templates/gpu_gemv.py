@@ -5,13 +5,18 @@ Knows nothing of policies or of how weights are packed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.model import Arch, Value
+from kerneldecl.contraction import FIRST_CAPABILITY
+from kerneldecl.model import Arch, Gpu, Value
 from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+
+QUAD = 4
+"""Lanes of a warp that share a row of a fragment."""
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -20,11 +25,29 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     Parameters as those of gpu_reduce; besides, a thread computes `tile` rows together and loads the vector once for them.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch.the_gpu))
 
 
-def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
+def _schedule(sch: Schedule, params: Mapping[str, Value], gpu: Gpu) -> bool:
     found = _reductions.only_reduction(sch)
     if found is None or len(found[0].block.reads) < 2 or _reductions.is_across(found[0]) != params["across"]:
         return False
-    return _gpu_blocks.reduction(sch, found, params)
+    return _gpu_blocks.reduction(sch, found, params, is_paired=_is_paired(found[0], params, gpu))
+
+
+def _is_paired(leaf: _blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool:
+    """Say whether tensor cores may multiply 4-bit weights: pairs of rows, whole warps on one row, quads on weights of one scale."""
+    axis = _reductions.contiguous_axis(leaf)
+    names = [(access.dtype, len(access.shape)) for access in leaf.block.reads]
+    if params["across"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
+        return False
+    threads, width, tile, chunks = (_blocks.count(params, name) for name in ("threads", "width", "tile", "chunks"))
+    run = leaf.block.axes[axis].extent
+    largest = max(math.prod(access.shape) for access in leaf.block.reads)
+    return (
+        gpu.compute_capability >= FIRST_CAPABILITY
+        and tile % 2 == 0
+        and threads % gpu.warp_size == 0
+        and run % (QUAD * width) == 0
+        and largest // leaf.extent_of("spatial") % (threads * width * chunks) == 0
+    )

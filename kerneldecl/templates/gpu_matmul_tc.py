@@ -27,7 +27,7 @@ from tvm.s_tir import Schedule
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums, store_tile
+from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, spread_copy, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
@@ -101,11 +101,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         if dtype_bytes(factor.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
-        flat = sch.fuse(*sch.get_loops(copy)[-2:])
-        _, by_warp, lane, element = sch.split(flat, [None, threads, LANES, vector])
-        sch.bind(by_warp, "threadIdx.y")
-        sch.bind(lane, "threadIdx.x")
-        sch.vectorize(element)
+        spread_copy(sch, copy, threads, vector)
         shared.append(copy)
     for factor in (product.left, product.right):
         load = sch.cache_read(fragment, factor.position, "local")

@@ -157,7 +157,7 @@ def test_first_candidates_read_global_memory_in_vectors(template: str, rule: str
     first = next(schedules(template, mod))
     source = cuda_source(first)
     largest = max(mod["main"].params, key=lambda param: np.prod([int(extent) for extent in param.ty.shape]))
-    assert re.search(rf"= \*\((?:u?int|float)[24]\*\)\({largest.name}_ptr", source)
+    assert re.search(rf"= \*\((?:u?int|float|half)[24]\*\)\({largest.name}_ptr", source)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
