@@ -30,13 +30,14 @@ from tvm import te, topi
 
 from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
 from kerneldecl.errors import ToolchainError
 from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.stores.local import LocalStore
 
 
 def missing() -> str:
@@ -202,3 +203,13 @@ def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) ->
     func, tags = get_tensorized_func_and_tags(te.create_prim_func(list(tensors)), "h200")
     assert (tags and tags["tensorcore_config"]) == dims
     assert bool(why_no_tensor_cores(func, "h200")) == (dims is None)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
+def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
+    arch = CUDA("h200")
+    for config in policy(integers, arch).emit_config(20)[2::8]:
+        schedule = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
+        assert schedule is not None
+        assert compile_cuda_object(schedule.mod, arch.arch, "kd_function", LocalStore(tmp_path)).content
