@@ -162,7 +162,8 @@ def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple
             proposals.setdefault(Candidate.of(template, params), secs)
     order = sorted(proposals.items(), key=lambda item: (item[1], item[0].params))
     seen: Counter[Value] = Counter()
-    first, later = [], []
+    first: list[Proposal] = []
+    later: list[Proposal] = []
     for candidate, secs in order:
         width = dict(candidate.params).get("width", 1)
         seen[width] += 1
