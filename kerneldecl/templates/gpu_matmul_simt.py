@@ -154,7 +154,10 @@ def _stages(product: Contraction, tiles: _Tiles, arch: Arch) -> int:
 
 def _vector(factor: Factor, extent: int, tiles: _Tiles) -> int:
     """Return how many elements are copied at once: in registers, those along k are spread over rows of shared memory."""
-    return vector_of(factor, extent * tiles.block_k, tiles.threads) if tiles.stages == 2 or not factor.is_k_last else 1
+    vector = vector_of(factor, extent * tiles.block_k, tiles.threads)
+    if not factor.is_k_last:
+        return vector
+    return math.gcd(vector, tiles.block_k) if tiles.stages == 2 else 1
 
 
 def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -> Any:
@@ -167,7 +170,7 @@ def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -
     if factor.is_k_last:
         # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep 8 apart.
         sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
-        k, k_in = sch.split(k, [None, math.gcd(tiles.block_k, max(8, vector))])
+        k, k_in = sch.split(k, [None, UNROLLED_STEPS])
         loops = [k, other, k_in]
         sch.reorder(*loops)
     flat = sch.fuse(*loops)
