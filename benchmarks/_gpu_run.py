@@ -34,10 +34,10 @@ def tuned_rows(cases: Sequence[Case], asked: Asked, folder: Path) -> tuple[list[
     return rows, found, tuning_secs
 
 
-def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: GpuProcess, folder: Path) -> Iterator[Row]:
-    """Yield what each case's contest adds to its row, as it comes about."""
+def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: GpuProcess, folder: Path) -> Iterator[tuple[str, Row]]:
+    """Yield what each case's contest adds to its row, by the case's name, as it comes about."""
     spawn = get_context("spawn")
-    # Reading TVM's own tensor intrinsics takes each process half a minute: a few do it, while others' contests are held.
+    # Reading TVM's own tensor intrinsics takes a process half a minute: a few do it, while all but products have their contests.
     with ProcessPoolExecutor(asked.jobs, spawn) as pool, ProcessPoolExecutor(max(1, asked.jobs // 4), spawn) as few:
         waiting: dict[str, tuple[Future[Built] | None, Future[Built] | None]] = {}
         for case in cases:
@@ -46,9 +46,9 @@ def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: 
             first = pool.submit(build_candidate, case, one.first, str(folder)) if one and is_other else None
             default = few.submit(build_default, case, str(folder)) if one and "dlight" in asked.rivals else None
             waiting[case.name] = first, default
-        for case in cases:
+        for case in sorted(cases, key=lambda case: case.workload.rule == "matmul"):
             if case.name not in found:
-                yield {"failure": "tuning failed"}
+                yield case.name, {"failure": "tuning failed"}
                 continue
             start = time.perf_counter()
             best = found[case.name].best
@@ -56,7 +56,7 @@ def contests(cases: Sequence[Case], found: dict[str, Tuned], asked: Asked, gpu: 
             job = Job(case, best, first.result() if first else best, default.result() if default else None, asked.rivals, asked.rounds)
             waited_secs = time.perf_counter() - start
             row = {"label": best.label, "best": _rank(found[case.name]), **_contest(job, gpu)}
-            yield {**row, "phase_secs": {"compilers": waited_secs, **row.get("phase_secs", {})}}
+            yield case.name, {**row, "phase_secs": {"compilers": waited_secs, **row.get("phase_secs", {})}}
 
 
 def _rank(one: Tuned) -> int:

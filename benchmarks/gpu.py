@@ -125,7 +125,8 @@ def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any
     print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
     rows, found, tuning_secs = tuned_rows(cases, asked, folder)
     print(f"tuned in {time.perf_counter() - start:.0f} s", flush=True)
-    for row, result in zip(rows, contests(cases, found, asked, gpu, folder), strict=True):
+    for name, result in contests(cases, found, asked, gpu, folder):
+        row = next(row for row in rows if row["entry"] == name)
         row.update(result)
         say(row, time.perf_counter() - start)
     gpu.close()
@@ -143,8 +144,8 @@ def lattice(cases: Sequence[Case], asked: Asked, most: int, folder: Path) -> dic
     _, few, _ = tuned_rows(cases, asked, folder / "few")
     rows, many, tuning_secs = tuned_rows(cases, replace(asked, top_k=most), folder / "many")
     found = {name: replace(many[name], first=few[name].winner) for name in few.keys() & many.keys()}
-    for row, result in zip(rows, contests(cases, found, replace(asked, rivals=frozenset()), gpu, folder), strict=True):
-        row.update(result)
+    for name, result in contests(cases, found, replace(asked, rivals=frozenset()), gpu, folder):
+        next(row for row in rows if row["entry"] == name).update(result)
     gpu.close()
     show(f"Best of {most} candidates (first: the best of {asked.top_k}, as a share of it)", [table_row(row) for row in rows])
     return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows)], "entries": rows}

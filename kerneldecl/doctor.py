@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kerneldecl import cxx, host, plugins
+from kerneldecl import cxx, host, nvcc, plugins
 from kerneldecl.archproposal import proposed_arch
 from kerneldecl.cudadriver import read_gpus
 from kerneldecl.errors import DeclarationError, ToolchainError
+from kerneldecl.toolchain import is_cuda
 
 LEAST_DISK_BYTES = 2 << 30
 _PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}
@@ -41,7 +42,7 @@ class Check:
 def examine(folder: Path, toolchain: Mapping[str, str]) -> list[Check]:
     """Return all findings. The pair of TVM and tvm-ffi is tried in a process of its own, since a bad pair crashes."""
     versions = [_version(tool, toolchain[tool]) for tool in _PACKAGES]
-    return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(folder), _disk(folder)]
+    return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(folder), _cuda_compiler(toolchain["cuda"]), _disk(folder)]
 
 
 def proposal(folder: Path) -> str:
@@ -102,6 +103,18 @@ def _gpu(folder: Path) -> Check:
     found = result.stdout.strip().replace("\n", "; ") or result.stderr.strip()
     models = [line.partition(",")[0].strip() for line in result.stdout.splitlines()] if result.returncode == 0 else []
     return Check("NVIDIA GPU", result.returncode == 0, found, unknown_models(models, _known_models(folder)), is_needed=False)
+
+
+def _cuda_compiler(declared: str) -> Check:
+    """Look for what entries for GPUs are compiled with; where there is none, only those cannot be built."""
+    try:
+        found = nvcc.compiler()
+    except ToolchainError as error:
+        return Check("CUDA compiler", False, "none", f"for entries for GPUs: {error}", is_needed=False)
+    words = f"{found.path}: CUDA {found.version}, {found.archs[0]} to {found.archs[-1]}"
+    if is_cuda(found.version, declared):
+        return Check("CUDA compiler", True, words, is_needed=False)
+    return Check("CUDA compiler", False, words, f"{declared} is declared: put that one first on PATH", is_needed=False)
 
 
 def unknown_models(models: Sequence[str], known: set[str]) -> str:

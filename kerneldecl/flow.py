@@ -18,7 +18,7 @@ from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.stores.local import NEVER, Miss, Record
 from kerneldecl.task import BUILD_SECS, Runner
-from kerneldecl.toolchain import PACKAGES, cuda_release, installed
+from kerneldecl.toolchain import PACKAGES, installed, is_cuda
 from kerneldecl.winners import make_objects, tune_entries
 from kerneldecl.workspace import LOCK, Workspace
 
@@ -211,9 +211,7 @@ def _check_cuda(entry: EntryPlan, declared: str) -> None:
         compiler = nvcc.compiler_for(str(dict(entry.arch.tvm_target)["arch"]))
     except ToolchainError as error:
         raise ToolchainError(f"{entry.entry}: {error}{instead}") from None
-    # A declared patch release must be that one; a declared 13.0 takes any of its patch releases.
-    is_same = compiler.version == declared or (declared.count(".") < 2 and cuda_release(compiler.version) == cuda_release(declared))
-    if not is_same:
+    if not is_cuda(compiler.version, declared):
         sentence = f"workloads.toml asks for cuda {declared}, but {compiler.path} is of CUDA {compiler.version}"
         raise ToolchainError(f"{entry.entry}: {sentence}; put the other one first on PATH or change [toolchain]{instead}")
 

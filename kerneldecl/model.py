@@ -5,6 +5,7 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -326,6 +327,7 @@ def frozen(value: object) -> Value:
     raise TypeError(msg)
 
 
+@functools.cache
 def dtype_bytes(dtype: str) -> int:
     """Return the bytes of one element: `dtype_bytes("float16") == 2`. Sub-byte dtypes count as one byte."""
     digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())

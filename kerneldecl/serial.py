@@ -35,7 +35,9 @@ def space_from_json(json: Mapping[str, Any]) -> IterSpace:
 
 def _block(json: Mapping[str, Any]) -> Block:
     reads, writes = (tuple(_access(a) for a in json[side]) for side in ("reads", "writes"))
-    return Block(json["name"], tuple(Axis(**axis) for axis in json["axes"]), reads, writes, json["flops_per_point"], json["adds_products"])
+    return Block(
+        json["name"], tuple(Axis(**axis) for axis in json["axes"]), reads, writes, json["flops_per_point"], json.get("adds_products", True)
+    )
 
 
 def _access(json: Mapping[str, Any]) -> Access:

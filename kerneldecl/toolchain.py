@@ -33,6 +33,12 @@ def cuda_release(version: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
+def is_cuda(found: str, declared: str) -> bool:
+    """Say whether a compiler's version is the declared one: a declared 13.0 takes any of its patch releases, 13.0.88 only itself."""
+    is_release = len(declared.split(".")) <= 2
+    return found == declared or (is_release and cuda_release(found) == cuda_release(declared))
+
+
 def cuda_objection(arch: Arch, cuda: str) -> tuple[str, str]:
     """Return sentence and hint if the CUDA toolkit does not compile for the arch, both empty if it does or need not."""
     if arch.gpu is None:

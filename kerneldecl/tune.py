@@ -56,6 +56,8 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group
         while proposals := _proposals(task, policy, measured):
             is_ahead = ahead is not None and ahead.policy == policy and not measured
             preparation = Preparation(task, runner, store)
+            if task.arch.gpu:
+                preparation.start()  # its compilers take seconds, and so do the references of its large operators
             built = ahead.built if ahead and is_ahead else build_all(task, proposals, runner, step, preparation.start_for)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)

@@ -8,7 +8,7 @@ results, best = apply_and_build(func, policy.emit_config(20), arch, parallel_bui
 
 from __future__ import annotations
 
-from kerneldecl.dlight.building import Result, apply_and_build
+from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA
 from kerneldecl.dlight.passes import ApplyFastTuning
 from kerneldecl.dlight.policy import Config, DefaultPolicy, TensorCorePolicy
@@ -24,4 +24,5 @@ __all__ = [
     "apply_and_build",
     "get_tensorized_func_and_tags",
     "why_no_tensor_cores",
+    "workers",
 ]

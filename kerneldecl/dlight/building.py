@@ -113,28 +113,37 @@ class Result:
         return kernel_of(load_library(self.library, "cuda"), self.symbol)
 
 
-def apply_and_build(func: Any, configs: Sequence[Config], arch: CUDA | Target, parallel_build: bool = True) -> tuple[list[Result], Result]:
+def apply_and_build(
+    func: Any, configs: Sequence[Config], arch: CUDA | Target, parallel_build: bool = True, runner: LocalRunner | None = None
+) -> tuple[list[Result], Result]:
     """Build every configuration, measure all where the arch is this machine's GPU, and return the results and the best one.
 
     Results are in the order of the configurations, each with its own. The best is the fastest that computes, on random
     inputs and poisoned memory, what the function itself does on the CPU at a higher precision (`kerneldecl.compiler.reference`).
     Without that GPU the best is the first by the model of those that spill no registers, and no result is `measured`.
 
+    Those who tune several functions can share their worker processes: `with workers() as runner:`.
+
     Raise TuningError where nothing passes, ToolchainError without a CUDA compiler for the arch, ValueError or TypeError
     for a function that takes anything but inputs and then outputs of fixed shapes.
     """
-    with workers(parallel_build=parallel_build) as runner:
-        return build_and_measure(func, configs, arch if isinstance(arch, CUDA) else CUDA(arch), runner)
+    device = arch if isinstance(arch, CUDA) else CUDA(arch)
+    if runner is not None:
+        return _built_and_measured(func, configs, device, runner)
+    with workers(parallel_build=parallel_build) as own:
+        return _built_and_measured(func, configs, device, own)
 
 
-def workers(*, parallel_build: bool) -> LocalRunner:
-    """Return the worker processes, to be used as a context; they start when they are first needed."""
+def workers(*, parallel_build: bool = True) -> LocalRunner:
+    """Return worker processes, to be used as a context: one a core that build, and one that measures.
+
+    They start when they are first needed. The one that measures holds its GPU, which other processes of kerneldecl wait for.
+    """
     cores = host.detect().the_cpu.cores
     return LocalRunner(cores if parallel_build else 1, cores)
 
 
-def build_and_measure(func: Any, configs: Sequence[Config], device: CUDA, runner: LocalRunner) -> tuple[list[Result], Result]:
-    """Do what `apply_and_build` does, with workers that are there."""
+def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runner: LocalRunner) -> tuple[list[Result], Result]:
     func = prim_func(func)
     if not configs:
         raise ValueError("there are no configurations to build")

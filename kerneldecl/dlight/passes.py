@@ -14,7 +14,7 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.dlight.building import Result, build_and_measure, workers
+from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
@@ -70,10 +70,10 @@ class ApplyFastTuning:
         func, tags = get_tensorized_func_and_tags(func, device.target)
         if tags:
             try:
-                return build_and_measure(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner)[1]
+                return apply_and_build(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner=runner)[1]
             except TuningError:
                 pass  # CUDA cores are left
-        return build_and_measure(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner)[1]
+        return apply_and_build(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner=runner)[1]
 
 
 def _database(folder: str | Path | None) -> JSONDatabase | None:

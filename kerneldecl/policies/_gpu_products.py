@@ -62,13 +62,20 @@ def _wave_items(group: int, columns: int, resident: int, block_m: int, block_n: 
     return panels * group * block_m + wide * block_n
 
 
+def out_bytes(product: Contraction) -> int:
+    """Return the bytes of one result: as wide as a factor; sums of integers, as they are."""
+    item_bytes = dtype_bytes(product.left.dtype)
+    return item_bytes if item_bytes > 1 else dtype_bytes(product.sums_dtype)
+
+
 def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident: int) -> float:
     """Return what comes from and goes to DRAM: operands once if they fit L2, else once for each wave of tiles that shares them."""
     batch, m, n, k = product.extents
     block_m, block_n, group = tile
     item_bytes = dtype_bytes(product.left.dtype)
-    once = product.left.size_bytes + product.right.size_bytes
-    out = batch * m * n * dtype_bytes(product.sums_dtype)
+    # A convolution with steps between its windows leaves out a part of its image.
+    once = min(product.left.size_bytes, batch * m * k * item_bytes) + product.right.size_bytes
+    out = batch * m * n * out_bytes(product)
     if once <= gpu.l2_bytes // 2:
         return once + out
     rows, columns = -(-m // block_m), -(-n // block_n)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_model import Work, occupancy, predicted_secs
+from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
+from kerneldecl.policies._gpu_tensor_model import SM_BYTES_PER_CYCLE, Blocks, Step, hidden_part, multiplies_per_cycle, sm_secs, together
 from kerneldecl.policies._gpu_windows import estimates, windows_of
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
@@ -21,6 +23,8 @@ TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+LEAST_STEPS = 4
+"""Of the reduction, in each part of it."""
 GATHERED_STEPS = 256
 """Products with longer sums spend too little on their results for it to matter how these are stored."""
 SAME_TILE = 4
@@ -28,14 +32,10 @@ NARROW = 32
 """Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
 OTHER_REGISTERS = 48
 """Of a thread, beside sums and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
-MMA_SYNC_SHARE = 0.62
-"""What mma.sync reaches of the tensor cores' rate on a GPU that also has wgmma, which alone feeds them in full
-(Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, section on tensor cores)."""
-LOAD_CYCLES = 33.0
-"""From an ldmatrix to what uses it, which only other warps can fill (same source)."""
-BARRIER_CYCLES = 60.0
-PARTITIONS = 4
-"""Of an SM, each with a tensor core and a scheduler of its own."""
+COPY_INSTRUCTIONS, WINDOW_INSTRUCTIONS = 6.0, 14.0
+"""For one copy with its address, where rows are rows, and where a division finds a pixel in its image: as nvcc makes them."""
+ASYNC_BYTES = 4
+"""Least that cp.async copies."""
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,31 @@ def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) 
             continue
         if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
             continue
-        fitting = [
-            stages
-            for stages in all_stages
-            if stages <= -(-k // block_k) + 1
-            and smem_bytes(product, Tiling(block_m, block_n, block_k, warps_m, warps_n, stages)) <= _limit(gpu)
-        ]
-        for stages, gather in itertools.product(fitting[:2], (0, 1) if k <= GATHERED_STEPS else (0,)):
-            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, stages, gather=gather)
-            if registers(product, bare) > gpu.max_registers_per_thread or smem_bytes(product, bare) > _limit(gpu):
-                continue
-            rows, columns = -(-m // block_m), -(-n // block_n)
-            resident = _resident(product, bare, gpu) * gpu.sm_count
-            yield dataclasses.replace(bare, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+        rows, columns = -(-m // block_m), -(-n // block_n)
+        for parts in _parts(product.extents[0] * rows * columns, -(-k // block_k), gpu):
+            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
+            for tiling in _staged(product, bare, gpu, all_stages):
+                resident = _resident(product, tiling, gpu) * gpu.sm_count
+                yield dataclasses.replace(tiling, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+
+
+def _parts(blocks: int, steps: int, gpu: Gpu) -> list[int]:
+    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice."""
+    filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
+    return [1, *(parts for parts in filling if steps // parts >= LEAST_STEPS)]
+
+
+def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
+    """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, gathered as well."""
+    if registers(product, bare) > gpu.max_registers_per_thread:
+        return
+    steps = -(-product.extents[3] // (bare.block_k * bare.parts))
+    staged = (dataclasses.replace(bare, stages=stages) for stages in all_stages if stages <= steps + 1)
+    fitting = [tiling for tiling in staged if smem_bytes(product, tiling) <= _limit(gpu)][:2]
+    for tiling, gather in itertools.product(fitting, (0, 1) if product.extents[3] <= GATHERED_STEPS else (0,)):
+        gathering = dataclasses.replace(tiling, gather=gather)
+        if smem_bytes(product, gathering) <= _limit(gpu):
+            yield gathering
 
 
 def _is_sensible(warp_m: int, warp_n: int) -> bool:
@@ -170,40 +182,49 @@ def _resident(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
 
 def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     batch, m, n, k = product.extents
-    rows, columns, steps = -(-m // tiling.block_m), -(-n // tiling.block_n), -(-k // tiling.block_k)
-    blocks = batch * rows * columns
+    rows, columns = -(-m // tiling.block_m), -(-n // tiling.block_n)
+    count = batch * rows * columns * tiling.parts
     resident = _resident(product, tiling, gpu)
-    item_bytes = dtype_bytes(product.left.dtype)
-    block_flops = 2.0 * tiling.block_m * tiling.block_n * tiling.block_k
-    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
-    warp_m, warp_n = tiling.warp_tile
-    work = Work(
-        blocks=blocks,
-        threads=tiling.warps * gpu.warp_size,
-        regs_per_thread=registers(product, tiling),
-        smem_bytes=smem_bytes(product, tiling),
-        flops=blocks * steps * block_flops,
-        flops_per_s=_rate(product, tiling, gpu, min(resident, -(-blocks // gpu.sm_count))),
-        dram_bytes=dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster), max(1, resident) * gpu.sm_count),
-        l2_bytes=blocks * steps * tile_bytes + batch * m * n * dtype_bytes(product.sums_dtype),
-        moved_smem_bytes=blocks * steps * (tile_bytes + tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes),
-        rounds=2 + steps / max(1, tiling.stages - 1),
-        barriers=steps * (2 if tiling.stages > 1 else 3),
+    steps = -(-k // (tiling.block_k * tiling.parts))
+    out_bytes = dtype_bytes(product.sums_dtype) * (tiling.parts if tiling.parts > 1 else 0.5)
+    # Lanes alone store half of what L2 takes in one go.
+    stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
+    step = _step(product, tiling, gpu)
+    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / SM_BYTES_PER_CYCLE)
+    l2_bytes = count * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
+    tile = (tiling.block_m, tiling.block_n, tiling.raster)
+    secs = together(
+        sm_secs(gpu, blocks, step),
+        l2_bytes / gpu.l2_bytes_per_s,
+        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / gpu.dram_bytes_per_s,
     )
-    return Estimate(tiling.candidate(), predicted_secs(gpu, work), (tiling.block_m, tiling.block_n))
+    if tiling.parts > 1:
+        secs += gpu.launch_secs + batch * m * n * dtype_bytes(product.sums_dtype) * tiling.parts / gpu.l2_bytes_per_s
+    return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 
-def _rate(product: Contraction, tiling: Tiling, gpu: Gpu, resident: int) -> float:
-    """Return the operations a second of the whole GPU, while so many blocks are on an SM.
-
-    Between two barriers, a partition's warps multiply for so long and wait once for each step's fragments and once for
-    the barrier; the more they multiply, the less the waiting counts.
-    """
-    rate = gpu.tensor_rate(product.left.dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
-    rate *= gpu.float16_sums_speedup if product.sums_dtype == "float16" else 1.0
-    cycle_flops = rate / (gpu.sm_count * PARTITIONS * gpu.clock_hz)
+def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
+    """Return what a block does for one tile of the reduction."""
+    item_bytes = dtype_bytes(product.left.dtype)
     warp_m, warp_n = tiling.warp_tile
-    steps = tiling.block_k * dtype_bytes(product.left.dtype) // 32
-    warps = max(1, resident) * tiling.warps / PARTITIONS
-    multiply_cycles = warps * 2.0 * warp_m * warp_n * tiling.block_k / cycle_flops
-    return rate * min(1.0, warps) * multiply_cycles / (multiply_cycles + steps * LOAD_CYCLES + BARRIER_CYCLES)
+    threads = tiling.warps * gpu.warp_size
+    issue, copies = 0.0, 0.0
+    for factor, extent, axes in ((product.left, tiling.block_m, product.m), (product.right, tiling.block_n, product.n)):
+        vectors = extent * tiling.block_k / math.gcd(factor.vector(), max(1, extent * tiling.block_k // threads))
+        is_direct = len(axes) == len(product.k) == 1
+        issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_direct else WINDOW_INSTRUCTIONS)
+        if factor.vector() * item_bytes < ASYNC_BYTES or tiling.stages == 1:
+            copies += vectors / threads
+    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
+    fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes
+    return Step(
+        multiply_cycles=tiling.block_m
+        * tiling.block_n
+        * tiling.block_k
+        / multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype),
+        smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
+        copy_cycles=tile_bytes / SM_BYTES_PER_CYCLE,
+        issue_cycles=issue,
+        hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT),
+        copies=copies,
+    )

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
 from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._gpu_matmul import place_store
@@ -19,6 +20,17 @@ STORED_AT_ONCE = 4
 """Sums that a thread takes from shared memory in one go: 16 bytes."""
 PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
+
+
+def intrinsics_of(sch: Schedule, block: Any, product: Contraction, *, left_k_last: bool) -> Tensorized:
+    """Return the intrinsics for the product as its author wrote it; `left_k_last` says how its left operand is held."""
+    total = sch.get(block).body
+    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
+    factors = "ab" if product.left.position == 0 else "ba"
+    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
+    return tensorized(
+        product.left.dtype, product.sums_dtype, left_k_last=left_k_last, right_k_last=product.right.is_k_last, written=written
+    )
 
 
 def placed(dtype: str) -> Any:
@@ -69,6 +81,24 @@ def load_by_matrices(sch: Schedule, load: Any, factor: Factor, steps: int, intri
     whole = sch.blockize(row_in)
     sch.tensorize(whole, intrinsic)
     return whole
+
+
+def spread_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
+    """Spread a copy over a block's threads, in vectors; return the loop around them.
+
+    TVM must see that a vector lies within the operand or beyond it, and within one run of channels, or it takes it apart.
+    With rows of a power of 2 it sees both where rows are joined first; with others, the former where they are cut first.
+    """
+    row, column = sch.get_loops(copy)[-2:]
+    if int(sch.get(column).extent).bit_count() == 1:
+        step, by_warp, lane, element = sch.split(sch.fuse(row, column), [None, warps, LANES, vector])
+    else:
+        column, element = sch.split(column, [None, vector])
+        step, by_warp, lane = sch.split(sch.fuse(row, column), [None, warps, LANES])
+    sch.bind(by_warp, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.vectorize(element)
+    return step
 
 
 def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str) -> None:

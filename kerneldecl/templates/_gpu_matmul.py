@@ -104,16 +104,20 @@ def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
     """Add the sums of all parts, always in one order, in a kernel of its own that stores the result through the epilogue."""
     store = sch.cache_write(whole, 0, "local")
     *places, column, part = sch.get_loops(whole)
-    column, element = sch.split(column, [None, math.gcd(product.out_run, SUMMED_AT_ONCE)])
+    vector = math.gcd(product.out_run, SUMMED_AT_ONCE)
+    column, element = sch.split(column, [None, vector])
     place, thread = sch.split(sch.fuse(*places, column), [None, SUMMING_THREADS])
     sch.bind(place, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     sch.reorder(part, element)
     place_store(sch, store, thread)
-    sch.vectorize(sch.get_loops(store)[-1])
-    sch.vectorize(element)
     sch.unroll(part)
-    sch.vectorize(sch.get_loops(sch.decompose_reduction(whole, part))[-1])
+    if vector > 1:
+        sch.vectorize(sch.get_loops(store)[-1])
+        sch.vectorize(element)
+    start = sch.decompose_reduction(whole, part)
+    if vector > 1:
+        sch.vectorize(sch.get_loops(start)[-1])
 
 
 def place_store(sch: Schedule, store: Any, loop: Any) -> None:

@@ -23,11 +23,21 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS
 from kerneldecl.contraction import Contraction, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, placed, spread, store_sums, store_tile
+from kerneldecl.templates._gpu_fragments import (
+    clear_sums,
+    intrinsics_of,
+    keep_apart,
+    load_by_matrices,
+    placed,
+    spread,
+    spread_copy,
+    store_sums,
+    store_tile,
+)
 from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, product_of
 
 UNROLLED_STEPS = 16
@@ -55,8 +65,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, product):
         return None
-    names = tensorized(product.left.dtype, product.sums_dtype, left_k_last=True, right_k_last=product.right.is_k_last)
-    return attempt(mod, lambda sch: _schedule(sch, product, names, tiles))
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles))
 
 
 def _fits(tiles: _Tiles, product: Contraction) -> bool:
@@ -71,7 +80,7 @@ def _fits(tiles: _Tiles, product: Contraction) -> bool:
     )
 
 
-def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Tiles) -> bool:
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     # 1. Normal form: image, row, column, channel of the result, and one reduction; in whole tiles.
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -81,6 +90,7 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
         merge(sch, epilogue)
     margin = sch.get_producers(block)
     _normalize(sch, block, product)
+    names = intrinsics_of(sch, block, product, left_k_last=True)
     sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.steps])
     store = sch.cache_write(block, 0, "local")
 
@@ -103,11 +113,7 @@ def _schedule(sch: Schedule, product: Contraction, names: Tensorized, tiles: _Ti
     weights = sch.cache_read(fragment, product.right.position, "shared.dyn")
     sch.compute_at(weights, tile)
     steps = -(-product.extents[3] // names.steps) * names.steps
-    copied = sch.fuse(*sch.get_loops(weights)[-2:])
-    step, by_warp, lane, element = sch.split(copied, [None, tiles.warps, LANES, math.gcd(product.right.vector(), tiles.block_n)])
-    sch.bind(by_warp, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    sch.vectorize(element)
+    step = spread_copy(sch, weights, tiles.warps, math.gcd(product.right.vector(), tiles.block_n))
     sch.unroll(step)  # so that only the last steps ask whether they are beyond the weights
     held = sch.cache_read(fragment, product.left.position, "local")
     sch.compute_at(held, k)

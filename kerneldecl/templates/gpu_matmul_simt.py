@@ -154,10 +154,11 @@ def _stages(product: Contraction, tiles: _Tiles, arch: Arch) -> int:
 
 def _vector(factor: Factor, extent: int, tiles: _Tiles) -> int:
     """Return how many elements are copied at once: in registers, those along k are spread over rows of shared memory."""
+    if tiles.stages != 2 and factor.is_k_last:
+        return 1
     vector = vector_of(factor, extent * tiles.block_k, tiles.threads)
-    if not factor.is_k_last:
-        return vector
-    return math.gcd(vector, tiles.block_k) if tiles.stages == 2 else 1
+    # TVM's CUDA has no vector of more than four 8-bit zeros for what lies beyond the operand.
+    return math.gcd(vector, 4 if dtype_bytes(factor.dtype) == 1 else tiles.block_k if factor.is_k_last else vector)
 
 
 def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -> Any:

@@ -21,13 +21,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tvm import IRModule
-from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, tensorized
+from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized
 from kerneldecl.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, keep_apart, load_by_matrices, store_sums, store_tile
+from kerneldecl.templates._gpu_fragments import clear_sums, intrinsics_of, keep_apart, load_by_matrices, spread_copy, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
@@ -72,7 +71,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     if normal is None:
         return False
     block, store = normal.block, normal.store
-    names = _names(sch, block, product)
+    names = intrinsics_of(sch, block, product, left_k_last=product.left.is_k_last)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
@@ -101,11 +100,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         if dtype_bytes(factor.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(factor, vector)
-        flat = sch.fuse(*sch.get_loops(copy)[-2:])
-        _, by_warp, lane, element = sch.split(flat, [None, threads, LANES, vector])
-        sch.bind(by_warp, "threadIdx.y")
-        sch.bind(lane, "threadIdx.x")
-        sch.vectorize(element)
+        spread_copy(sch, copy, threads, vector)
         shared.append(copy)
     for factor in (product.left, product.right):
         load = sch.cache_read(fragment, factor.position, "local")
@@ -122,16 +117,6 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     if normal.whole is not None:
         sum_parts(sch, normal.whole, product)
     return True
-
-
-def _names(sch: Schedule, block: Any, product: Contraction) -> Tensorized:
-    """Return the intrinsics for the product as its author wrote it."""
-    total = sch.get(block).body
-    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
-    factors = "ab" if product.left.position == 0 else "ba"
-    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
-    dtypes, orders = (product.left.dtype, product.sums_dtype), (product.left.is_k_last, product.right.is_k_last)
-    return tensorized(*dtypes, left_k_last=orders[0], right_k_last=orders[1], written=written)
 
 
 def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) -> bool:

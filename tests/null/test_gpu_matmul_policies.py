@@ -12,7 +12,7 @@ import kerneldecl
 from kerneldecl.archfile import read_arch
 from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Access, Arch, Axis, Block, IterSpace
-from kerneldecl.policies import gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.policies import _gpu_windows, gpu_matmul_simt, gpu_matmul_tc
 from kerneldecl.policies._gpu_model import occupancy
 
 ARCHS = Path(kerneldecl.__file__).parent / "archs"
@@ -145,6 +145,36 @@ def test_every_proposal_fits_the_gpu(name: str, size: tuple[int, int, int]) -> N
             assert occupancy(gpu, threads, registers, smem) >= 1
             assert -(-size[0] // params["block_m"]) % params["raster"] == 0
             assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
+def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
+    gpu, space = arch(name).the_gpu, conv2d(c, f)
+    windows = _gpu_windows.windows_of(space, product(space))
+    assert windows is not None
+    proposals = gpu_matmul_tc.propose(space, arch(name), 1000, ())
+    of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
+    for proposal in of_images:
+        params: dict[str, Any] = dict(proposal.candidate.params)
+        tiling = _gpu_windows.Tiling(**params)
+        assert tiling.warps * 32 <= gpu.max_threads_per_block
+        assert _gpu_windows.smem_bytes(windows, product(space), tiling) <= gpu.smem_per_block_optin_bytes
+    # Long sums are left to the template for products, which does not spell them out.
+    assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
+
+
+def test_a_product_without_overlapping_windows_is_no_image() -> None:
+    space = matmul((64, 64, 64))
+    assert _gpu_windows.windows_of(space, product(space)) is None
+
+
+def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle() -> None:
+    def parts(size: tuple[int, int, int]) -> set[object]:
+        return {dict(proposal.candidate.params)["parts"] for proposal in gpu_matmul_tc.propose(matmul(size), H200, 5, ())}
+
+    assert parts((128, 128, 65536)).isdisjoint({1})
+    assert parts((8192, 8192, 8192)) == {1}
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

@@ -24,7 +24,7 @@ from kerneldecl.stores.local import LocalStore
 from kerneldecl.task import Task
 
 ROOT = Path(__file__).parents[2]
-H200 = load_arch(ROOT, "h200")
+H200, CPU = load_arch(ROOT, "h200"), load_arch(ROOT, "x86-64-v3")
 LOWERED = {"computation": "c" * 64, "tolerance": 1e-3, "space": {"blocks": [], "inputs": [], "outputs": []}}
 Request = Mapping[str, Any]
 
@@ -111,8 +111,9 @@ def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None
     assert done["good"].samples
 
 
-def test_inputs_are_made_while_candidates_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second candidate is not built before the inputs are asked for."""
+@pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
+def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once for a GPU; for a CPU, when there is code that nobody has measured."""
     has_begun, may_end = threading.Event(), threading.Event()
 
     def prepared() -> Answer:
@@ -123,7 +124,7 @@ def test_inputs_are_made_while_candidates_are_built(tmp_path: Path, monkeypatch:
     class Waiting(TableRunner):
         def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
             for count, answer in enumerate(super().run_all(requests, limit_secs)):
-                assert count == 0 or has_begun.wait(60)
+                assert count < built_before or has_begun.wait(60)
                 yield answer
             may_end.set()
 
@@ -133,15 +134,20 @@ def test_inputs_are_made_while_candidates_are_built(tmp_path: Path, monkeypatch:
             return () if given[3] else tuple(tune.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
 
     monkeypatch.setattr(tune, "load_policy", lambda *_: Policy)
-    task = dataclasses.replace(task_in(tmp_path), policies=("any",))
+    task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
     runner = Waiting(prepared=prepared)
     outcome = tune.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
-    assert runner.asked.index(("prepare", "")) < runner.asked.index(("build", "b"))
+    assert runner.of("prepare") == [""]
     assert outcome.measurements[0].samples
-    again = Waiting(prepared=prepared)
-    has_begun.set()
-    tune.tune(task, again, LocalStore(tmp_path / "store"), lambda *_: None)
-    assert {action for action, _ in again.asked} == {"build"}, "nothing is made for what is known"
+
+
+def test_nothing_is_measured_twice(tmp_path: Path) -> None:
+    first, again = TableRunner(), TableRunner()
+    done = measured(task_in(tmp_path), first, built("a"), built("b"))
+    assert measured(task_in(tmp_path), again, built("a"), built("b")) == done
+    assert again.asked == []
+    measured(task_in(tmp_path), again, built("a"), built("c"))
+    assert again.of("verify") == ["c"]
 
 
 def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:

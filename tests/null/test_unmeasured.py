@@ -17,6 +17,7 @@ from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.model import Measurement
 from kerneldecl.report import show_json, show_text
 from kerneldecl.summary import build_json, build_text
+from kerneldecl.toolchain import is_cuda
 from kerneldecl.tune import Group, chosen
 
 NVCC = """#!/bin/sh
@@ -232,6 +233,20 @@ def test_a_compiler_that_does_not_know_the_arch_stops_the_build(gpus: Space) -> 
     gpus.edit("archs/test-gpu.toml", "compute_capability = [9, 0]", "compute_capability = [10, 0]")
     with pytest.raises(ToolchainError, match=r"makes no code for sm_100: it knows sm_75, sm_80, sm_90"):
         gpus.build(DieRunner())
+
+
+@pytest.mark.parametrize(
+    ("found", "declared", "same"),
+    [
+        ("13.0.88", "13.0", True),
+        ("13.0.88", "13.0.88", True),
+        ("13.0.48", "13.0.88", False),
+        ("13.1.10", "13.0", False),
+        ("12.9.1", "13", False),
+    ],
+)
+def test_a_declared_release_takes_its_patch_releases(found: str, declared: str, same: bool) -> None:
+    assert is_cuda(found, declared) is same
 
 
 def _built(name: str, **fields: object) -> Measurement:

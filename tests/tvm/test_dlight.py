@@ -395,12 +395,12 @@ def test_a_module_is_scheduled_but_for_what_no_policy_takes() -> None:
 def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measured(func: Any, configs: Any, arch: Any, _: Any) -> tuple[list[Any], Any]:
+    def measured(func: Any, configs: Any, arch: Any, runner: Any) -> tuple[list[Any], Any]:
         asked.append(func)
-        results, best = apply_and_build(func, configs, arch)
+        results, best = apply_and_build(func, configs, arch, runner=runner)
         return results, replace(best, latency=0.5, reason="")
 
-    monkeypatch.setattr("kerneldecl.dlight.passes.build_and_measure", measured)
+    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
     tune = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)
     first, second = tune(module()), tune(module())
     assert len(asked) == 2, "the product and relu, once"

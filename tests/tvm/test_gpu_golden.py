@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
 
 PRODUCT = {"m": 256, "n": 192, "k": 128}
-TENSOR = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1}
+TENSOR = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
+WINDOWS = {"rows": 2, "columns": 16, "block_n": 64, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "gather": 1}
 SIMT = {"block_m": 32, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 8, "stages": 2, "raster": 1}
 CONV = {"n": 2, "h": 28, "w": 28, "c": 32, "f": 64, "kh": 3, "kw": 3, "padding": 1}
 ROWS = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
@@ -51,6 +52,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "tc_bfloat16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tn", "dtype": "bfloat16", "epilogue": ("bias", "relu")}, TENSOR),
     "tc_int8": ("gpu_matmul_tc", "matmul", {**PRODUCT, "k": 512, "layout": "nt", "dtype": "int8"}, {**TENSOR, "block_k": 64}),
     "tc_conv2d_float16": ("gpu_matmul_tc", "conv2d", {**CONV, "dtype": "float16"}, TENSOR),
+    "tc_parts_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "stages": 2, "parts": 2}),
+    "tc_gathered_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tt", "dtype": "float16"}, {**TENSOR, "gather": 1}),
+    "tc_windows_float16": ("gpu_conv2d_tc", "conv2d", {**CONV, "c": 3, "dtype": "float16"}, WINDOWS),
     "simt_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt"}, SIMT),
     "simt_float16": ("gpu_matmul_simt", "matmul", {**PRODUCT, "dtype": "float16"}, SIMT),
     "simt_int8": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "dtype": "int8"}, SIMT),

@@ -212,6 +212,15 @@ def test_ragged_integers_compile(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("n", [63, 66, 64])
+def test_parts_compile(n: int, tmp_path: Path) -> None:
+    schedule = gpu_matmul_tc.apply(matmul(100, n, 500, dtype="float16", layout="nt"), {**TC, "parts": 3}, H200)
+    made = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path))
+    assert [launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches] == [0, 0]
+    assert made.launches[0].grid == (2 * -(-n // 64), 1, 3)
+
+
+@needs_nvcc
 def test_fragments_out_of_an_image_stay_in_registers(tmp_path: Path) -> None:
     mod = lowered("conv2d", n=8, f=64, h=224, w=224, c=3, kh=7, kw=7, stride=2, padding=3, dtype="float16")
     params = {**WINDOWS, "columns": 112, "block_n": 64, "warps_rows": 1, "warps_columns": 7}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ from products import (
     tt,
 )
 from spaces import Space
+from tvm import te, topi
 
 from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
 from kerneldecl.errors import ToolchainError
 from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.stores.local import LocalStore
 
 
 def missing() -> str:
@@ -171,3 +174,42 @@ def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
     assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
+
+
+def operators() -> Iterator[tuple[str, list[int] | None, tuple[Any, ...]]]:
+    """Yield products as TVM's own operators compute them, each with the dimensions that m and n index."""
+
+    def given(*shape: int) -> Any:
+        return te.placeholder(shape, "float16", "x")
+
+    a, b, q, k = given(64, 128), given(128, 96), given(4, 64, 32), given(4, 48, 32)
+    nchw, oihw, nhwc, hwio, grouped = (
+        given(2, 32, 28, 28),
+        given(64, 32, 3, 3),
+        given(2, 28, 28, 32),
+        given(3, 3, 32, 64),
+        given(64, 8, 3, 3),
+    )
+    yield "matmul", [0, 1], (a, b, topi.matmul(a, b))
+    yield "batch_matmul", [1, 2], (q, k, topi.nn.batch_matmul(q, k))
+    yield "conv2d_nchw", [1, 3], (nchw, oihw, topi.nn.conv2d_nchw(nchw, oihw, 1, 1, 1, "float32"))
+    yield "conv2d_nhwc", [2, 3], (nhwc, hwio, topi.nn.conv2d_nhwc(nhwc, hwio, 2, 1, 1, "float32"))
+    yield "group_conv2d", None, (nchw, grouped, topi.nn.group_conv2d_nchw(nchw, grouped, 1, 1, 1, 4, "float32"))
+    yield "softmax", None, (a, topi.nn.softmax(a))
+
+
+@pytest.mark.parametrize(("dims", "tensors"), [pytest.param(dims, tensors, id=name) for name, dims, tensors in operators()])
+def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) -> None:
+    func, tags = get_tensorized_func_and_tags(te.create_prim_func(list(tensors)), "h200")
+    assert (tags and tags["tensorcore_config"]) == dims
+    assert bool(why_no_tensor_cores(func, "h200")) == (dims is None)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
+def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
+    arch = CUDA("h200")
+    for config in policy(integers, arch).emit_config(20)[2::8]:
+        schedule = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
+        assert schedule is not None
+        assert compile_cuda_object(schedule.mod, arch.arch, "kd_function", LocalStore(tmp_path)).content

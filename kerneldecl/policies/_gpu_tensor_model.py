@@ -1,0 +1,112 @@
+"""Owns how long a GPU's SMs take for blocks that copy tiles to shared memory and multiply them on tensor cores.
+
+Knows nothing of TVM, templates or where tiles come from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kerneldecl.model import Gpu
+
+PARTITIONS = 4
+"""Of an SM, each with a tensor core and a scheduler of its own."""
+MMA_SYNC_SHARE = 0.62
+"""What mma.sync reaches of the tensor cores' rate on a GPU that also has wgmma, which alone feeds them in full
+(Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking, 2024, section on tensor cores)."""
+SUSTAINED_CLOCK = 0.87
+"""Of the boost clock, while tensor cores are busy: 1.7 of 1.98 GHz, as products of 4096 and 8192 ran on an H200."""
+STEP_CYCLES = 90.0
+"""Of a step that no other block's work hides: two barriers, and the first fragments."""
+LOAD_CYCLES = 900.0
+"""From a copy out of the second-level cache or beyond it to its arrival, while many are under way."""
+DIVISION_CYCLES = 40.0
+"""Of the place of a stage, where the number of stages is no power of 2."""
+LATE = 0.15
+"""Of that, what a step still waits although its copies were asked for steps ago: all SMs ask at once."""
+LOADS_AT_ONCE = 4.0
+"""Copies through registers that a thread has under way: those that nvcc finds between two branches."""
+EDGE_CYCLES = 2500.0
+"""Of a block that computes nothing yet or no more: launched, first tile, results stored."""
+SM_BYTES_PER_CYCLE = 64.0
+"""What one SM draws from the second-level cache."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one block does between two barriers, in cycles of a whole SM."""
+
+    multiply_cycles: float
+    smem_cycles: float
+    copy_cycles: float
+    """Of the way from the second-level cache."""
+    issue_cycles: float
+    """Of one scheduler, for all copies and their addresses."""
+    hidden: float
+    """What part of the shorter of multiplying and loading goes on behind the longer one."""
+    copies: float
+    """Of one thread, that pass through its registers and are waited for; 0 where they are asynchronous."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How many blocks of so many warps do so many steps each."""
+
+    count: int
+    warps: int
+    resident: int
+    """On one SM at once."""
+    steps: int
+    stages: int
+    edge_cycles: float
+    """Of a block's results, beside EDGE_CYCLES."""
+
+
+def multiplies_per_cycle(gpu: Gpu, dtype: str, sums_dtype: str) -> float:
+    """Return the multiply-adds of one SM in a cycle, by mma.sync."""
+    rate = gpu.tensor_rate(dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
+    rate *= gpu.float16_sums_speedup if sums_dtype == "float16" else 1.0
+    return rate / (2 * gpu.sm_count * gpu.clock_hz)
+
+
+def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
+    """Return how long the busiest SM works; infinite where it can hold no block."""
+    if not blocks.resident:
+        return math.inf
+    per_sm = -(-blocks.count // gpu.sm_count)
+    rounds, rest = divmod(per_sm, blocks.resident)
+    cycles = rounds * _round_cycles(blocks, step, blocks.resident)
+    if rest:
+        cycles += _round_cycles(blocks, step, rest)
+    return cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+
+
+def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
+    """Return the cycles in which an SM finishes so many blocks side by side.
+
+    Warps wait for one another at each step, so that they load and multiply in turn, all of them; only within a warp do
+    loads go on behind multiplications that do not need them.
+    """
+    idle = max(1.0, PARTITIONS / (resident * blocks.warps))
+    multiply, smem = resident * step.multiply_cycles * idle, resident * step.smem_cycles
+    issue = resident * step.issue_cycles / min(PARTITIONS, resident * blocks.warps)
+    busy = multiply + smem - step.hidden * min(multiply, smem) + issue
+    arrival = LOAD_CYCLES / max(1, blocks.stages - 1)
+    divided = 0.0 if blocks.stages.bit_count() == 1 else DIVISION_CYCLES
+    waited = STEP_CYCLES + divided + LATE * arrival + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
+    cycles = max(busy + waited, resident * step.copy_cycles, arrival)
+    return blocks.steps * cycles + EDGE_CYCLES + resident * blocks.edge_cycles
+
+
+def hidden_part(rows: int, columns: int) -> float:
+    """Return what part of a warp's loads goes on behind its multiplications, for a tile of so many fragments.
+
+    Two multiplications for each load hide nothing, four a half: products of 1024 and 4096 with tiles of many shapes on an H200.
+    """
+    return max(0.0, 1.0 - 2.0 * (rows + columns) / (2 * rows * columns))
+
+
+def together(*secs: float) -> float:
+    """Return the time of things that go on at once: hardly more than the longest alone, unless others are as long."""
+    return float(sum(part**4 for part in secs) ** 0.25)
