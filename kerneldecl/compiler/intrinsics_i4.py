@@ -54,6 +54,7 @@ def register_all() -> None:
 
 
 _HALVES = """
+#include <cuda_fp16.h>
 __device__ __forceinline__ void kd_halves_i4(unsigned bits, half2* even, half2* odd) {
   unsigned low, high;
   asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));

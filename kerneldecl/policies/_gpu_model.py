@@ -6,6 +6,7 @@ Knows nothing of operators, templates or TVM.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ THREAD_BYTES = 64
 """What a thread has on its way at once, as nvcc orders loads: measured, sums of columns on an H200."""
 ACCESS_FLOPS = 4.0
 """What an access costs a thread beside the waiting: it and its address are two instructions, each as long as a multiply-add."""
+ONE_WIDTH = 12
+"""So many candidates of one width come first: the model may be wrong about what an access costs."""
 LINE_BYTES = 128
 """What neighbouring threads should read together: a line of the caches, and of DRAM as much as is worth a new row."""
 WARP_GRANULARITY = 4
@@ -151,11 +154,18 @@ Timed = tuple[Mapping[str, Value], tuple[Work, ...]]
 
 
 def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple[Proposal, ...]:
-    """Return distinct candidates that an SM can hold, least predicted time first."""
+    """Return distinct candidates that an SM can hold, least predicted time first, those of one width beyond so many last."""
     proposals: dict[Candidate, float] = {}
     for params, works in timed:
         secs = sum(streamed_secs(gpu, work) for work in works)
         if math.isfinite(secs):
             proposals.setdefault(Candidate.of(template, params), secs)
     order = sorted(proposals.items(), key=lambda item: (item[1], item[0].params))
-    return tuple(Proposal(candidate, secs) for candidate, secs in order[:top_k])
+    seen: Counter[Value] = Counter()
+    first: list[Proposal] = []
+    later: list[Proposal] = []
+    for candidate, secs in order:
+        width = dict(candidate.params).get("width", 1)
+        seen[width] += 1
+        (first if seen[width] <= ONE_WIDTH else later).append(Proposal(candidate, secs))
+    return tuple([*first, *later][:top_k])

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies._cpu_traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
 from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, Timed, Work, access_widths, in_flight_bytes, ranked, rounds
@@ -20,7 +20,7 @@ TEMPLATES = ("gpu_reduce",)
 BLOCK_THREADS = (256, 128, 512, 1024)
 ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
 COLUMN_ROWS = (8, 4, 16, 2, 32, 1)
-UNROLL = (8, 4, 2, 1)
+UNROLL = (4, 2, 1)
 OTHER_REGISTERS = 15
 """Of a thread, beside what it has on its way and its results: measured on an H200, 30 in all for 64 bytes."""
 ENOUGH_UNROLLED = 4
@@ -53,6 +53,8 @@ class _Rows:
     operands: int
     others_bytes: int
     """Of the other operands, as if each row loaded its own."""
+    lane_bytes: int
+    """Of the operand of which a thread needs most, for each element of the largest one."""
     points: int
     flops: float
     moved_bytes: int
@@ -75,13 +77,17 @@ def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Ite
 
 
 def _rows(space: IterSpace, block: Block) -> _Rows:
-    main, total = largest(block), points(block)
+    main, total, count = largest(block), points(block), points(block, "spatial")
+    elements = math.prod(main.shape) // max(1, count)
+    others = [access for access in block.reads if access != main and access.index]
+    of_row = [_row_bytes(block, access, count) for access in others]
     return _Rows(
-        count=points(block, "spatial"),
-        elements=math.prod(main.shape) // max(1, points(block, "spatial")),
+        count=count,
+        elements=elements,
         element=dtype_bytes(main.dtype),
         operands=len(block.reads),
-        others_bytes=sum(total * dtype_bytes(access.dtype) for access in block.reads if access != main and access.index),
+        others_bytes=count * sum(of_row),
+        lane_bytes=-(-max(of_row, default=0) // max(1, elements)),
         points=total,
         flops=float(total * (block.flops_per_point + 1)),
         moved_bytes=moved_bytes(space),
@@ -104,6 +110,12 @@ def _unrolls(vectors: int, threads: int) -> list[int]:
     return [unroll for unroll in fitting if unroll >= ENOUGH_UNROLLED] or fitting[:1] or [1]
 
 
+def _row_bytes(block: Block, access: Access, count: int) -> int:
+    """Return how much of an operand one row needs."""
+    varies = any(block.axes[axis].kind == "spatial" for index in access.index for axis, _ in index or ())
+    return math.prod(access.shape) * dtype_bytes(access.dtype) // (count if varies else 1)
+
+
 def _row_work(rows: _Rows, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -> Work:
     width, threads, together, unroll, tile, chunks = cut
     vectors, access_bytes = rows.elements // width, width * rows.element
@@ -118,8 +130,9 @@ def _row_work(rows: _Rows, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=rows.moved_bytes,
         l2_bytes=rows.moved_bytes * waste * max(1.0, LINE_BYTES / (min(threads, vectors) * access_bytes)),
-        # What all rows share comes from an SM's first-level cache, which is shared memory by another name.
-        moved_smem_bytes=rows.points * rows.element + rows.others_bytes // tile,
+        # What all rows share comes from an SM's first-level cache, which is shared memory by another name; where a thread
+        # takes more than one access, those of its neighbours lie as far apart, each in a line of its own.
+        moved_smem_bytes=rows.points * rows.element + rows.others_bytes / tile * max(1.0, width * rows.lane_bytes / 16),
         rounds=rounds(steps * tile * access_bytes),
         barriers=2 if threads > gpu.warp_size else 0,
     )

@@ -158,7 +158,7 @@ def _vector(factor: Factor, extent: int, tiles: _Tiles) -> int:
         return 1
     vector = vector_of(factor, extent * tiles.block_k, tiles.threads)
     # TVM's CUDA has no vector of more than four 8-bit zeros for what lies beyond the operand.
-    return math.gcd(vector, 4) if dtype_bytes(factor.dtype) == 1 else vector
+    return math.gcd(vector, 4 if dtype_bytes(factor.dtype) == 1 else tiles.block_k if factor.is_k_last else vector)
 
 
 def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -> Any:
@@ -171,7 +171,7 @@ def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -
     if factor.is_k_last:
         # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep 8 apart.
         sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
-        k, k_in = sch.split(k, [None, math.gcd(tiles.block_k, max(8, vector))])
+        k, k_in = sch.split(k, [None, UNROLLED_STEPS])
         loops = [k, other, k_in]
         sch.reorder(*loops)
     flat = sch.fuse(*loops)
