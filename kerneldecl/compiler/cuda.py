@@ -25,6 +25,7 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from kerneldecl import nvcc
+from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.tensorir import signature_of
@@ -115,7 +116,7 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, 
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
         calls = [call for func in host.functions.values() for call in _calls(func.body)]
-        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(own_parts(device))}, host_target)
+        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(own_parts(one_barrier(device)))}, host_target)
     return library, str(device_target.attrs["arch"]), calls
 
 
