@@ -5,11 +5,10 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
@@ -38,8 +37,7 @@ ASYNC_BYTES = 4
 """Least that cp.async copies."""
 
 
-@dataclass(frozen=True)
-class Tiling:
+class Tiling(NamedTuple):
     """The template's parameters."""
 
     block_m: int
@@ -61,7 +59,7 @@ class Tiling:
         return self.block_m // self.warps_m, self.block_n // self.warps_n
 
     def candidate(self) -> Candidate:
-        return Candidate.of("gpu_matmul_tc", {name: getattr(self, name) for name in self.__dataclass_fields__})
+        return Candidate.of("gpu_matmul_tc", self._asdict())
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
@@ -117,7 +115,7 @@ def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) 
             bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
             for tiling in _staged(product, bare, gpu, all_stages):
                 resident = _resident(product, tiling, gpu) * gpu.sm_count
-                yield dataclasses.replace(tiling, raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+                yield tiling._replace(raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
 
 
 def _parts(blocks: int, steps: int, gpu: Gpu) -> list[int]:
@@ -131,10 +129,10 @@ def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[i
     if registers(product, bare) > gpu.max_registers_per_thread:
         return
     steps = -(-product.extents[3] // (bare.block_k * bare.parts))
-    staged = (dataclasses.replace(bare, stages=stages) for stages in all_stages if stages <= steps + 1)
+    staged = (bare._replace(stages=stages) for stages in all_stages if stages <= steps + 1)
     fitting = [tiling for tiling in staged if smem_bytes(product, tiling) <= _limit(gpu)][:2]
     for tiling, gather in itertools.product(fitting, (0, 1) if product.extents[3] <= GATHERED_STEPS else (0,)):
-        gathering = dataclasses.replace(tiling, gather=gather)
+        gathering = tiling._replace(gather=gather)
         if smem_bytes(product, gathering) <= _limit(gpu):
             yield gathering
 
@@ -153,10 +151,10 @@ def smem_bytes(product: Contraction, tiling: Tiling) -> int:
 
     Results that are gathered come where the operands were.
     """
-    operands = tiling.stages * sum(
-        _tile_bytes(extent, tiling.block_k, dtype_bytes(factor.dtype), is_k_last=factor.is_k_last)
-        for extent, factor in ((tiling.block_m, product.left), (tiling.block_n, product.right))
-    )
+    item_bytes = dtype_bytes(product.left.dtype)
+    left = _tile_bytes(tiling.block_m, tiling.block_k, item_bytes, is_k_last=product.left.is_k_last)
+    right = _tile_bytes(tiling.block_n, tiling.block_k, item_bytes, is_k_last=product.right.is_k_last)
+    operands = tiling.stages * (left + right)
     gathered = tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
     return max(operands, tiling.gather * gathered)
 

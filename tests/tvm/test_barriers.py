@@ -1,0 +1,53 @@
+"""Pipelined loops of products on tensor cores wait once a step where three tiles or more are on their way, and twice where two are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.model import Candidate
+from kerneldecl.plugins import load_arch, load_rule
+
+ROOT = Path(__file__).parents[2]
+ARCH = load_arch(ROOT, "h200")
+WAIT = "tvm_builtin_ptx_cp_async_wait_group"
+TILE = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "raster": 1, "gather": 0, "parts": 1}
+
+
+def main_loop(source: str) -> str:
+    """Return the text of the one loop that both copies ahead and multiplies."""
+    found = [loop for loop in loops(source) if "ptx_cp_async_legacy" in loop and "mma.sync" in loop]
+    return min(found, key=len)
+
+
+def loops(source: str) -> list[str]:
+    """Return each loop with its body, to the brace that closes it."""
+    starts = [at for at in range(len(source)) if source.startswith("for (int", at)]
+    return [source[at : closing(source, source.index("{", at))] for at in starts]
+
+
+def closing(source: str, opening: int) -> int:
+    depth = 0
+    for at in range(opening, len(source)):
+        depth += {"{": 1, "}": -1}.get(source[at], 0)
+        if depth == 0:
+            return at + 1
+    raise AssertionError("braces match")
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(("stages", "barriers"), [(2, 2), (3, 1), (4, 1)])
+def test_barriers_of_a_step(layout: str, stages: int, barriers: int) -> None:
+    attrs = {"m": 256, "n": 256, "k": 1024, "layout": layout, "dtype": "float16"}
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    schedule = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, "stages": stages}), ARCH)
+    assert schedule is not None
+    loop = main_loop(cuda_source(schedule.mod, ARCH, "kd_product"))
+    assert loop.count("__syncthreads()") == barriers
+    assert loop.count(WAIT) == 1
+    if barriers == 1:
+        # What is waited for is what is multiplied next; what is copied ahead takes the place of what everyone has read.
+        assert loop.index(WAIT) < loop.index("__syncthreads()") < loop.index("ptx_cp_async_legacy")
