@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,12 @@ dtype = "float16"
 """
 
 
+def python_path() -> str:
+    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+
+
 def run(space: Space, *arguments: str) -> str:
-    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
-    return space.run(*arguments, PYTHONPATH=path).stdout
+    return space.run(*arguments, PYTHONPATH=python_path()).stdout
 
 
 def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None:
@@ -64,3 +68,20 @@ def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None
     verified = run(space, "verify")
     assert verified.count("ok ") == 2
     assert "2 of 2 kernels right" in verified
+
+
+def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(tmp_path: Path) -> None:
+    space = Space(tmp_path / "builder").write({"workloads.toml": WORKLOADS})
+    run(space, "build", "--no-measure")
+    assert space.read("workloads.lock").count("unmeasured = true") == 2
+    (bundle,) = space.root.glob("dist/*/gpu.bundle")
+    elsewhere = Space(tmp_path / "gpu").write({})
+    elsewhere.root.mkdir(exist_ok=True)
+    shutil.move(bundle, elsewhere.root / "a.bundle")
+    # PATH holds no compiler: none is to be called.
+    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="", PYTHONPATH=python_path()).stdout
+    assert "2 entries: 2 measured" in told
+    shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
+    run(space, "build")
+    assert "unmeasured" not in space.read("workloads.lock")
+    assert "2 of 2 kernels right" in run(space, "verify")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kerneldecl
 from kerneldecl.archfile import read_arch
@@ -127,24 +129,54 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
     assert gpu_matmul_simt.propose(alone, H200, 20, ()) == ()
 
 
+POLICIES = {"gpu_matmul_tc": gpu_matmul_tc, "gpu_matmul_simt": gpu_matmul_simt}
+EXTENTS = st.one_of(st.integers(1, 40), st.integers(41, 5000), st.sampled_from([64, 128, 1024, 4096, 8192]))
+DTYPES = st.sampled_from(
+    [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("float32", "float32"), ("int8", "int32")]
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_proposal_fits_the_gpu(name: str, size: tuple[int, int, int]) -> None:
-    gpu = arch(name).the_gpu
-    for policy, dtype in ((gpu_matmul_tc, "float16"), (gpu_matmul_simt, "float32"), (gpu_matmul_simt, "int8")):
-        space = matmul(size, "nt", dtype, "int32" if dtype == "int8" else "float32")
-        read = product(space)
-        for proposal in policy.propose(space, arch(name), 1000, ()):
-            params: dict[str, Any] = dict(proposal.candidate.params)
-            if policy is gpu_matmul_tc:
-                tc = gpu_matmul_tc.Tiling(**params)
-                threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
-            else:
-                simt = gpu_matmul_simt.Tiling(**params)
-                threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
-            assert occupancy(gpu, threads, registers, smem) >= 1
-            assert -(-size[0] // params["block_m"]) % params["raster"] == 0
-            assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
+def test_every_proposal_fits_the_gpu(policy: str, name: str, size: tuple[int, int, int]) -> None:
+    dtypes = ("float16", "float32") if policy == "gpu_matmul_tc" else ("int8", "int32")
+    _fits(policy, name, size, matmul(size, "nt", *dtypes))
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    name=st.sampled_from(GPUS),
+    size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
+    layout=st.sampled_from(["nn", "nt", "tn", "tt"]),
+    dtypes=DTYPES,
+    batch=st.sampled_from([0, 0, 3]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_proposal_fits_the_gpu_whatever_the_size(
+    policy: str, name: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], batch: int
+) -> None:
+    _fits(policy, name, size, matmul(size, layout, *dtypes, batch))
+
+
+def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:
+    gpu, read = arch(name).the_gpu, contraction_of(space)
+    proposals = POLICIES[policy].propose(space, arch(name), 1000, ())
+    assert not (proposals and isinstance(read, str)), "what is no product has no tiles"
+    assert len({proposal.candidate for proposal in proposals}) == len(proposals)
+    for proposal in proposals:
+        assert isinstance(read, Contraction)
+        params: dict[str, Any] = dict(proposal.candidate.params)
+        if policy == "gpu_matmul_tc":
+            tc = gpu_matmul_tc.Tiling(**params)
+            threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
+        else:
+            simt = gpu_matmul_simt.Tiling(**params)
+            threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
+        assert occupancy(gpu, threads, registers, smem) >= 1
+        rows = -(-read.extents[1] // params["block_m"])
+        assert rows % params["raster"] == 0
+        assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
 @pytest.mark.parametrize("name", GPUS)
