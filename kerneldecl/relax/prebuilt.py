@@ -59,7 +59,7 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     folder, manifest = checked_artifact(artifact)
     if objection := _objection(manifest, target):
         raise ArtifactError(f"{folder}: {objection}")
-    intrinsics.register()  # traces name them
+    intrinsics.register()  # schedules were tuned with these
     if manifest["arch"]["kind"] == "cuda":
         intrinsics_cuda.register_all()
         intrinsics_i4.register_all()
