@@ -87,7 +87,12 @@ def match_digest(func: Any) -> str:
     It is that of `module_digest` but for the width of indices and of other literal numbers: operands have one dtype, which
     the other operand or the buffer says.
     """
-    return digest(_WIDTH.sub(r"\1", canonical_text(canonical_module(func))).encode())
+    return digest(without_widths(canonical_text(canonical_module(func))).encode())
+
+
+def without_widths(text: str) -> str:
+    """Return a script's text with literal integers written as plain numbers."""
+    return _WIDTH.sub(r"\1", text)
 
 
 class _Names:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code_lines, signature_of
+from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code_lines, signature_of, without_widths
 
 _VALUE = re.compile(r'(?P<dtype>"[a-z]+\d\w*"|(?<=T\.)(?:b?float|u?int)\d\w*(?=\())|(?<![\w.])(?P<number>\d[\w.]*)')
 _INDICES = re.compile(r"\[([^\[\]]*)\]")
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r'T\.sblock\("(?P<name>[^"]+)"\)')
 class Nest:
     """One outermost loop nest: what it computes whatever the extents and dtypes, and these."""
 
-    blocks: tuple[str, ...]
+    blocks: tuple[str, ...] = field(compare=False)
     """Names that the author chose."""
     form: str
     values: tuple[str, ...]
@@ -59,7 +59,7 @@ def shape_of(func: Any) -> Shape:
 
 
 def _nests(func: Any) -> Iterator[Nest]:
-    lines = code_lines(canonical_module(func))
+    lines = [without_widths(line) for line in code_lines(canonical_module(func))]
     starts = [at for at, line in enumerate(lines) if line.startswith(_NEST)]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         text = "\n".join(canonical_lines(lines[start:end]))

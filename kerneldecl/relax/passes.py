@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
-from kerneldecl.errors import UnmatchedError
+from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import SCHEDULED, Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
 Mode = Literal["schedule", "binary"]
+for _error in (ArtifactError, UnmatchedError):
+    tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
@@ -40,7 +43,7 @@ class ApplyArtifact:
         UnmatchedError where a function that is not scheduled has no kernel.
         """
         if mode not in get_args(Mode):
-            raise ValueError(f'mode {mode!r} is unknown; expected "schedule" or "binary"')
+            raise ValueError(f'mode "{mode}" is unknown; expected "schedule" or "binary"')
         self.artifact, self.mode, self.strict, self.target = artifact, mode, strict, target
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:

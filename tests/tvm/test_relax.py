@@ -116,9 +116,7 @@ def report_of(built: Space, *funcs: Any) -> Report:
     return apply.report
 
 
-def dense(  # noqa: PLR0913
-    m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True
-) -> Any:
+def dense(m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True) -> Any:
     """Return matmul, add and relu as TE has them: 32-bit indices, names and blocks of its own."""
     left, right = te.placeholder((m, k), dtype), te.placeholder((n, k) if transposed else (k, n), dtype)
     bias, r = te.placeholder((n,), dtype), te.reduce_axis((0, k))
@@ -260,7 +258,7 @@ def test_the_report_tells_of_every_function_and_of_unused_entries(built: Space) 
 
 def test_strict_raises_with_the_report(built: Space) -> None:
     mod = tvm.IRModule({"f0": dense(n=40).with_attr("global_symbol", "f0")})
-    with pytest.raises(UnmatchedError, match="near miss +f0: fused_matmul_add_relu: shape: argument 1"):
+    with pytest.raises(UnmatchedError, match=r"near miss +f0: fused_matmul_add_relu: shape: argument 1"):
         ApplyArtifact(built.artifact(), strict=True, target=target_of(built))(mod)
 
 
@@ -268,7 +266,7 @@ def test_strict_raises_with_the_report(built: Space) -> None:
 
 
 def test_an_artifact_for_another_target_is_refused(built: Space) -> None:
-    with tvm.target.Target({"kind": "llvm", "mcpu": "core2"}), pytest.raises(ArtifactError, match="is for mcpu .*, this target has core2"):
+    with tvm.target.Target({"kind": "llvm", "mcpu": "core2"}), pytest.raises(ArtifactError, match=r"is for mcpu .*, this target has core2"):
         ApplyArtifact(built.artifact())(FUSED(Net))
     with tvm.target.Target("cuda"), pytest.raises(ArtifactError, match="is for kind llvm, this target has cuda"):
         ApplyArtifact(built.artifact())(FUSED(Net))
