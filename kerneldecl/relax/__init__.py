@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kerneldecl.relax.deployment import Model, load_model
+    from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import ApplyArtifact, pipeline
 
-__all__ = ["ApplyArtifact", "Match", "Model", "Report", "load_model", "pipeline"]
+__all__ = ["ApplyArtifact", "Match", "Model", "Report", "export_model", "load_model", "pipeline"]
 _MODULES = {
     "ApplyArtifact": "passes",
     "Match": "matching",
     "Model": "deployment",
     "Report": "matching",
+    "export_model": "deployment",
     "load_model": "deployment",
     "pipeline": "passes",
 }

@@ -27,7 +27,7 @@ from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.key import digest
 from kerneldecl.plugins import load_arch
-from kerneldecl.relax import ApplyArtifact, Report, load_model, pipeline
+from kerneldecl.relax import ApplyArtifact, Report, export_model, load_model, pipeline
 
 RNG = np.random.default_rng(5)
 SHAPES = ((16, 32), (32, 24), (24,), (24, 8), (8,))
@@ -135,7 +135,7 @@ def test_the_model_computes_the_same_with_the_artifact(built: Space, form: Any, 
     target = target_of(built)
     executable = relax.build(Net, target, relax_pipeline=pipeline(built.artifact(), target, form, strict=True))
     if form == "binary":
-        executable.export_library(str(tmp_path / "model.so"))
+        export_model(executable, tmp_path / "model.so")
         machine = load_model(tmp_path / "model.so", built.artifact())
     else:
         machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -286,7 +286,7 @@ def damage_database(folder: Path) -> None:
     ("damage", "words"),
     [
         (damage_database, "database_workload.json of the artifact has other content"),
-        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 1"),
+        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 2"),
         (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was made with TVM 0.26.0"),
         (shutil.rmtree, "holds no artifact"),
     ],
@@ -325,7 +325,7 @@ def model(built: Space, tmp_path: Path) -> Path:
     """Return the exported model that calls kernels."""
     target = target_of(built)
     executable = relax.build(Net, target, relax_pipeline=pipeline(built.artifact(), target, "binary", strict=True))
-    executable.export_library(str(tmp_path / "model.so"))
+    export_model(executable, tmp_path / "model.so")
     return tmp_path / "model.so"
 
 
@@ -355,12 +355,27 @@ def test_kernels_of_a_newer_artifact_replace_those_of_a_compiled_model(built: Sp
 
 
 def test_a_model_never_runs_without_one_of_its_kernels(built: Space, artifact: Path, model: Path) -> None:
-    symbols = symbols_of(artifact)
-    exchange(artifact, {symbols[name]: func for name, func in prim_funcs(FUSED(Net)).items() if name != "softmax"})
-    with pytest.raises(ArtifactError, match=rf"model.so calls kernel {symbols['softmax']}, which .* does not have"):
+    entries = manifest_of(artifact)["entries"]
+    softmax = symbols_of(artifact)["softmax"]
+    seal(artifact, entries=[entry for entry in entries if entry["name"] != "softmax"])
+    with pytest.raises(ArtifactError, match=rf"the model calls {softmax}, which .*artifact does not have"):
         load_model(model, artifact)
+    with pytest.raises(ArtifactError, match=rf"the model calls kd_.*{softmax}.*, which .*model.so does not have"):
+        load_model(model)
     loaded, arrays = load_model(model, built.artifact()), inputs()
     before = output(loaded, arrays)
     with pytest.raises(ArtifactError, match="does not have"):
         loaded.replace_kernels(artifact)
     np.testing.assert_array_equal(output(loaded, arrays), before)
+
+
+def test_kernels_can_be_linked_into_the_model(built: Space, artifact: Path, tmp_path: Path) -> None:
+    target = target_of(built)
+    executable = relax.build(Net, target, relax_pipeline=pipeline(artifact, target, "binary", strict=True))
+    export_model(executable, tmp_path / "model.so", artifact)
+    shutil.rmtree(artifact)
+    arrays = inputs()
+    np.testing.assert_allclose(output(load_model(tmp_path / "model.so"), arrays), reference(*arrays), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArtifactError, match=r"model.so has its kernels linked in"):
+        load_model(tmp_path / "model.so", built.artifact())
+    assert symbols_of(built.artifact())["relu"].encode() not in (tmp_path / "model.so").read_bytes()
