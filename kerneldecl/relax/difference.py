@@ -47,7 +47,7 @@ class Difference:
     """The first difference of a function from a kernel that is close to it."""
 
     kind: str
-    """dtype, shape, fused epilogue or layout."""
+    """dtype, shape, computation, fused epilogue or layout."""
     sentence: str
     rank: int
     """How far apart they are: less is closer."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from spaces import REAL, Space
+from spaces import REAL, Space, clean_environment
 from tvm import relax, te
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
@@ -32,8 +34,32 @@ from kerneldecl.relax import ApplyArtifact, Report, export_model, load_model, pi
 RNG = np.random.default_rng(5)
 SHAPES = ((16, 32), (32, 24), (24,), (24, 8), (8,))
 HEAD = REAL["workloads.toml"].split("[[workload]]")[0]
-ENTRY = '\n[[workload]]\nname = "{0}"\nrule = "tensor_ir"\nfile = "models/{0}.json"\n'
-RELU = '\n[[workload]]\nname = "relu"\nrule = "elementwise"\nop = "relu"\nshape = [24, 32]\n'
+ENTRIES = """
+[[workload]]
+name = "fused_matmul_add_relu"
+rule = "tensor_ir"
+file = "first.json"
+
+[[workload]]
+name = "fused_matmul1_add1_relu1"
+rule = "matmul"
+m = 16
+n = 8
+k = 24
+epilogue = ["bias", "relu"]
+
+[[workload]]
+name = "softmax"
+rule = "softmax"
+shape = [16, 8]
+
+[[workload]]
+name = "relu"
+rule = "elementwise"
+op = "relu"
+shape = [24, 32]
+"""
+"""The model's functions, named as Relax names them: one saved, two declared by rules; and one that the model has not."""
 FUSED = tvm.transform.Sequential(
     [
         relax.transform.LegalizeOps(),
@@ -72,12 +98,9 @@ def reference(x: Any, w: Any, b: Any, v: Any, d: Any) -> Any:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace with an artifact of the model's three functions, all parallel, and of one that it has not."""
     space = Space(tmp_path_factory.mktemp("net"))
-    lowered = FUSED(Net)
-    funcs = {var.name_hint: func for var, func in lowered.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
     space.write({name: text for name, text in REAL.items() if name != "workloads.toml"})
     space.edit("policies/plain.py", "(0, 1)", "(1,)")
-    space.write({f"models/{name}.json": tvm.ir.save_json(func) for name, func in funcs.items()})
-    space.write({"workloads.toml": HEAD + "".join(map(ENTRY.format, funcs)) + RELU})
+    space.write({"workloads.toml": HEAD + ENTRIES, "first.json": tvm.ir.save_json(FUSED(Net)["fused_matmul_add_relu"])})
     space.run("build")
     return space
 
@@ -188,6 +211,16 @@ def test_what_is_scheduled_already_stays(built: Space) -> None:
     again = ApplyArtifact(built.artifact(), strict=True, target=target)
     tvm.ir.assert_structural_equal(again(once), once)
     assert {match.outcome for match in again.report.matches} == {"scheduled before"}
+
+
+def test_passes_compose_in_the_order_of_the_caller(built: Space, artifact: Path) -> None:
+    seal(artifact, entries=[entry for entry in manifest_of(artifact)["entries"] if entry["name"] == "softmax"])
+    target = target_of(built)
+    passes = [ApplyArtifact(artifact, "binary", target=target), ApplyArtifact(built.artifact(), strict=True, target=target)]
+    after = tvm.transform.Sequential([FUSED, *passes])(Net)
+    assert f'call_dps_packed("{symbols_of(artifact)["softmax"]}"' in after.script()
+    scheduled = {name: bool(func.attrs.get("tirx.is_scheduled", False)) for name, func in prim_funcs(after).items()}
+    assert scheduled == {"fused_matmul_add_relu": True, "fused_matmul1_add1_relu1": True}
 
 
 # Matching and the report
@@ -379,3 +412,39 @@ def test_kernels_can_be_linked_into_the_model(built: Space, artifact: Path, tmp_
     with pytest.raises(ArtifactError, match=r"model.so has its kernels linked in"):
         load_model(tmp_path / "model.so", built.artifact())
     assert symbols_of(built.artifact())["relu"].encode() not in (tmp_path / "model.so").read_bytes()
+
+
+ALONE = """
+import ctypes, sys
+import numpy as np
+sys.modules["tvm"] = sys.modules["kerneldecl"] = None
+import tvm_ffi
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+machine = tvm_ffi.load_module("./model.so")["vm_load_executable"]()
+machine["vm_initialization"](1, 0, 2)
+arrays = np.load("inputs.npz")
+np.save("output.npy", np.from_dlpack(machine["main"](*(tvm_ffi.from_dlpack(arrays[name]) for name in arrays))))
+"""
+BESIDE = """
+import sys
+import numpy as np
+import tvm
+from kerneldecl.relax import load_model
+arrays = np.load("inputs.npz")
+tensors = [tvm.runtime.tensor(arrays[name]) for name in arrays]
+np.save("output.npy", load_model("model.so", sys.argv[1])["main"](*tensors).numpy())
+assert not hasattr(tvm, "relax"), "this is TVM's runtime without its compiler"
+"""
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "beside"])
+def test_a_model_runs_where_no_compiler_is(built: Space, tmp_path: Path, linked: bool) -> None:
+    target = target_of(built)
+    executable = relax.build(Net, target, relax_pipeline=pipeline(built.artifact(), target, "binary", strict=True))
+    export_model(executable, tmp_path / "model.so", built.artifact() if linked else None)
+    arrays = inputs()
+    np.savez(tmp_path / "inputs.npz", *arrays)
+    runtime = Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
+    command = [sys.executable, "-c", ALONE if linked else BESIDE, str(runtime if linked else built.artifact())]
+    subprocess.run(command, cwd=tmp_path, env={**clean_environment(), "TVM_USE_RUNTIME_LIB": "1"}, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "output.npy"), reference(*arrays), rtol=1e-4, atol=1e-5)
