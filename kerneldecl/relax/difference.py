@@ -14,7 +14,7 @@ from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code
 
 _VALUE = re.compile(r'(?P<dtype>"[a-z]+\d\w*"|(?<=T\.)(?:b?float|u?int)\d\w*(?=\())|(?<![\w.])(?P<number>\d[\w.]*)')
 _INDICES = re.compile(r"\[([^\[\]]*)\]")
-_NEST = "    for "
+_NEST = ("    for ", "    with T.sblock(")
 _BLOCK = re.compile(r'T\.sblock\("(?P<name>[^"]+)"\)')
 
 
@@ -70,14 +70,15 @@ def _nests(func: Any) -> Iterator[Nest]:
 
 def difference(func: Shape, kernel: Shape) -> Difference | None:
     """Return the first difference of a function from a kernel: dtype, shape, fused epilogue, layout; None if they are unlike."""
+    shared = min(len(func.nests), len(kernel.nests))
+    if len(func.nests) != len(kernel.nests):
+        return _of_epilogue(func, kernel, shared) if shared and func.nests[:shared] == kernel.nests[:shared] else None
+    if len(func.args) != len(kernel.args):
+        return None
     if _forms(func) == _forms(kernel):
         return _of_values(func, kernel)
-    shared = min(len(func.nests), len(kernel.nests))
-    if func.nests[:shared] == kernel.nests[:shared] and shared:
-        return _of_epilogue(func, kernel, shared)
-    if [nest.unordered for nest in func.nests] == [nest.unordered for nest in kernel.nests]:
-        return _of_layout(func, kernel)
-    return None
+    same_but_for_indices = [nest.unordered for nest in func.nests] == [nest.unordered for nest in kernel.nests]
+    return _of_layout(func, kernel) if same_but_for_indices else None
 
 
 def _forms(shape: Shape) -> list[str]:

@@ -5,6 +5,7 @@ Knows nothing of how functions and kernels are matched, nor of loading what was 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +18,7 @@ from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import SCHEDULED, Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
+_LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
@@ -29,7 +31,8 @@ class ApplyArtifact:
 
     Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`). Other functions
-    stay as they are, for the passes that follow. `report` says of the last module what became of each function.
+    stay as they are, for the passes that follow. `report` says of the last module what became of each function; it is also
+    logged, as a warning where a function has no kernel.
     """
 
     report: Report | None = None
@@ -53,6 +56,7 @@ class ApplyArtifact:
         self.report = match(mod, read_prebuilt(self.artifact, target))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
+        _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
         return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
 
 

@@ -6,6 +6,7 @@ Knows nothing of how matching works inside.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -266,6 +267,12 @@ def test_a_function_with_more_than_a_kernel_is_a_near_miss(built: Space) -> None
     assert match.reason == "fused epilogue: the function goes on with twice, the kernel does not"
 
 
+def test_a_function_with_other_arguments_is_a_miss(built: Space) -> None:
+    x, unused = te.placeholder((24, 32), "float32"), te.placeholder((7,), "float32")
+    cut = te.compute((24, 32), lambda i, j: tvm.tirx.max(x[i, j], tvm.tirx.const(0, "float32")))
+    assert [match.outcome for match in report_of(built, te.create_prim_func([x, unused, cut])).matches] == ["miss"]
+
+
 def test_what_is_like_no_kernel_is_a_miss(built: Space) -> None:
     x, n = te.placeholder((5,), "float32"), te.var("n", "int64")
     dynamic = te.placeholder((n,), "float32")
@@ -287,6 +294,14 @@ def test_the_report_tells_of_every_function_and_of_unused_entries(built: Space) 
     assert re.search(r"unused +relu$", text)
     assert "mini 0.1.0: kernels for 3 of 3 functions" in text
     assert all(re.search(rf"hit +{name}: {name}$", text, re.MULTILINE) for name in prim_funcs(FUSED(Net)))
+
+
+def test_the_report_is_logged_and_misses_are_warnings(built: Space, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ApplyArtifact(built.artifact(), target=target_of(built))(FUSED(Net))
+    report = report_of(built, dense(n=40))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert caplog.records[1].getMessage() == str(report)
 
 
 def test_strict_raises_with_the_report(built: Space) -> None:
