@@ -62,8 +62,8 @@ class Report:
 def match(mod: tvm.IRModule, prebuilt: Prebuilt) -> Report:
     """Look for a kernel for every PrimFunc of a module."""
     found = tuple(_matches(mod, prebuilt.kernels))
-    used = {kernel.symbol for kernel in (each.kernel for each in found if each.outcome == "hit") if kernel}
-    unused = sorted(entry for kernel in prebuilt.kernels if kernel.symbol not in used for entry in kernel.entries)
+    used = {each.kernel.digest for each in found if each.outcome == "hit" and each.kernel}
+    unused = sorted(entry for kernel in prebuilt.kernels if kernel.digest not in used for entry in kernel.entries)
     return Report(prebuilt.name, found, tuple(unused))
 
 

@@ -30,8 +30,8 @@ class ApplyArtifact:
     """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
 
     Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
-    "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`). Other functions
-    stay as they are, for the passes that follow. `report` says of the last module what became of each function; it is also
+    "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
+    (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they are, for the passes that follow. `report` says of the last module what became of each function; it is also
     logged, as a warning where a function has no kernel.
     """
 
@@ -73,8 +73,10 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     for var, func in mod.functions.items():
         if isinstance(func, relax.Function):
             calls.builder_.update_func(var, calls.visit_expr(func))
-    # What nothing calls any more need not be compiled.
-    return relax.transform.DeadCodeElimination()(calls.builder_.get())
+    # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
+    left = relax.transform.DeadCodeElimination()(calls.builder_.get())
+    names = {var.name_hint for var in left.functions}
+    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
 
 
 @relax.expr_functor.mutator

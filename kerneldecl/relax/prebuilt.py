@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ class Kernel:
     """The computation as a PrimFunc, not scheduled."""
     trace: Any
 
-    @property
+    @cached_property
     def digest(self) -> str:
+        """What it shares with the functions that it can stand for, and with kernels of another index width."""
         return match_digest(self.func)
 
     @property

@@ -185,6 +185,12 @@ def test_calls_of_kernels_replace_functions(built: Space) -> None:
     assert set(re.findall(r'call_dps_packed\("(\w+)"', after.script())) == symbols
 
 
+def test_what_cannot_be_called_as_a_kernel_gets_its_schedule(built: Space) -> None:
+    mod = tvm.IRModule({"f0": dense().with_attr("global_symbol", "f0")})
+    after = ApplyArtifact(built.artifact(), "binary", strict=True, target=target_of(built))(mod)
+    assert dict(after["f0"].attrs) == {**dict(mod["f0"].attrs), "tirx.is_scheduled": True}
+
+
 @pytest.mark.parametrize("form", ["schedule", "binary"])
 def test_functions_without_a_kernel_are_left_to_the_passes_that_follow(built: Space, form: Any, tmp_path: Path) -> None:
     @I.ir_module
