@@ -31,8 +31,9 @@ class ApplyArtifact:
 
     Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
-    (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they are, for the passes that follow. `report` says of the last module what became of each function; it is also
-    logged, as a warning where a function has no kernel.
+    (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
+    are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
+    warning where a function has no kernel.
     """
 
     report: Report | None = None
