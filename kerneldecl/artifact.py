@@ -23,7 +23,7 @@ class Artifact(Mapping[str, Callable[..., object]]):
         self.folder = folder
         self.manifest = manifest
         self._symbols = {entry["name"]: entry["symbol"] for entry in manifest["entries"]}
-        self._library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
+        self.library = load_library(folder / manifest["library"], manifest["arch"]["kind"])
 
     def __getitem__(self, name: str) -> Callable[..., object]:
         """Return a kernel; it takes NumPy or torch arrays (anything with DLPack), inputs first, and writes the outputs."""
@@ -31,7 +31,7 @@ class Artifact(Mapping[str, Callable[..., object]]):
 
         if name not in self._symbols:
             raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._symbols)}")
-        return kernel_of(self._library, self._symbols[name])
+        return kernel_of(self.library, self._symbols[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._symbols)
@@ -49,17 +49,26 @@ def load(path: str | Path, threads: int | None = None) -> Artifact:
     Without `threads` they are the cores that the kernels were tuned for, as far as this process may use so many.
     Every file is compared with the manifest before any code is loaded; raise ArtifactError where one differs.
     """
-    folder = _artifact_folder(Path(path))
-    if defect := artifact_defect(folder):
-        raise ArtifactError(f"{folder}: {defect}; build it again")
-    manifest = read_manifest(folder)
-    assert not isinstance(manifest, str), "artifact_defect has read it"
-    from kerneldecl.kernels import set_threads  # as above
+    folder, manifest = checked_artifact(path)
+    from kerneldecl.kernels import set_threads
 
     allowed = len(os.sched_getaffinity(0))
     cores = manifest["arch"]["cpu"]["cores"] if manifest["arch"]["kind"] == "cpu" else allowed
     set_threads(threads or min(cores, allowed))
     return Artifact(folder, manifest)
+
+
+def checked_artifact(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the manifest of the artifact in a folder, or in the one target's folder below it.
+
+    Raise ArtifactError where there is none, or where a file differs from what the manifest says.
+    """
+    folder = _artifact_folder(Path(path))
+    if defect := artifact_defect(folder):
+        raise ArtifactError(f"{folder}: {defect}; build it again")
+    manifest = read_manifest(folder)
+    assert not isinstance(manifest, str), "artifact_defect has read it"
+    return folder, manifest
 
 
 def _artifact_folder(path: Path) -> Path:

@@ -96,6 +96,12 @@ class ArtifactError(KerneldeclError):
     exit_code = ExitCode.INTEGRITY
 
 
+class UnmatchedError(KerneldeclError):
+    """A function of a model has no kernel in the artifact that was to have one for each; the message is the whole report."""
+
+    exit_code = ExitCode.FAILED
+
+
 class VerificationError(KerneldeclError):
     """A built kernel disagrees with its reference."""
 

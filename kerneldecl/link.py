@@ -5,6 +5,7 @@ Knows nothing of TVM itself, of tuning or of plans.
     <name>-<version>/<target>/
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
+      objects/<symbol>.o                    each kernel of a CPU by itself, for programs that link it into their own library
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
       source/<symbol>.py                    the scheduled TensorIR of each kernel
@@ -30,7 +31,7 @@ from kerneldecl.model import Arch, Workload
 from kerneldecl.planning import is_measured
 from kerneldecl.stores.local import LocalStore, Miss, Record
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 _NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
@@ -95,6 +96,8 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
+    if linked.arch.kind == "cpu":
+        _write_objects(records, store, folder / "objects")  # a GPU's have device code in them, which only its own linker joins
     _write_database(records, store, folder / "database")
     for record in records:
         _write_file(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"))
@@ -158,6 +161,11 @@ def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore,
     _write_file(folder / name, content)
     (folder / name).chmod(0o755)
     return name
+
+
+def _write_objects(records: Sequence[Record], store: LocalStore, folder: Path) -> None:
+    for record in records:
+        _write_file(folder / f"{record.result['symbol']}.o", _blob(store, record, "code"))
 
 
 def _write_database(records: Sequence[Record], store: LocalStore, folder: Path) -> None:

@@ -5,6 +5,7 @@ Knows nothing of schedules, templates or rules.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ ERF_DENOMINATOR = (-1.45660718464996e-05, -2.13374055278905e-04, -1.682826974382
 """erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, highest power first: the rational minimax approximation that Eigen and TVM's topi use."""
 
 
+@functools.cache
 def register() -> None:
     """Have every later build for LLVM compute float32 exp, erf and tanh in vector code, and with exp sigmoid, which lowers to it.
 

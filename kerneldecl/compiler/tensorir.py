@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import tvm
@@ -18,6 +19,7 @@ from kerneldecl.rule import Rule
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
+_WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
 
@@ -64,10 +66,33 @@ def canonical_text(mod: tvm.IRModule) -> str:
     Two modules with one text compute the same in the same way, whatever names, attributes or comments their authors
     chose. The text is ours to keep stable: TVM's own hash differs between its releases.
     """
+    return "".join(f"{line}\n" for line in canonical_lines(code_lines(mod)))
+
+
+def code_lines(mod: tvm.IRModule) -> list[str]:
+    """Return the lines of the module's script but for comments and empty ones."""
     script = mod["main"].script(show_meta=True)
+    return [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def canonical_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines of a script with what they name renamed in order of definition, or of use where it is defined elsewhere."""
     names = _Names()
-    lines = [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return "".join(f"{names.renamed(line)}\n" for line in lines)
+    return [names.renamed(line) for line in lines]
+
+
+def match_digest(func: Any) -> str:
+    """Return the digest that a function of a model shares with the kernels that compute the same.
+
+    It is that of `module_digest` but for the width of indices and of other literal numbers: operands have one dtype, which
+    the other operand or the buffer says.
+    """
+    return digest(without_widths(canonical_text(canonical_module(func))).encode())
+
+
+def without_widths(text: str) -> str:
+    """Return a script's text with literal integers written as plain numbers."""
+    return _WIDTH.sub(r"\1", text)
 
 
 class _Names:

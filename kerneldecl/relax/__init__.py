@@ -1,0 +1,31 @@
+"""kerneldecl.relax: Relax models that use an artifact's kernels.
+
+The pass and the pipeline need TVM's compiler, `load_model` only its runtime: each is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kerneldecl.relax.deployment import Model, export_model, load_model
+    from kerneldecl.relax.matching import Match, Report
+    from kerneldecl.relax.passes import ApplyArtifact, pipeline
+
+__all__ = ["ApplyArtifact", "Match", "Model", "Report", "export_model", "load_model", "pipeline"]
+_MODULES = {
+    "ApplyArtifact": "passes",
+    "Match": "matching",
+    "Model": "deployment",
+    "Report": "matching",
+    "export_model": "deployment",
+    "load_model": "deployment",
+    "pipeline": "passes",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'kerneldecl.relax' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"kerneldecl.relax.{_MODULES[name]}"), name)

@@ -1,0 +1,96 @@
+"""Owns which functions of a module an artifact has kernels for, and the report of it.
+
+Knows nothing of how a kernel replaces a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import tvm
+
+from kerneldecl.compiler.tensorir import match_digest
+from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
+from kerneldecl.relax.prebuilt import Kernel, Prebuilt
+
+SCHEDULED = "tirx.is_scheduled"
+"""The attribute with which TVM's passes tell each other that a function has its schedule."""
+Outcome = Literal["hit", "near miss", "miss", "scheduled before"]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What came of looking for one function."""
+
+    function: str
+    outcome: Outcome
+    kernel: Kernel | None = None
+    """The kernel of a hit; the closest one of a near miss."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        entries = f" {', '.join(self.kernel.entries)}" if self.kernel else ""
+        return f"{self.outcome:16} {self.function}:{entries}{': ' if entries and self.reason else ' ' if self.reason else ''}{self.reason}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an artifact did for a module."""
+
+    artifact: str
+    matches: tuple[Match, ...]
+    """In order of the functions' names."""
+    unused: tuple[str, ...]
+    """Entries that no function matched."""
+
+    @property
+    def hits(self) -> dict[str, Kernel]:
+        return {match.function: match.kernel for match in self.matches if match.outcome == "hit" and match.kernel}
+
+    @property
+    def missed(self) -> tuple[Match, ...]:
+        return tuple(match for match in self.matches if match.outcome in {"miss", "near miss"})
+
+    def __str__(self) -> str:
+        head = f"{self.artifact}: kernels for {len(self.hits)} of {len(self.matches)} functions"
+        rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
+        return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
+
+
+def match(mod: tvm.IRModule, prebuilt: Prebuilt) -> Report:
+    """Look for a kernel for every PrimFunc of a module."""
+    found = tuple(_matches(mod, prebuilt.kernels))
+    used = {each.kernel.digest for each in found if each.outcome == "hit" and each.kernel}
+    unused = sorted(entry for kernel in prebuilt.kernels if kernel.digest not in used for entry in kernel.entries)
+    return Report(prebuilt.name, found, tuple(unused))
+
+
+def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel]) -> Iterator[Match]:
+    by_digest = {kernel.digest: kernel for kernel in kernels}
+    shapes = [(kernel, shape_of(kernel.func)) for kernel in kernels]
+    functions = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
+    for name, func in sorted(functions.items()):
+        if (func.attrs or {}).get(SCHEDULED):
+            yield Match(name, "scheduled before")
+        elif kernel := by_digest.get(match_digest(func)):
+            yield Match(name, "hit", kernel)
+        else:
+            yield _missed(name, func, shapes)
+
+
+def _missed(name: str, func: Any, kernels: Sequence[tuple[Kernel, Shape]]) -> Match:
+    try:
+        shape = shape_of(func)
+    except (TypeError, ValueError) as error:
+        return Match(name, "miss", reason=str(error))
+    close = [(kernel, found) for kernel, other in kernels if (found := difference(shape, other))]
+    if not close:
+        return Match(name, "miss", reason="no kernel is close to it")
+    kernel, first = min(close, key=lambda pair: (pair[1].rank, pair[0].entries))
+    return Match(name, "near miss", kernel, _words(first))
+
+
+def _words(first: Difference) -> str:
+    return f"{first.kind}: {first.sentence}"

@@ -1,0 +1,124 @@
+"""Owns the pass that puts an artifact's kernels into a Relax module, and the order of passes that it stands in by default.
+
+Knows nothing of how functions and kernels are matched, nor of loading what was compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from kerneldecl.errors import ArtifactError, UnmatchedError
+from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
+
+_LOG = logging.getLogger(__name__)
+Mode = Literal["schedule", "binary"]
+for _error in (ArtifactError, UnmatchedError):
+    tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+
+@tvm.transform.module_pass(opt_level=0, name="ApplyArtifact")
+class ApplyArtifact:
+    """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
+
+    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
+    "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
+    (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
+    are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
+    warning where a function has no kernel.
+    """
+
+    report: Report | None = None
+
+    def __init__(
+        self, artifact: str | Path, mode: Mode = "schedule", strict: bool = False, target: tvm.target.Target | None = None
+    ) -> None:
+        """Take an artifact's folder; the target is by default the one that is current when the pass runs.
+
+        The pass raises ArtifactError for an artifact that is damaged or was built for another target, and, if `strict`,
+        UnmatchedError where a function that is not scheduled has no kernel.
+        """
+        if mode not in get_args(Mode):
+            raise ValueError(f'mode "{mode}" is unknown; expected "schedule" or "binary"')
+        self.artifact, self.mode, self.strict, self.target = artifact, mode, strict, target
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        target = self.target or tvm.target.Target.current(allow_none=True)
+        if target is None:
+            raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
+        self.report = match(mod, read_prebuilt(self.artifact, target))
+        if self.strict and self.report.missed:
+            raise UnmatchedError(str(self.report))
+        _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
+        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
+
+
+def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+    fresh = mod.clone()
+    for name, kernel in kernels.items():
+        attrs = {**dict(mod[name].attrs or {}), SCHEDULED: True}
+        fresh.update_func(mod.get_global_var(name), kernel.scheduled.with_attr(attrs))
+    return fresh
+
+
+def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+    calls = _Calls(mod, kernels)
+    for var, func in mod.functions.items():
+        if isinstance(func, relax.Function):
+            calls.builder_.update_func(var, calls.visit_expr(func))
+    # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
+    left = relax.transform.DeadCodeElimination()(calls.builder_.get())
+    names = {var.name_hint for var in left.functions}
+    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
+
+
+@relax.expr_functor.mutator
+class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
+    """Makes each call_tir of a function that has a kernel a call of the kernel's symbol."""
+
+    def __init__(self, mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> None:
+        super().__init__(mod)
+        self._kernels = kernels
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if call.op != _CALL_TIR or call.args[0].name_hint not in self._kernels:
+            return call
+        return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], list(call.ty_args))
+
+
+def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
+    """Return the default passes of `relax.build(mod, target, relax_pipeline=…)` with an artifact's kernels among them.
+
+    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
+    """
+    legalize = relax.pipeline.legalize_passes(target)
+    fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
+    passes = [
+        *relax.pipeline.library_dispatch_passes(target),
+        *legalize[:fused],
+        ApplyArtifact(artifact, mode, strict=strict),
+        *legalize[fused:],
+        *_lower_dataflow(),
+        *relax.pipeline.finalize_passes(target),
+    ]
+
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        with target:
+            return tvm.transform.Sequential(passes)(mod)
+
+    return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
+
+
+def _lower_dataflow() -> list[tvm.transform.Pass]:
+    """Return what every backend of TVM 0.27 does here; its own function for them fails, for the backends do not export it."""
+    lower = relax.transform
+    return [lower.RewriteDataflowReshape(), lower.ToNonDataflow(), lower.RemovePurityChecking(), lower.CallTIRRewrite()]

@@ -1,0 +1,102 @@
+"""Owns what a compilation knows of an artifact: whether it may be used for a target, and the TensorIR and trace of each kernel.
+
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+from kerneldecl.artifact import checked_artifact
+from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
+from kerneldecl.compiler.tensorir import canonical_module, match_digest, module_digest, symbol
+from kerneldecl.errors import ArtifactError
+from kerneldecl.toolchain import PACKAGES, installed
+
+_IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
+"""Of a target's attributes those that say which machines its code runs on."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of an artifact."""
+
+    symbol: str
+    entries: tuple[str, ...]
+    func: Any
+    """The computation as a PrimFunc, not scheduled."""
+    trace: Any
+
+    @cached_property
+    def digest(self) -> str:
+        """What it shares with the functions that it can stand for, and with kernels of another index width."""
+        return match_digest(self.func)
+
+    @property
+    def scheduled(self) -> Any:
+        """The specialised PrimFunc: the trace replayed."""
+        schedule = tvm.s_tir.Schedule(canonical_module(self.func))
+        self.trace.apply_to_schedule(schedule, remove_postproc=False)
+        return schedule.mod["main"].without_attr("global_symbol")
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """An artifact that was checked and fits a target."""
+
+    folder: Path
+    name: str
+    kernels: tuple[Kernel, ...]
+
+
+def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
+    """Return an artifact's kernels; raise ArtifactError where it is damaged, or was made for another target or by another TVM."""
+    folder, manifest = checked_artifact(artifact)
+    if objection := _objection(manifest, target):
+        raise ArtifactError(f"{folder}: {objection}")
+    intrinsics.register()  # schedules were tuned with these
+    if manifest["arch"]["kind"] == "cuda":
+        intrinsics_cuda.register_all()
+        intrinsics_i4.register_all()
+    return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, manifest))
+
+
+def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:
+    made_for, asked = manifest["arch"]["target"], {"kind": target.kind.name, **dict(target.attrs)}
+    for name in _IDENTITY[made_for["kind"]]:
+        if _value(made_for, name) != _value(asked, name):
+            return (
+                f"the artifact is for {name} {_value(made_for, name) or 'none'}, this target has {_value(asked, name) or 'none'}; "
+                f"compile for {dict(made_for)}, or build the artifact for this target"
+            )
+    made_by, here = manifest["toolchain"].get("tvm"), installed(PACKAGES["tvm"])
+    return f"the artifact was made with TVM {made_by}, this is {here}; build it again" if made_by != here else ""
+
+
+def _value(attrs: Mapping[str, Any], name: str) -> str:
+    value = attrs.get(name, "")
+    return value if isinstance(value, str) else ",".join(sorted(map(str, value)))
+
+
+def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
+    entries: dict[str, list[str]] = {}
+    for entry in manifest["entries"]:
+        entries.setdefault(entry["symbol"], []).append(entry["name"])
+    database = JSONDatabase(work_dir=str(folder / "database"))
+    found: dict[str, Kernel] = {}
+    for record in database.get_all_tuning_records():
+        # The database holds a function twice, with attributes of Relax and without.
+        func = record.workload.mod["main"]
+        name = symbol(module_digest(canonical_module(func)))
+        if name in entries:
+            found[name] = Kernel(name, tuple(entries[name]), func, record.trace)
+    if missing := sorted(entries.keys() - found.keys()):
+        raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
+    return tuple(found[name] for name in sorted(found))
