@@ -67,8 +67,8 @@ def _reasons(left_out: list[Mapping[str, str]]) -> str:
 
 def _function(found: Mapping[str, Any]) -> Function:
     if found["rule"] == "tensor_ir":
-        attrs = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
-        return Function(found["name"], "tensor_ir", attrs, attrs, found["calls"])
+        file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
+        return Function(found["name"], "tensor_ir", file, file, found["calls"])
     attrs, identity = (tuple((key, frozen(value)) for key, value in found[what].items()) for what in ("attrs", "identity"))
     return Function(found["name"], found["rule"], attrs, identity, found["calls"])
 
