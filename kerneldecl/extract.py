@@ -28,6 +28,9 @@ version = "0.1.0"
 [target.host]
 arch = "host"                     # this machine's CPU
 """
+_ANY_CALLS = re.compile(r".+\.calls-\d+")
+_TAGS = re.compile(r"^(\s*tags\s*=\s*\[[^]#]*[^]#,\s])(\s*,?\s*\].*)$", re.DOTALL)
+"""A line that holds all of an entry's tags: up to the last one, and what follows it."""
 _GONE = "# Gone: {model} calls this no more."
 
 
@@ -72,7 +75,7 @@ class Merged:
 
 def merge(text: str, tables: Sequence[Table], functions: Iterable[Function], model: str) -> Merged:
     """Return the text with an entry for each function of the model; `tables` are those of the text, in its order."""
-    lines = text.splitlines(keepends=True)
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # as TOML counts lines: splitlines() knows more ends than that
     names = {table.name for table in tables}
     found: dict[int, int] = {}
     """Calls by position of the table."""
@@ -107,6 +110,8 @@ def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int],
     for position in reversed(range(len(tables))):
         table, calls = tables[position], _calls(tables[position].tags, model)
         if calls is None:
+            if position in found and _add_tags(lines, table, ends[position], [model, _calls_tag(model, found[position])]):
+                changed.append(table.name)
             continue
         start = table.line - 1
         is_marked = start > 0 and lines[start - 1] == mark
@@ -121,6 +126,18 @@ def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int],
         if is_marked:
             del lines[start - 1]
     return tuple(reversed(changed)), tuple(reversed(gone))
+
+
+def _add_tags(lines: list[str], table: Table, end: int, tags: Sequence[str]) -> bool:
+    """Add tags to an entry that another model's extraction wrote; leave an entry that a person wrote as it is."""
+    if not any(map(_ANY_CALLS.fullmatch, table.tags)):
+        return False
+    added = "".join(f", {json.dumps(tag)}" for tag in tags if tag not in table.tags)
+    for i in range(table.line - 1, end):
+        lines[i], count = _TAGS.subn(lambda match: match[1] + added + match[2], lines[i])
+        if count:
+            return True
+    return False
 
 
 def _calls_tag(model: str, calls: int) -> str:

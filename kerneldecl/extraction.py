@@ -30,7 +30,7 @@ def extract_model(model: str, root: Path) -> dict[str, Any]:
 
     Raise DeclarationError for what is no model and for a file with mistakes; nothing is written then.
     """
-    name = tag_word(model.rpartition(":")[2] if ":" in model else Path(model).stem)
+    name = tag_word(Path(model).stem if Path(model).suffix else model.rpartition(":")[2])
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
@@ -53,7 +53,7 @@ def _read_by_a_worker(model: str, root: Path) -> dict[str, Any]:
     if "problem" in answer:
         raise _objection(model, answer["problem"], answer["hint"])
     if "failure" in answer:
-        raise _objection(model, f"it cannot be lowered: {answer['failure']}")
+        raise _objection(model, f"reading and lowering it failed: {answer['failure']}")
     return answer
 
 
@@ -97,9 +97,7 @@ def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
 
 def extracted_text(found: Mapping[str, Any]) -> str:
     """Return what a person reads of an extraction."""
-    signs = {"new": "+", "changed": "~", "gone": "-"}
-    lines = [f"  {sign} {name}" for what, sign in signs.items() for name in found[what]]
-    lines += [f"  ! {each['name']} is left out: {each['reason']}" for each in found["left_out"]]
+    lines = [f"  {what:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
+    lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
     counts = ", ".join(f"{len(found[what])} {what}" for what in ("new", "known", "gone"))
-    place = os.path.relpath(found["file"])
-    return "\n".join([f"{place}: {counts}, {len(found['left_out'])} left out", *lines])
+    return "\n".join([f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out", *lines])

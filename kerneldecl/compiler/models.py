@@ -141,8 +141,10 @@ def _from_onnx(path: Path) -> tvm.IRModule:
     try:
         content = onnx.load(path)
         onnx.checker.check_model(content)
-    except (DecodeError, onnx.checker.ValidationError) as error:
+    except DecodeError as error:
         raise ModelError(f"not ONNX: {_last_line(error)}") from None
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"ONNX's own checker objects: {_last_line(error)}", "export the model again") from None
     try:
         return from_onnx(content)
     except (NotImplementedError, tvm.error.OpError) as error:
