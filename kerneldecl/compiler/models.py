@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +20,10 @@ from tvm import relax
 from kerneldecl.compiler import tensorir
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
+
+
+_NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
+"""In a script, the access to a buffer at an index that another buffer holds."""
 
 
 class ModelError(ValueError):
@@ -179,12 +184,16 @@ def _checked(found: Any, what: str) -> tvm.IRModule:
 
 
 def function_problem(func: Any) -> str:
-    """Return why a function has no entry, or nothing: arguments that are no buffers of fixed extents, or a body without blocks."""
+    """Return why a function can have no entry, or nothing."""
     try:
         tensorir.signature_of(func)
     except (TypeError, ValueError) as error:
         return str(error)
-    return "" if isinstance(func.body, tvm.s_tir.SBlockRealize) else "it is not made of blocks, so that nothing can schedule it"
+    if not isinstance(func.body, tvm.s_tir.SBlockRealize):
+        return "it is not made of blocks, so that nothing can schedule it"
+    if _NESTED_ACCESS.search(func.script()):
+        return "its inputs say where it reads or writes, which random inputs cannot verify"
+    return ""
 
 
 def _last_line(error: Exception) -> str:
