@@ -9,6 +9,7 @@ import importlib
 import json
 import re
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -164,7 +165,13 @@ def _from_torch(path: Path) -> tvm.IRModule:
     from tvm.relax.frontend.torch import from_exported_program
 
     try:
-        return from_exported_program(torch.export.load(path), keep_params_as_input=False)
+        program = torch.export.load(path)
+    except (zipfile.BadZipFile, RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"not a program that torch {torch.__version__} can read: {_last_line(error)}", "torch.export.save writes one"
+        ) from None
+    try:
+        return from_exported_program(program, keep_params_as_input=False)
     except (NotImplementedError, AssertionError) as error:
         raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
 

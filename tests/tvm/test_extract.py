@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from spaces import Space
 
 from kerneldecl.compiler import actions, models, tensorir
+from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.proposals import BINARY, UNARY
 
@@ -109,6 +113,11 @@ def computations(space: Space) -> set[str]:
 def computations_of(mod: tvm.IRModule) -> set[str]:
     """Return the digests of what a model calls."""
     return {tensorir.module_digest(tensorir.canonical_module(func)) for _, func, _ in models.called(models.fused(mod))}
+
+
+def signature(space: Space, entry: dict[str, Any]) -> Signature:
+    attrs = {key: value for key, value in entry.items() if key != "rule"}
+    return load_rule(STANDARD, entry["rule"]).of(space.root, attrs).signature()
 
 
 def nets(space: Space) -> Any:
@@ -219,8 +228,51 @@ def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space) 
     (computation,) = computations(space)
     assert entry["file"] == f"functions/{computation[:20]}.json"
     assert {computation} == computations_of(models.read_model(str(space.root / "block.onnx")))
-    signature = load_rule(STANDARD, "tensor_ir").of(space.root, {"file": entry["file"]}).signature()
-    assert [arg.shape for arg in signature.args] == [(1, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1), (1, 8, 6, 6)]
+    assert [arg.shape for arg in signature(space, entry).args] == [(1, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1), (1, 8, 6, 6)]
+
+
+TORCH = """\
+import sys
+import torch
+from torch import nn
+
+layers = [nn.Flatten(), nn.Linear(48, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10), nn.Softmax(-1)]
+torch.export.save(torch.export.export(nn.Sequential(*layers).eval(), (torch.zeros(4, 6, 8),)), sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_program_of_torch_is_a_model(space: Space) -> None:
+    subprocess.run([sys.executable, "-c", TORCH, str(space.root / "mlp.pt2")], check=True, capture_output=True)
+    found = space.run_json("extract", "mlp.pt2")
+    assert (len(found["new"]), found["left_out"]) == (5, [])
+    assert attributes(declared(space), "softmax") == MLP[-1:]
+    products = [[list(arg.shape) for arg in signature(space, entry).args] for entry in attributes(declared(space), "matmul", "tensor_ir")]
+    assert [[4, 64], [64, 10], [10], [4, 10]] in products
+    space.write({"words.pt2": "words"})
+    assert "words.pt2: not a program that torch" in space.run("extract", "words.pt2", code=2).stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_a_program_of_torch_needs_torch(space: Space) -> None:
+    space.write({"words.pt2": "words"})
+    assert "words.pt2: the package torch is not installed; pip install torch" in space.run("extract", "words.pt2", code=2).stderr
+
+
+def test_gathers_are_left_out(space: Space) -> None:
+    saved_onnx(
+        space.root / "rows.onnx",
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Gather", ["w", "i"], ["g"]), helper.make_node("Add", ["r", "g"], ["y"])],
+        {"w": (9, 8)},
+        [4, 8],
+        [4, 8],
+    )
+    model = onnx.load(space.root / "rows.onnx")
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [4]))
+    onnx.save(model, space.root / "rows.onnx")
+    (left_out,) = space.run_json("extract", "rows.onnx")["left_out"]
+    assert left_out["name"].startswith("take")
+    assert "its inputs say where it reads" in left_out["reason"]
 
 
 def test_dynamic_functions_are_named_and_left_out(space: Space) -> None:
