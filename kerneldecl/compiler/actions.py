@@ -1,4 +1,4 @@
-"""Owns the actions that need TVM, as plain functions of JSON values: lower, build, describe.
+"""Owns the actions that need TVM, as plain functions of JSON values: lower, build, describe, extract.
 
 Knows nothing of processes, policies, keys of records or the order of actions.
 """
@@ -87,6 +87,41 @@ def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
     assert schedule is not None, "a winner applies"
     lines = codegen.database_lines(schedule, mod, parsed)
     return {"database": json.dumps(dataclasses.asdict(lines), sort_keys=True), "source": schedule.mod["main"].script()}
+
+
+def extract(root: str, model: str) -> dict[str, Any]:
+    """Return what a model calls: functions that an entry can stand for, and why others have none; a problem if it is no model.
+
+    A function has name, calls, rule, attrs (those that are to be declared) and identity (those that tell its entry from
+    others); one of rule tensor_ir has its IR instead of attributes.
+    """
+    from kerneldecl.compiler import models
+
+    try:
+        mod = models.fused(models.read_model(model))
+    except models.ModelError as error:
+        return {"problem": error.sentence, "hint": error.hint}
+    functions: dict[str, dict[str, Any]] = {}
+    left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in models.unlowered(mod)]
+    for name, func, calls in models.called(mod):
+        if reason := models.function_problem(func):
+            left_out.append({"name": name, "reason": reason})
+            continue
+        canonical = tensorir.canonical_module(func)
+        found = functions.setdefault(tensorir.module_digest(canonical), {"name": name, "calls": 0, "mod": canonical})
+        found["calls"] += calls
+    described = [{**_described(Path(root), found.pop("mod")), "computation": known, **found} for known, found in functions.items()]
+    return {"functions": described, "left_out": left_out}
+
+
+def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
+    from kerneldecl.compiler.recognition import recognised
+
+    known = recognised(mod, root)
+    if known is None:
+        return {"rule": "tensor_ir", "ir": tvm.ir.save_json(mod["main"])}
+    proposal, identity = known
+    return {"rule": proposal.rule, "attrs": proposal.attrs, "identity": identity}
 
 
 def _rule(root: str, rule: str, attrs: Json) -> Rule:

@@ -49,7 +49,8 @@ def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
         if not isinstance(param.ty, tvm.tirx.buffer.BufferType):
             raise TypeError(f"parameter {param.name} is not a buffer")
         if not all(isinstance(extent, tvm.tirx.IntImm) for extent in param.shape):
-            raise ValueError(f"parameter {param.name} has a dynamic extent: {list(param.shape)}")
+            extents = ", ".join(str(getattr(extent, "value", extent)) for extent in param.shape)
+            raise ValueError(f"parameter {param.name} has a dynamic extent: [{extents}]")
         args.append((tuple(int(extent) for extent in param.shape), str(param.dtype)))
     return args
 

@@ -1,0 +1,208 @@
+"""Owns how a model becomes fused TensorIR functions: reading it, the deployment's own passes, and how often each is called.
+
+Knows nothing of workloads.toml, rules or schedules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from kerneldecl.compiler import tensorir
+
+KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
+
+
+_NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
+"""In a script, the access to a buffer at an index that another buffer holds."""
+
+
+class ModelError(ValueError):
+    """What the user gave is no model, or no model that TVM can take."""
+
+    def __init__(self, sentence: str, hint: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence, self.hint = sentence, hint
+
+
+def read_model(model: str) -> tvm.IRModule:
+    """Return a model as a Relax module; raise ModelError for what is none."""
+    path = Path(model)
+    if path.suffix not in _READERS:
+        module, colon, attribute = model.partition(":")
+        if not colon:
+            raise ModelError("not a model by its name", f"expected {KINDS}")
+        return _from_python(module, attribute)
+    if not path.is_file():
+        raise ModelError("no such file")
+    return _READERS[path.suffix](path)
+
+
+def fused(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
+    passes = tvm.transform.Sequential(
+        [
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            relax.transform.DeadCodeElimination(),
+        ]
+    )
+    with tvm.target.Target("llvm"):
+        return passes(mod)
+
+
+def called(mod: tvm.IRModule) -> list[tuple[str, Any, int]]:
+    """Return (name, function, calls) of each PrimFunc that the module's Relax functions call, in order of the first call.
+
+    Calls are places in the model, each counted once.
+    """
+    calls: Counter[str] = Counter()
+    for _, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
+        if isinstance(func, relax.Function):
+            calls.update(_callees(func))
+    prim_funcs = {var.name_hint: func for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
+    return [(name, prim_funcs[name], count) for name, count in calls.items() if name in prim_funcs]
+
+
+def unlowered(mod: tvm.IRModule) -> list[str]:
+    """Return the names of the operators that no pass has made a function of, sorted."""
+    found: set[str] = set()
+
+    def note(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and not _is_call(expr.op.name):
+            found.add(str(expr.op.name))
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, note)
+    return sorted(found)
+
+
+def _is_call(operator: str) -> bool:
+    """Whether an operator calls what stands elsewhere, or is the virtual machine's own: no kernel belongs to it."""
+    return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm."))
+
+
+def _callees(func: Any) -> list[str]:
+    found: list[str] = []
+
+    def note(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in {"relax.call_tir", "relax.call_tir_inplace"}:
+            found.append(str(expr.args[0].name_hint))
+
+    relax.analysis.post_order_visit(func, note)
+    return found
+
+
+def _from_json(path: Path) -> tvm.IRModule:
+    try:
+        content = path.read_text(encoding="utf-8")
+        json.loads(content)
+    except ValueError as error:
+        raise ModelError(f"not JSON: {error}", "tvm.ir.save_json writes a module as JSON") from None
+    try:
+        mod = tvm.ir.load_json(content)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"not IR that TVM {tvm.__version__} can read: {_last_line(error)}", "save it with this TVM") from None
+    return _checked(mod, "the file")
+
+
+def _from_python(module: str, attribute: str) -> tvm.IRModule:
+    sys.path[:0] = [str(Path.cwd())]
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModelError(str(error), f"expected {KINDS}") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ModelError(f"module {module} has no attribute {attribute}")
+        found = getattr(found, part)
+    if callable(found) and not isinstance(found, tvm.IRModule):
+        found = found()
+    return _checked(found, attribute)
+
+
+def _from_onnx(path: Path) -> tvm.IRModule:
+    try:
+        import onnx
+    except ImportError:
+        raise ModelError("the package onnx is not installed", "pip install onnx") from None
+    from google.protobuf.message import DecodeError
+    from tvm.relax.frontend.onnx import from_onnx
+
+    try:
+        content = onnx.load(path)
+        onnx.checker.check_model(content)
+    except DecodeError as error:
+        raise ModelError(f"not ONNX: {_last_line(error)}") from None
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"ONNX's own checker objects: {_last_line(error)}", "export the model again") from None
+    try:
+        return from_onnx(content)
+    except (NotImplementedError, tvm.error.OpError) as error:
+        raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
+
+
+def _from_torch(path: Path) -> tvm.IRModule:
+    try:
+        import torch
+    except ImportError:
+        raise ModelError("the package torch is not installed", "pip install torch, or export the model as ONNX") from None
+    from tvm.relax.frontend.torch import from_exported_program
+
+    try:
+        program = torch.export.load(path)
+    except (zipfile.BadZipFile, RuntimeError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"not a program that torch {torch.__version__} can read: {_last_line(error)}", "torch.export.save writes one"
+        ) from None
+    try:
+        return from_exported_program(program, keep_params_as_input=False)
+    except (NotImplementedError, AssertionError) as error:
+        raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
+
+
+_READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": _from_onnx, ".pt2": _from_torch}
+
+
+def _checked(found: Any, what: str) -> tvm.IRModule:
+    """Return a module that has a Relax function; raise ModelError for anything else."""
+    if not isinstance(found, tvm.IRModule):
+        raise ModelError(
+            f"{what} is a {type(found).__name__}, not a Relax module", "expected a tvm.IRModule, or a function that returns one"
+        )
+    if not any(isinstance(func, relax.Function) for func in found.functions.values()):
+        raise ModelError(f"{what} has no Relax function", "a module of TensorIR alone is declared with rule tensor_ir")
+    return found
+
+
+def function_problem(func: Any) -> str:
+    """Return why a function can have no entry, or nothing."""
+    try:
+        tensorir.signature_of(func)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if not isinstance(func.body, tvm.s_tir.SBlockRealize):
+        return "it is not made of blocks, so that nothing can schedule it"
+    if _NESTED_ACCESS.search(func.script()):
+        return "its inputs say where it reads or writes, which random inputs cannot verify"
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,165 @@
+"""Owns how entries for a model's functions come into the text of workloads.toml, beside what people wrote there.
+
+Knows nothing of models or of where functions come from; reads and writes no file.
+
+Text is appended and marked, never rewritten: names, comments and settings are their authors'. That a model calls an
+entry, and how often, is a tag of the entry: `mlp.calls-2`. Such tags, and marks of entries that the model no longer calls, are all
+that changes in entries that were there before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerneldecl.model import Value
+
+HEADER = """\
+# Entries that `kerneldecl extract` wrote are yours to edit; it finds them again by their attributes.
+edition = 1
+
+[artifact]
+name = {name}
+version = "0.1.0"
+
+[target.host]
+arch = "host"                     # this machine's CPU
+"""
+_ANY_CALLS = re.compile(r".+\.calls-\d+")
+_TAGS = re.compile(r"^(\s*tags\s*=\s*\[[^]#]*[^]#,\s])(\s*,?\s*\].*)$", re.DOTALL)
+"""A line that holds all of an entry's tags: up to the last one, and what follows it."""
+_GONE = "# Gone: {model} calls this no more."
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the model."""
+
+    name: str
+    rule: str
+    attrs: tuple[tuple[str, Value], ...]
+    """As they are to be declared: those that are the rule's defaults are left out."""
+    identity: tuple[tuple[str, Value], ...]
+    """The attributes by which an entry is known to be this function's, whatever else it says."""
+    calls: int
+
+    def is_of(self, table: Table) -> bool:
+        return any(rule == self.rule and set(self.identity) <= set(attrs) for rule, attrs in table.workloads)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A `[[workload]]` table that is there already."""
+
+    line: int
+    """Of its header, counted from 1."""
+    name: str
+    tags: tuple[str, ...]
+    workloads: tuple[tuple[str, tuple[tuple[str, Value], ...]], ...]
+    """Rule, and all attributes, of each workload that it expands to."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The new text, and the names of the entries: written, found there, found there with another count, no longer called."""
+
+    text: str
+    new: tuple[str, ...]
+    known: tuple[str, ...]
+    changed: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+def merge(text: str, tables: Sequence[Table], functions: Iterable[Function], model: str) -> Merged:
+    """Return the text with an entry for each function of the model; `tables` are those of the text, in its order."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # as TOML counts lines: splitlines() knows more ends than that
+    names = {table.name for table in tables}
+    found: dict[int, int] = {}
+    """Calls by position of the table."""
+    appended: list[str] = []
+    new: list[str] = []
+    for function in functions:
+        position = next((i for i, table in enumerate(tables) if function.is_of(table)), None)
+        if position is not None:
+            found[position] = found.get(position, 0) + function.calls
+            continue
+        new.append(_free(function.name, names))
+        names.add(new[-1])
+        appended.append(_entry(new[-1], function, model))
+    changed, gone = _update(lines, tables, found, model)
+    known = tuple(tables[position].name for position in sorted(found))
+    body = "".join(lines)
+    end = "" if body.endswith("\n") or not body else "\n"
+    return Merged("".join([body, end, *appended]), tuple(new), known, changed, gone)
+
+
+def tag_word(name: str) -> str:
+    """Return a model's name as tags have it: letters, digits, _, - and ."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
+
+
+def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int], model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Bring counts and marks in the lines up to date, from the last table to the first; return the names changed and gone."""
+    changed: list[str] = []
+    gone: list[str] = []
+    mark = _GONE.format(model=model) + "\n"
+    ends = [table.line - 1 for table in tables[1:]] + [len(lines)]
+    for position in reversed(range(len(tables))):
+        table, calls = tables[position], _calls(tables[position].tags, model)
+        if calls is None:
+            if position in found and _add_tags(lines, table, ends[position], [model, _calls_tag(model, found[position])]):
+                changed.append(table.name)
+            continue
+        start = table.line - 1
+        is_marked = start > 0 and lines[start - 1] == mark
+        if position not in found:
+            gone.append(table.name)
+            lines[start:start] = [] if is_marked else [mark]
+            continue
+        if calls != found[position]:
+            changed.append(table.name)
+            old, now = (json.dumps(_calls_tag(model, count)) for count in (calls, found[position]))
+            lines[start : ends[position]] = [line.replace(old, now) for line in lines[start : ends[position]]]
+        if is_marked:
+            del lines[start - 1]
+    return tuple(reversed(changed)), tuple(reversed(gone))
+
+
+def _add_tags(lines: list[str], table: Table, end: int, tags: Sequence[str]) -> bool:
+    """Add tags to an entry that another model's extraction wrote; leave an entry that a person wrote as it is."""
+    if not any(map(_ANY_CALLS.fullmatch, table.tags)):
+        return False
+    added = "".join(f", {json.dumps(tag)}" for tag in tags if tag not in table.tags)
+    for i in range(table.line - 1, end):
+        lines[i], count = _TAGS.subn(lambda match: match[1] + added + match[2], lines[i])
+        if count:
+            return True
+    return False
+
+
+def _calls_tag(model: str, calls: int) -> str:
+    return f"{model}.calls-{calls}"
+
+
+def _calls(tags: Iterable[str], model: str) -> int | None:
+    """Return how often the model calls an entry by its tags; None for an entry that is not the model's."""
+    counts = (re.fullmatch(rf"{re.escape(model)}\.calls-(\d+)", tag) for tag in tags)
+    return next((int(count[1]) for count in counts if count), None)
+
+
+def _free(name: str, names: Collection[str]) -> str:
+    """Return the name, with a number where it is taken."""
+    number = 1
+    while (free := name if number == 1 else f"{name}_{number}") in names:
+        number += 1
+    return free
+
+
+def _entry(name: str, function: Function, model: str) -> str:
+    pairs: list[tuple[str, Any]] = [("name", name), ("rule", function.rule), *function.attrs]
+    pairs.append(("tags", [model, _calls_tag(model, function.calls)]))
+    # JSON of strings, numbers, booleans and lists is TOML as well.
+    return "".join(["\n[[workload]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in pairs)])

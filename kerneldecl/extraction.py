@@ -1,0 +1,103 @@
+"""Owns the extraction of a model into a workspace: a worker reads the model, its functions become files and entries.
+
+Knows nothing of TVM nor of how entries stand in the text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kerneldecl import locate
+from kerneldecl.declare import declare, decode, parse
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
+from kerneldecl.model import frozen
+from kerneldecl.runners.process import Worker
+from kerneldecl.state import write_whole
+from kerneldecl.tables import FILE
+
+FUNCTIONS = "functions"
+"""Folder of the functions that no standard rule computes; each file's name is the digest of its computation."""
+_LIMIT_SECS = 1800.0
+
+
+def extract_model(model: str, root: Path) -> dict[str, Any]:
+    """Add entries for a model's functions to the workspace's file, which is made if there is none; return what came of it.
+
+    Raise DeclarationError for what is no model and for a file with mistakes; nothing is written then.
+    """
+    name = tag_word(Path(model).stem if Path(model).suffix else model.rpartition(":")[2])
+    file = root / FILE
+    content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
+    tables = _tables(root, content)
+    answer = _read_by_a_worker(model, root)
+    functions = {_function(found): found.get("ir") for found in answer["functions"]}
+    if not functions:
+        raise _objection(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
+    merged = merge(decode(content), tables, functions, name)
+    _write(root, merged, {dict(function.attrs)["file"]: ir for function, ir in functions.items() if ir})
+    counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.gone}
+    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
+
+
+def _read_by_a_worker(model: str, root: Path) -> dict[str, Any]:
+    worker = Worker({})
+    try:
+        answer = worker.call({"do": "extract", "root": str(root), "model": model}, _LIMIT_SECS)
+    finally:
+        worker.stop()
+    if "problem" in answer:
+        raise _objection(model, answer["problem"], answer["hint"])
+    if "failure" in answer:
+        raise _objection(model, f"reading and lowering it failed: {answer['failure']}")
+    return answer
+
+
+def _objection(model: str, sentence: str, hint: str = "") -> DeclarationError:
+    return DeclarationError([Problem(model, 0, "", sentence, hint)])
+
+
+def _reasons(left_out: list[Mapping[str, str]]) -> str:
+    return "; ".join(f"{each['name']}: {each['reason']}" for each in left_out[:3])
+
+
+def _function(found: Mapping[str, Any]) -> Function:
+    if found["rule"] == "tensor_ir":
+        file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
+        return Function(found["name"], "tensor_ir", file, file, found["calls"])
+    attrs, identity = (tuple((key, frozen(value)) for key, value in found[what].items()) for what in ("attrs", "identity"))
+    return Function(found["name"], found["rule"], attrs, identity, found["calls"])
+
+
+def _tables(root: Path, content: bytes) -> list[Table]:
+    """Return the tables of the workspace's file; raise DeclarationError for a file with mistakes."""
+    tables = parse(content).get("workload", [])
+    if not tables:
+        return []
+    workloads = declare(root, content).workloads
+    lines = locate.array_lines(decode(content), "workload", len(tables))
+    expanded = {line: tuple((w.rule, w.attrs) for w in workloads if w.line == line) for line in lines}
+    return [Table(line, table["name"], tuple(table.get("tags", ())), expanded[line]) for line, table in zip(lines, tables, strict=True)]
+
+
+def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
+    """Write what entries need before the entries, so that the workspace is right at any time."""
+    for path, ir in functions.items():
+        if not (root / path).exists():
+            write_whole(root / path, ir)
+    content = merged.text.encode()
+    declare(root, content)
+    if not (root / FILE).exists() or (root / FILE).read_bytes() != content:
+        write_whole(root / FILE, merged.text)
+
+
+def extracted_text(found: Mapping[str, Any]) -> str:
+    """Return what a person reads of an extraction."""
+    lines = [f"  {what:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
+    lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
+    counts = ", ".join(f"{len(found[what])} {what}" for what in ("new", "known", "gone"))
+    return "\n".join([f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out", *lines])

@@ -1,0 +1,327 @@
+"""Models become entries that are proven to compute what the model calls; what is no model ends with a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from spaces import Space
+
+from kerneldecl.compiler import actions, models, tensorir
+from kerneldecl.model import Signature
+from kerneldecl.plugins import STANDARD, load_rule
+from kerneldecl.proposals import BINARY, UNARY
+
+RELAX = """\
+from tvm import relax
+from tvm.relax.frontend import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        self.layers = nn.ModuleList([nn.Linear(48, 128), nn.Linear(128, 64), nn.Linear(64, 10)])
+
+    def forward(self, x):
+        first, second, last = self.layers
+        x = nn.op.reshape(x, (4, 48))
+        return nn.op.softmax(last(nn.op.relu(second(nn.op.relu(first(x))))))
+
+
+class Swiglu(nn.Module):
+    def __init__(self):
+        self.norm = nn.RMSNorm(64, axes=-1, bias=False)
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((64, 128), (64, 128), (128, 64)))
+
+    def forward(self, x):
+        h = self.norm(x)
+        return self.down(nn.op.silu(self.gate(h)) * self.up(h)) + x
+
+
+def mlp():
+    return Mlp().export_tvm({"forward": {"x": nn.spec.Tensor((4, 6, 8), "float32")}})[0]
+
+
+def swiglu(rows=8):
+    model = Swiglu()
+    model.to("float16")
+    return model.export_tvm({"forward": {"x": nn.spec.Tensor((rows, 64), "float16")}})[0]
+
+
+def swiglu_of_any_length():
+    return swiglu("n")
+
+
+def block():
+    "Two convolutions of NHWC images with folded batch norms, and the block's input added to the second."
+    given = {"x": (1, 14, 14, 16), "w1": (3, 3, 16, 16), "b1": (16,), "w2": (3, 3, 16, 16), "b2": (16,)}
+    x, w1, b1, w2, b2 = args = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in given.items()]
+
+    def conv2d(x, w, b):
+        return relax.op.add(relax.op.nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO"), b)
+
+    builder = relax.BlockBuilder()
+    with builder.function("main", args):
+        with builder.dataflow():
+            hidden = builder.emit(relax.op.nn.relu(conv2d(x, w1, b1)))
+            y = builder.emit_output(relax.op.nn.relu(relax.op.add(conv2d(hidden, w2, b2), x)))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+number = 7
+"""
+MLP = [
+    {"rule": "matmul", "m": 4, "n": 128, "k": 48, "epilogue": ["bias", "relu"]},
+    {"rule": "matmul", "m": 4, "n": 64, "k": 128, "epilogue": ["bias", "relu"]},
+    {"rule": "matmul", "m": 4, "n": 10, "k": 64, "epilogue": ["bias"]},
+    {"rule": "softmax", "shape": [4, 10]},
+]
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    return Space(tmp_path).write({"nets.py": RELAX})
+
+
+def declared(space: Space) -> list[dict[str, Any]]:
+    tables: list[dict[str, Any]] = tomllib.loads((space.root / "workloads.toml").read_text())["workload"]
+    return tables
+
+
+def attributes(tables: Sequence[dict[str, Any]], *rules: str) -> list[dict[str, Any]]:
+    """Return the entries of some rules without what every entry has."""
+    return [{key: value for key, value in table.items() if key not in {"name", "tags"}} for table in tables if table["rule"] in rules]
+
+
+def computations(space: Space) -> set[str]:
+    """Return the digests of what the declared entries compute."""
+    tables = attributes(declared(space), *{table["rule"] for table in declared(space)})
+    return {actions.lower(str(space.root), table.pop("rule"), table)["computation"] for table in tables}
+
+
+def computations_of(mod: tvm.IRModule) -> set[str]:
+    """Return the digests of what a model calls."""
+    return {tensorir.module_digest(tensorir.canonical_module(func)) for _, func, _ in models.called(models.fused(mod))}
+
+
+def signature(space: Space, entry: dict[str, Any]) -> Signature:
+    attrs = {key: value for key, value in entry.items() if key != "rule"}
+    return load_rule(STANDARD, entry["rule"]).of(space.root, attrs).signature()
+
+
+def nets(space: Space) -> Any:
+    found: dict[str, Any] = {}
+    exec(compile((space.root / "nets.py").read_text(), "nets", "exec"), found)  # a module would stay imported from one test to the next
+    return found
+
+
+@pytest.mark.parametrize("model", ["mlp", "block", "swiglu"])
+def test_entries_compute_exactly_what_a_relax_model_calls(space: Space, model: str) -> None:
+    space.run("extract", f"nets:{model}")
+    assert computations(space) == computations_of(nets(space)[model]())
+    space.run("check")
+
+
+def test_an_mlp_is_made_of_standard_rules(space: Space) -> None:
+    found = space.run_json("extract", "nets:mlp")
+    assert len(found["new"]) == len(declared(space))
+    assert attributes(declared(space), "matmul", "softmax") == MLP
+    assert [entry["shape"] for entry in attributes(declared(space), "transpose")] == [[128, 48], [64, 128], [10, 64]]
+
+
+def test_a_residual_block_is_two_convolutions_with_their_epilogues(space: Space) -> None:
+    space.run("extract", "nets:block")
+    sizes = {"rule": "conv2d", "n": 1, "h": 14, "w": 14, "c": 16, "f": 16, "kh": 3, "kw": 3, "padding": 1}
+    epilogues = [["bias", "relu"], ["bias", "add", "relu"]]
+    assert attributes(declared(space), *{table["rule"] for table in declared(space)}) == [
+        sizes | {"epilogue": steps} for steps in epilogues
+    ]
+
+
+def test_float16_sums_and_repeated_calls_are_told(space: Space) -> None:
+    space.run("extract", "nets:swiglu")
+    tables = {table["name"]: table for table in declared(space)}
+    assert attributes(declared(space), "rms_norm") == [{"rule": "rms_norm", "shape": [8, 64], "eps": 1e-5, "dtype": "float16"}]
+    down = [entry for entry in attributes(declared(space), "matmul") if entry["n"] == 64]
+    product = {"rule": "matmul", "m": 8, "n": 64, "k": 128, "dtype": "float16", "accum_dtype": "float16", "epilogue": ["add"]}
+    assert down == [product]
+    assert tables["transpose"]["tags"] == ["swiglu", "swiglu.calls-2"], "of both weights of one shape"
+
+
+def test_saved_ir_and_its_module_are_one_model(space: Space) -> None:
+    (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
+    space.run("extract", "nets:mlp")
+    before = (space.root / "workloads.toml").read_text()
+    found = space.run_json("extract", "mlp.json")
+    assert found["new"] == found["changed"] == found["gone"] == []
+    assert (space.root / "workloads.toml").read_text() == before
+
+
+def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space) -> None:
+    space.run("extract", "nets:mlp")
+    file = space.root / "workloads.toml"
+    edited = file.read_text().replace('name = "softmax"', 'name = "probabilities"  # of ten classes\ntop_k = 3\ntolerance = 1e-3')
+    file.write_text(edited)
+    space.write({"nets.py": RELAX.replace("nn.Linear(64, 10)", "nn.Linear(64, 10, bias=False)")})
+    found = space.run_json("extract", "nets:mlp")
+    assert (found["new"], found["gone"]) == (["matmul2"], ["fused_matmul2_add2"])
+    assert "probabilities" in found["known"]
+    text = file.read_text()
+    assert '# Gone: mlp calls this no more.\n[[workload]]\nname = "fused_matmul2_add2"' in text
+    assert text.replace("# Gone: mlp calls this no more.\n", "").startswith(edited)
+
+
+def test_an_extracted_model_builds(space: Space) -> None:
+    space.run("extract", "nets:mlp")
+    file = space.root / "workloads.toml"
+    file.write_text(file.read_text().replace("[[workload]]", "[defaults]\ntop_k = 1\n\n[[workload]]", 1))
+    space.run("build", "tag:mlp")
+    entries = json.loads((space.artifact() / "manifest.json").read_text())["entries"]
+    assert {entry["name"] for entry in entries} == {entry["name"] for entry in declared(space)}
+    assert all("mlp.calls-1" in entry["tags"] for entry in entries)
+
+
+def saved_onnx(
+    path: Path, nodes: Sequence[Any], weights: dict[str, tuple[int, ...]], x: Sequence[int | str], y: Sequence[int | str]
+) -> None:
+    rng = np.random.default_rng(0)
+    given = [numpy_helper.from_array(rng.standard_normal(shape).astype("float32"), name) for name, shape in weights.items()]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in (("x", x), ("y", y))]
+    model = helper.make_model(helper.make_graph(nodes, path.stem, *ends, given), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+
+
+def mlp_nodes() -> list[Any]:
+    steps = [("Flatten", "x", "f"), ("Gemm", "f w1 b1", "d1"), ("Relu", "d1", "r1"), ("Gemm", "r1 w2 b2", "d2"), ("Relu", "d2", "r2")]
+    steps += [("Gemm", "r2 w3 b3", "d3"), ("Softmax", "d3", "y")]
+    return [helper.make_node(op, given.split(), [out], **({"transB": 1} if op == "Gemm" else {})) for op, given, out in steps]
+
+
+MLP_WEIGHTS = {"w1": (128, 48), "b1": (128,), "w2": (64, 128), "b2": (64,), "w3": (10, 64), "b3": (10,)}
+
+
+def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space) -> None:
+    saved_onnx(space.root / "mlp.onnx", mlp_nodes(), MLP_WEIGHTS, [4, 6, 8], [4, 10])
+    space.run("extract", "mlp.onnx")
+    assert attributes(declared(space), "matmul", "softmax") == MLP
+    assert not attributes(declared(space), "transpose"), "transposed once, when the model was lowered"
+    assert computations(space) == computations_of(models.read_model(str(space.root / "mlp.onnx")))
+
+
+def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space) -> None:
+    convolution = helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
+    nodes = [convolution, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    saved_onnx(space.root / "block.onnx", nodes, {"w": (8, 8, 3, 3), "b": (8,)}, [1, 8, 6, 6], [1, 8, 6, 6])
+    space.run("extract", "block.onnx")
+    (entry,) = attributes(declared(space), "tensor_ir")
+    (computation,) = computations(space)
+    assert entry["file"] == f"functions/{computation[:20]}.json"
+    assert {computation} == computations_of(models.read_model(str(space.root / "block.onnx")))
+    assert [arg.shape for arg in signature(space, entry).args] == [(1, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1), (1, 8, 6, 6)]
+
+
+TORCH = """\
+import sys
+import torch
+from torch import nn
+
+layers = [nn.Flatten(), nn.Linear(48, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10), nn.Softmax(-1)]
+torch.export.save(torch.export.export(nn.Sequential(*layers).eval(), (torch.zeros(4, 6, 8),)), sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_program_of_torch_is_a_model(space: Space) -> None:
+    subprocess.run([sys.executable, "-c", TORCH, str(space.root / "mlp.pt2")], check=True, capture_output=True)
+    found = space.run_json("extract", "mlp.pt2")
+    assert (len(found["new"]), found["left_out"]) == (5, [])
+    assert attributes(declared(space), "softmax") == MLP[-1:]
+    products = [[list(arg.shape) for arg in signature(space, entry).args] for entry in attributes(declared(space), "matmul", "tensor_ir")]
+    assert [[4, 64], [64, 10], [10], [4, 10]] in products
+    space.write({"words.pt2": "words"})
+    assert "words.pt2: not a program that torch" in space.run("extract", "words.pt2", code=2).stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_a_program_of_torch_needs_torch(space: Space) -> None:
+    space.write({"words.pt2": "words"})
+    assert "words.pt2: the package torch is not installed; pip install torch" in space.run("extract", "words.pt2", code=2).stderr
+
+
+def test_gathers_are_left_out(space: Space) -> None:
+    saved_onnx(
+        space.root / "rows.onnx",
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Gather", ["w", "i"], ["g"]), helper.make_node("Add", ["r", "g"], ["y"])],
+        {"w": (9, 8)},
+        [4, 8],
+        [4, 8],
+    )
+    model = onnx.load(space.root / "rows.onnx")
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [4]))
+    onnx.save(model, space.root / "rows.onnx")
+    (left_out,) = space.run_json("extract", "rows.onnx")["left_out"]
+    assert left_out["name"].startswith("take")
+    assert "its inputs say where it reads" in left_out["reason"]
+
+
+def test_dynamic_functions_are_named_and_left_out(space: Space) -> None:
+    found = space.run_json("extract", "nets:swiglu_of_any_length")
+    assert {entry["rule"] for entry in declared(space)} == {"transpose"}
+    reasons = {each["name"]: each["reason"] for each in found["left_out"]}
+    assert set(reasons) >= {"rms_norm", "matmul"}
+    assert reasons["rms_norm"] == "parameter x has a dynamic extent: [n, 64]"
+
+
+WRONG = {
+    "absent.json": "absent.json: no such file",
+    "words.json": "words.json: not JSON",
+    "other.json": "other.json: not IR that TVM",
+    "function.json": "function.json: the file is a PrimFunc, not a Relax module",
+    "words.onnx": "words.onnx: not ONNX",
+    "determinant.onnx": "ONNX: Det; replace the operator in the model",
+    "dynamic.onnx": "none of its functions can be an entry; fused_matmul_relu: parameter x has a dynamic extent: [n, 8]",
+    "nets": "nets: not a model by its name; expected saved Relax IR (.json), ONNX (.onnx)",
+    "nowhere:net": "No module named 'nowhere'",
+    "nets:nothing": "module nets has no attribute nothing",
+    "nets:number": "number is a int, not a Relax module; expected a tvm.IRModule",
+}
+
+
+@pytest.mark.parametrize("model", WRONG)
+def test_what_is_no_model_ends_with_a_sentence_and_nothing_written(space: Space, model: str) -> None:
+    space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}'})
+    function = next(func for _, func, _ in models.called(models.fused(nets(space)["mlp"]())))
+    (space.root / "function.json").write_text(tvm.ir.save_json(function))
+    saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])
+    product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    saved_onnx(space.root / "dynamic.onnx", product, {"w": (8, 4)}, ["n", 8], ["n", 4])
+    before = sorted(space.root.iterdir())
+    result = space.run("extract", model, code=2)
+    assert WRONG[model] in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert sorted(path for path in space.root.iterdir() if path.name != "__pycache__") == before
+
+
+def test_a_file_with_mistakes_is_left_as_it_is(space: Space) -> None:
+    space.run("extract", "nets:mlp")
+    file = space.root / "workloads.toml"
+    file.write_text(file.read_text().replace("m = 4", "m = 0"))
+    before = file.read_text()
+    assert "m is 0" in space.run("extract", "nets:block", code=2).stderr
+    assert file.read_text() == before
+
+
+def test_every_operation_of_the_elementwise_rule_is_proposed() -> None:
+    (operations,) = [get_args(hint) for name, hint in get_type_hints(load_rule(STANDARD, "elementwise")).items() if name == "op"]
+    assert sorted((*UNARY, *BINARY)) == sorted(operations)
