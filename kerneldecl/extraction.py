@@ -79,7 +79,11 @@ def _tables(root: Path, content: bytes) -> list[Table]:
     if not tables:
         return []
     workloads = declare(root, content).workloads
-    lines = locate.array_lines(decode(content), "workload", len(tables))
+    text = decode(content)
+    lines = locate.array_lines(text, "workload", len(tables))
+    if not text.split("\n")[lines[0] - 1].lstrip().startswith("[["):
+        sentence = "the entries stand in an inline array, to which no table can be added"
+        raise DeclarationError([Problem(FILE, lines[0], "", sentence, "write each as a table [[workload]]")])
     expanded = {line: tuple((w.rule, w.attrs) for w in workloads if w.line == line) for line in lines}
     return [Table(line, table["name"], tuple(table.get("tags", ())), expanded[line]) for line, table in zip(lines, tables, strict=True)]
 

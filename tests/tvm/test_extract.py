@@ -322,6 +322,15 @@ def test_a_file_with_mistakes_is_left_as_it_is(space: Space) -> None:
     assert file.read_text() == before
 
 
+def test_entries_that_are_no_tables_are_left_as_they_are(space: Space) -> None:
+    space.run("extract", "nets:mlp")
+    head, *_ = (space.root / "workloads.toml").read_text().partition("\n[artifact]")
+    entry = '\nworkload = [{ name = "rows", rule = "softmax", shape = [4, 4] }]\n\n[artifact]\nname = "x"\nversion = "1"\n'
+    space.write({"workloads.toml": head + entry + '\n[target.host]\narch = "host"\n'})
+    said = space.run("extract", "nets:mlp", code=2).stderr
+    assert "workloads.toml:4: the entries stand in an inline array" in said
+
+
 def test_every_operation_of_the_elementwise_rule_is_proposed() -> None:
     (operations,) = [get_args(hint) for name, hint in get_type_hints(load_rule(STANDARD, "elementwise")).items() if name == "op"]
     assert sorted((*UNARY, *BINARY)) == sorted(operations)
