@@ -8,15 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compilers import needs_nvcc
 
-from kerneldecl import cxx, doctor, plugins
+from kerneldecl import cxx, doctor, nvcc, plugins
 from kerneldecl import key as keys
 from kerneldecl.archfile import read_arch
 from kerneldecl.archproposal import proposed_arch
@@ -25,7 +25,7 @@ from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.serial import arch_from_json, to_json
-from kerneldecl.toolchain import cuda_objection, cuda_release
+from kerneldecl.toolchain import cuda_objection
 
 Write = Callable[[Mapping[str, str]], Path]
 
@@ -282,16 +282,12 @@ def test_a_target_that_the_toolkit_knows_is_none(write_files: Write, arch: str, 
     assert declare(write_files({"workloads.toml": declared(arch, cuda)})).targets == (("old", arch),)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA toolkit on PATH")
+@needs_nvcc
 @pytest.mark.parametrize("name", GPUS)
 def test_what_is_said_of_toolkits_is_so_of_the_installed_one(name: str) -> None:
     arch, gpu = load(name)
-    nvcc = str(shutil.which("nvcc"))
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
-    release = re.findall(r"release ([\d.]+)", told)[0]
-    assert cuda_release(release)
-    assert (cuda_objection(arch, release)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in known)
+    found = nvcc.compiler()
+    assert (cuda_objection(arch, found.version)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in found.archs)
 
 
 # Proposals

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tvm
+from compilers import needs_nvcc
 from tvm import te
 from tvm.s_tir import dlight
 
@@ -25,17 +26,6 @@ from kerneldecl.model import Arch
 from kerneldecl.stores.local import LocalStore
 
 ARCHS = Path(nvcc.__file__).parent / "archs"
-
-
-def missing() -> str:
-    try:
-        nvcc.compiler()
-    except ToolchainError as error:
-        return str(error)
-    return ""
-
-
-needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def arch(name: str) -> Arch:

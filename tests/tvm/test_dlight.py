@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from compilers import needs_nvcc
 from spaces import REPOSITORY, clean_environment
 from tvm import te
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import reference
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.cudadriver import DriverGpu
@@ -30,21 +30,10 @@ from kerneldecl.dlight import (
     get_tensorized_func_and_tags,
     why_no_tensor_cores,
 )
-from kerneldecl.errors import ToolchainError, TuningError
+from kerneldecl.errors import TuningError
 from kerneldecl.model import Arg, Candidate
 
 PUBLISHED_TAGS = {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_copy": 1}
-
-
-def missing() -> str:
-    try:
-        nvcc.compiler()
-    except ToolchainError as error:
-        return str(error)
-    return ""
-
-
-needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from spaces import Space
+from spaces import REPOSITORY, Space
 
 from kerneldecl.compiler import actions, models, tensorir
 from kerneldecl.model import Signature
@@ -253,10 +254,10 @@ def test_a_program_of_torch_is_a_model(space: Space) -> None:
     assert "words.pt2: not a program that torch" in space.run("extract", "words.pt2", code=2).stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 def test_a_program_of_torch_needs_torch(space: Space) -> None:
-    space.write({"words.pt2": "words"})
-    assert "words.pt2: the package torch is not installed; pip install torch" in space.run("extract", "words.pt2", code=2).stderr
+    space.write({"words.pt2": "words", "hidden/torch.py": 'raise ModuleNotFoundError("hidden", name="torch")'})
+    told = space.run("extract", "words.pt2", code=2, PYTHONPATH=f"{space.root / 'hidden'}{os.pathsep}{REPOSITORY}").stderr
+    assert "words.pt2: the package torch is not installed; pip install torch" in told
 
 
 def test_gathers_are_left_out(space: Space) -> None:

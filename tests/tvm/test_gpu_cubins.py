@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compilers import needs_nvcc
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch, Proposal
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.policies.auto import BY_KIND
@@ -39,21 +38,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def missing() -> str:
-    try:
-        nvcc.compiler()
-    except ToolchainError as error:
-        return str(error)
-    return ""
-
-
 def compiled(mod: Any, proposal: Proposal, arch: Arch, folder: Path) -> CudaObject:
     schedule = apply_candidate(ROOT, mod, proposal.candidate, arch)
     assert schedule is not None, proposal
     return compile_cuda_object(schedule.mod, arch, "kernel", LocalStore(folder))
 
 
-@pytest.mark.skipif(bool(missing()), reason=missing())
+@needs_nvcc
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path: Path) -> None:

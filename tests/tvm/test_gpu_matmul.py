@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 import serial
 import tvm
+from compilers import needs_nvcc
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 import kerneldecl
-from kerneldecl import nvcc
 from kerneldecl.archfile import read_arch
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.errors import ToolchainError
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
@@ -35,17 +34,6 @@ H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
 TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
 SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
-
-
-def missing() -> str:
-    try:
-        nvcc.compiler()
-    except ToolchainError as error:
-        return str(error)
-    return ""
-
-
-needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def lowered(rule: str = "matmul", **attrs: Any) -> tvm.IRModule:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compilers import needs_nvcc
 from products import (
     PRODUCTS,
     REFUSED,
@@ -28,27 +29,14 @@ from products import (
 from spaces import Space
 from tvm import te, topi
 
-from kerneldecl import nvcc
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
-from kerneldecl.errors import ToolchainError
 from kerneldecl.policies.gpu_matmul_tc import tensor_cores
 from kerneldecl.stores.local import LocalStore
-
-
-def missing() -> str:
-    try:
-        nvcc.compiler()
-    except ToolchainError as error:
-        return str(error)
-    return ""
-
-
-needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def read(func: Any) -> Contraction:
