@@ -17,6 +17,8 @@ from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler import intrinsics
+from kerneldecl.compiler.specialised import specialised_digest, specialised_module
+from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
 
@@ -32,9 +34,34 @@ class DatabaseLines:
     args: Any
 
 
-def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> tvm.s_tir.Schedule | None:
-    """Return the schedule that the candidate's template makes of the module, None where the template does not apply."""
-    return load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+@dataclass(frozen=True)
+class Applied:
+    """What a candidate makes of a module."""
+
+    mod: tvm.IRModule
+    """Its function, scheduled, as `main`."""
+    schedule: tvm.s_tir.Schedule | None
+    """Whose trace leads there; None where the function is specialised."""
+
+    @property
+    def digest(self) -> str:
+        """What stands for the scheduled module in keys."""
+        return module_digest(self.mod) if self.schedule else specialised_digest(self.mod)
+
+
+def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> Applied | None:
+    """Return what the candidate's template makes of the module, None where it does not apply; raise ValueError if that is no such thing."""
+    made = load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+    return None if made is None else applied(mod, made)
+
+
+def applied(mod: tvm.IRModule, made: tvm.s_tir.Schedule | tvm.IRModule) -> Applied:
+    """Return a schedule of the module, or a module that takes its place; raise ValueError if it is neither."""
+    if isinstance(made, tvm.s_tir.Schedule):
+        return Applied(made.mod, made)
+    if isinstance(made, tvm.IRModule):
+        return Applied(specialised_module(made, mod), None)
+    raise ValueError(f"{type(made).__name__} is neither a Schedule nor an IRModule")
 
 
 def target_of(arch: Arch) -> tvm.target.Target:
