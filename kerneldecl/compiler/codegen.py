@@ -17,7 +17,7 @@ from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler import intrinsics
-from kerneldecl.compiler.specialised import specialised_digest, specialised_module
+from kerneldecl.compiler.specialised import is_tirx, specialised_digest, specialised_module
 from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
@@ -82,19 +82,25 @@ def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
         return path.read_bytes()
 
 
-def _any_alignment() -> Any:
-    """Return TVM's S-TIR pipeline followed by a pass that takes back what it promises of the arguments' alignment.
+def _of_both_kinds() -> Any:
+    """Return TVM's pipelines for S-TIR and TIRx as one, which takes back what they promise of the arguments' alignment.
+
+    Either refuses functions of the other kind, but a model may have both.
 
     TVM assumes that every argument starts at a multiple of 64 bytes. NumPy's arrays start at multiples of 16, slices of
     them anywhere; the kernel would crash. Loads of vectors from unaligned addresses are as fast where they are aligned.
     """
-    lower, *finalize = tvm.tirx.get_tir_pipeline("s_tir")
+    pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
     def lowered(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = lower(mod).functions.items()
-        return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in functions})
+        done: dict[Any, Any] = {}
+        for flag, (lower, *_rest) in pipelines.items():
+            part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}
+            done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
+        return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in done.items()}, attrs=mod.attrs)
 
-    return tvm.transform.module_pass(lowered, opt_level=0), *finalize
+    # Of both kinds, what follows the lowering is the same.
+    return tvm.transform.module_pass(lowered, opt_level=0), *pipelines[False][1:]
 
 
 def _unaligned(stmt: Any) -> Any:
@@ -108,8 +114,9 @@ def _unaligned(stmt: Any) -> Any:
 
 
 PIPELINE = "kerneldecl"
+"""The name of TVM's registry under which both kinds of function are lowered."""
 intrinsics.register()
-compilation_pipeline.register_tir_pipeline(PIPELINE, _any_alignment)
+compilation_pipeline.register_tir_pipeline(PIPELINE, _of_both_kinds)
 
 
 def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) -> DatabaseLines:
