@@ -102,7 +102,7 @@ def _specialised(case_text: str, arch_text: str) -> tuple[codegen.Applied, ...]:
     with blamed(root / path, root, "specialize() fails"):
         made = function(mod, arch)
         several = [made] if isinstance(made, codegen.MADE) else list(made or ())
-    with blamed(root / path, root, "what specialize() returns is of no use"):
+    with blamed(root / path, root, "what specialize() returns cannot be used"):
         # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
         ours = (isinstance(each, tvm.s_tir.Schedule) and not codegen.replays(each, mod) for each in several)
         return tuple(codegen.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
