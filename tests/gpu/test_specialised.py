@@ -52,9 +52,9 @@ def test_specialised_functions_are_verified_timed_and_called(tmp_path: Path) -> 
     }
     assert results["tile"]["measurements"][0]["is_specialised"]
     (other,) = (result for template, result in results.items() if template != "tile")
-    found = {m["candidate"]["params"]["variant"]: m for m in other["measurements"] if m["candidate"]["template"] == "specialize"}
-    assert [bool(found[variant].get("samples")) for variant in range(3)] == [True, True, False]
-    assert "wrong: relative error" in found[2]["failure"]
+    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["measurements"] if m["candidate"]["template"] == "specialize"}
+    assert [bool(own_functions[variant].get("samples")) for variant in range(3)] == [True, True, False]
+    assert "wrong: relative error" in own_functions[2]["failure"]
     kernels = kerneldecl.load(space.artifact("gpu"))
     rng = np.random.default_rng(3)
     a, b = (rng.standard_normal(shape).astype("float16") for shape in ((64, 64), (16, 64)))
