@@ -16,7 +16,7 @@ import itertools
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -220,13 +220,16 @@ def specialize_problem(root: Path, path: str) -> Problem | None:
     return Problem(displayed(file, root), 0, "", "there is no function specialize(mod, arch)", "define it at the file's top level")
 
 
-def load_specialize(root: Path, path: str) -> Callable[[Any, Arch], Any]:
-    """Return the function of a file that an entry names; raise DeclarationError where it fails to import."""
+def own_functions(root: Path, path: str, mod: Any, arch: Arch) -> list[Any]:
+    """Return what the function of a file that an entry names makes of a module; raise DeclarationError where the file fails."""
     file = root / path
     package = _package_of(SPECIALIZE, (file.parent,), specialize_files(root, path))
     with blamed(file, root, f"{file.name} fails to import"), _no_bytecode():
-        found: Callable[[Any, Arch], Any] = getattr(importlib.import_module(f"{package}.{file.stem}"), SPECIALIZE)
-    return found
+        module = importlib.import_module(f"{package}.{file.stem}")
+    with blamed(file, root, "specialize() fails"):
+        made = module.specialize(mod, arch)
+        several = list(made) if isinstance(made, Iterator | list | tuple) else [made]
+        return [each for each in several if each is not None]
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from kerneldecl.errors import DeclarationError
 from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.link import LINKERS
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
-from kerneldecl.plugins import blamed, load_rule, load_specialize
+from kerneldecl.plugins import blamed, load_rule, own_functions
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
@@ -98,10 +98,7 @@ def _specialised(case_text: str, arch_text: str) -> tuple[codegen.Applied, ...]:
     """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
     case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
     root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
-    function = load_specialize(root, path)
-    with blamed(root / path, root, "specialize() fails"):
-        made = function(mod, arch)
-        several = [made] if isinstance(made, codegen.MADE) else list(made or ())
+    several = own_functions(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
         ours = (isinstance(each, tvm.s_tir.Schedule) and not codegen.replays(each, mod) for each in several)

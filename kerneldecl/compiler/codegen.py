@@ -56,13 +56,9 @@ def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: A
     return None if made is None else applied(mod, made)
 
 
-MADE = (tvm.s_tir.Schedule, tvm.IRModule, tvm.tirx.PrimFunc)
-"""What can be made of a module."""
-
-
 def applied(mod: tvm.IRModule, made: Any) -> Applied:
     """Return a schedule of the module, or what takes the module's place; raise TypeError or ValueError if it is neither."""
-    if not isinstance(made, MADE):
+    if not isinstance(made, tvm.s_tir.Schedule | tvm.IRModule | tvm.tirx.PrimFunc):
         raise TypeError(f"{type(made).__name__} is no Schedule, IRModule or PrimFunc")
     if isinstance(made, tvm.s_tir.Schedule):
         return Applied(made.mod, made)
