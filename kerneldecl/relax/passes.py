@@ -106,20 +106,22 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    passes = [
-        *relax.pipeline.library_dispatch_passes(target),
-        *legalize[:fused],
-        ApplyArtifact(artifact, mode, strict=strict),
-        *legalize[fused:],
-        *_lower_dataflow(),
-        *relax.pipeline.finalize_passes(target),
-    ]
+    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], ApplyArtifact(artifact, mode, strict=strict)]
+    last = [*_lower_dataflow(), *relax.pipeline.finalize_passes(target)]
 
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        with target:
-            return tvm.transform.Sequential(passes)(mod)
+        for passes, under in ((first, target), (legalize[fused:], _without_letter(target)), (last, target)):
+            with under:
+                mod = tvm.transform.Sequential(passes)(mod)
+        return mod
 
     return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
+
+
+def _without_letter(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target under the name with which TVM's default schedules find its tensor cores: sm_90 for sm_90a."""
+    config = dict(target.export())
+    return tvm.target.Target({**config, "arch": str(config["arch"]).rstrip("af")}) if target.kind.name == "cuda" else target
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:
