@@ -27,3 +27,52 @@ reduction is not last, come through registers; that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import IRModule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates._wgmma_kernel import Kernel, build
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
+from kerneldecl.templates._wgmma_product import Product, read_product
+from kerneldecl.templates._wgmma_results import results_of
+from kerneldecl.templates._wgmma_tiles import Tiles
+
+FIRST_CAPABILITY = (9, 0)
+SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
+"""By dtype of the factors: that of the sums."""
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
+    """Return the product with its epilogue as one specialised kernel, or None where wgmma or these sizes do not take it."""
+    tiles = Tiles.of(params)
+    product = read_product(mod) if arch.the_gpu.compute_capability[0] == FIRST_CAPABILITY[0] else None
+    if product is None or not takes(product):
+        return None
+    kernel = kernel_of(product, tiles, arch)
+    return None if kernel is None else build(kernel)
+
+
+def takes(product: Product) -> bool:
+    """Say whether wgmma multiplies the product's dtypes."""
+    left, right = product.left.dtype, product.right.dtype
+    return left == right and SUMS.get(left) == product.contraction.sums_dtype
+
+
+def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
+    """Return the kernel of these sizes, None where the operands or the sizes do not allow it."""
+    batch, m, n, k = product.extents
+    left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
+    row_count, column_count = (n, m) if tiles.swap else (m, n)
+    rows = operand_of(left, tiles.block_m, tiles.cluster_n)
+    columns = operand_of(right, tiles.block_n, tiles.cluster_m)
+    steps = -(-k * left.item_bytes // ROW_BYTES)
+    if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
+        return None
+    results = results_of(product, tiles.block_n, is_swapped=bool(tiles.swap))
+    grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
+    kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
+    return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None
