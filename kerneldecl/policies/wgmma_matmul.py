@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of
-from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
 
@@ -27,8 +28,12 @@ WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False),
 COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 COLUMN_UNIT = 8
 MAX_COLUMNS = 256
-THREAD_SUMS, LONE_THREAD_SUMS = 128, 192
-"""That a thread can hold beside what else it needs: with several consumers, and with one."""
+THREAD_SUMS = {1: 192, 2: 160, 3: 104}
+"""That a thread can hold beside what else it needs, by the number of consumers: 65536 registers are for all of them."""
+INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
+"""That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
+MAX_BATCH_AXES = 3
+"""TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
 SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
@@ -63,6 +68,10 @@ class Tiling(NamedTuple):
     def consumer_rows(self) -> int:
         return self.block_m if self.is_pingpong else self.block_m // self.consumers
 
+    @property
+    def thread_sums(self) -> int:
+        return self.consumer_rows * self.block_n // model.WARPGROUP
+
     def candidate(self) -> Candidate:
         return Candidate.of("wgmma_matmul", self._asdict())
 
@@ -83,15 +92,14 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return product
     dtype, other = product.left.dtype, product.right.dtype
     (block,) = (block for block in space.blocks if block.is_reduction)
-    is_matrix = max(len(product.m), len(product.n), len(product.k)) == 1 and len(product.batch) <= 1
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
         (not product.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
         (SUMS.get(dtype) != product.sums_dtype, f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (not is_matrix, "its rows, columns or terms are several axes"),
         (not _is_stored(space, block), "an operand is computed on the way"),
+        (not _are_matrices(block, product), "an operand's rows or terms do not lie at one distance from each other"),
         (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
         (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
@@ -103,13 +111,29 @@ def _is_stored(space: IterSpace, block: Block) -> bool:
     return all(access.operand in space.inputs for access in block.reads)
 
 
+def _are_matrices(block: Block, product: Contraction) -> bool:
+    """Say whether both operands are matrices in memory: each group of axes walks on where the one inside of it ends."""
+    sides = ((product.left, product.m), (product.right, product.n))
+    joined = (_is_joined(block, block.reads[factor.position], group) for factor, axes in sides for group in (axes, product.k))
+    return all(joined) and len(product.batch) <= MAX_BATCH_AXES
+
+
+def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
+    strides: Counter[int] = Counter()
+    for dim, index in enumerate(access.index):
+        for axis, coefficient in index or ():
+            strides[axis] += coefficient * math.prod(access.shape[dim + 1 :])
+    axes = [axis for axis in group if block.axes[axis].extent > 1]
+    return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
+
+
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
     swaps = (0, 1) if product.extents[1] <= SWAPPED_ROWS else (0,)
     for swap in swaps:
         sides = _exchanged(product) if swap else product
-        for bare in _bare_tilings(sides, gpu):
-            yield from _staged(sides, bare._replace(swap=swap), out_dtype, gpu)
+        for bare in _bare_tilings(sides, gpu, swap):
+            yield from _staged(sides, bare, out_dtype, gpu)
 
 
 def _exchanged(product: Contraction) -> Contraction:
@@ -118,13 +142,13 @@ def _exchanged(product: Contraction) -> Contraction:
     return replace(product, m=product.n, n=product.m, left=product.right, right=product.left, extents=(batch, n, m, k))
 
 
-def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
+def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
     """Yield tiles with their consumers, parts and clusters, without stages."""
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
     are_tma = all(is_tma(factor) for factor in (product.left, product.right))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n)):
-        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative")
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype)):
+        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
         if not _suits(tiling, m):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
@@ -134,21 +158,23 @@ def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
-            if batch * rows * columns * split <= 2 * gpu.sm_count and steps // split >= LEAST_STEPS and not is_pingpong:
+            is_whole = steps // split >= LEAST_STEPS and tiling.thread_sums % split == 0
+            if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it."""
-    fitting = -(-extent // COLUMN_UNIT) * COLUMN_UNIT
-    return sorted({*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, fitting)})
+def _columns(extent: int, dtype: str) -> list[int]:
+    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32."""
+    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
+    sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
+    if dtype != "int8":
+        return sorted(sizes)
+    return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
     """Say whether a thread can hold its sums, and no smaller tile would do for the rows."""
-    sums = tiling.consumer_rows * tiling.block_n // model.WARPGROUP
-    is_lone = tiling.consumers == 1
-    return sums <= (LONE_THREAD_SUMS if is_lone else THREAD_SUMS) and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    return tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
@@ -220,7 +246,7 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
     across, down = tiling.block_n * tiling.cluster_n, tiling.block_m * tiling.cluster_m
     count = batch * -(-m // down) * -(-n // across) * tiling.cluster_m * tiling.cluster_n
     free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
-    chunks = max(1, tiling.consumer_rows * tiling.block_n // (ROWS * ROWS))
+    chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
     tiles = model.Tiles(
         count,
         -(-k // (step_items(product) * tiling.split)),
