@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of
+from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
@@ -91,30 +91,35 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if isinstance(product, str):
         return product
     dtype, other = product.left.dtype, product.right.dtype
-    (block,) = (block for block in space.blocks if block.is_reduction)
+    before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
+    block = space.blocks[len(before)]
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
         (not product.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
         (SUMS.get(dtype) != product.sums_dtype, f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (not _is_stored(space, block), "an operand is computed on the way"),
-        (not _are_matrices(block, product), "an operand's rows or terms do not lie at one distance from each other"),
+        (not all(map(_is_copy, before)), "an operand is computed on the way"),
+        (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
         (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
         (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 
 
-def _is_stored(space: IterSpace, block: Block) -> bool:
-    """Say whether both operands lie in memory as they are read: TMA brings them, and computes nothing."""
-    return all(access.operand in space.inputs for access in block.reads)
+def _is_copy(block: Block) -> bool:
+    """Say whether a block changes nothing but places: TMA brings what lies in memory, and computes nothing."""
+    (write,) = block.writes
+    same = [(read.dtype, math.prod(read.shape)) == (write.dtype, math.prod(write.shape)) for read in block.reads]
+    return same == [True] and block.flops_per_point == 0
 
 
-def _are_matrices(block: Block, product: Contraction) -> bool:
+def _are_matrices(space: IterSpace, block: Block, product: Contraction) -> bool:
     """Say whether both operands are matrices in memory: each group of axes walks on where the one inside of it ends."""
     sides = ((product.left, product.m), (product.right, product.n))
-    joined = (_is_joined(block, block.reads[factor.position], group) for factor, axes in sides for group in (axes, product.k))
+    joined = (
+        _is_joined(block, stored(space, block.reads[factor.position]), group) for factor, axes in sides for group in (axes, product.k)
+    )
     return all(joined) and len(product.batch) <= MAX_BATCH_AXES
 
 
