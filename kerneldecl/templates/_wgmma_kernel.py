@@ -308,7 +308,7 @@ def _skip(kernel, state, steps):
 @T.inline
 def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
     """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
-    full, empty = each(barriers)
+    full, empty, order = each(barriers)
     previous: T.int32
     for i in T.serial(count):
         full.wait(state.stage, state.phase)
@@ -320,6 +320,9 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, pl
             _release(kernel, empty, previous, lane, place)
         previous = state.stage
         state.advance()
+    if kernel.tiles.is_pingpong:
+        if lane == 0:
+            order.arrive(1 - worker)
     T.ptx.wgmma.wait_group.sync.aligned(0)
     _release(kernel, empty, previous, lane, place)
     for i in T.unroll(kernel.tiles.sums):
@@ -396,9 +399,11 @@ def build(kernel: Kernel) -> tvm.IRModule:
             )
         full = TMABar(pool, tiles.stages)
         empty = MBarrier(pool, tiles.stages)
+        order = MBarrier(pool, 2)
         pool.commit()
         full.init(1)
         empty.init(tiles.sharers * 4 * (tiles.cluster_m + tiles.cluster_n - 1))
+        order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
         if tiles.cluster > 1:
             T.cuda.cluster_sync()
@@ -434,13 +439,17 @@ def build(kernel: Kernel) -> tvm.IRModule:
             state = PipelineState(tiles.stages, 0)
             if tiles.is_pingpong:
                 _skip(kernel, state, worker * kernel.steps)
+                turn = 1 - worker
                 walk = _Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
             else:
                 walk = _Walk(kernel, first, kernel.clusters)
             while walk.valid():
+                if tiles.is_pingpong:
+                    order.wait(worker, turn)
+                    turn = 1 - turn
                 count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
                 _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty), count, worker, lane, place
+                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
                 )
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))

@@ -125,7 +125,7 @@ def fill(results: Results, acc, packed, buffer, first, at, lanes):
     warp, lane = each(lanes)
     columns = T.meta_var(results.lines if results.is_swapped else results.width)
     count = T.meta_var(4 if columns % 16 == 0 else 2)
-    for j in T.unroll(columns * 4 // (8 * count)):
+    for j in T.unroll(columns // (4 * count)):
         for q in T.unroll(count):
             half = T.meta_var(q % 2)
             block = T.meta_var(j * (count // 2) + q // 2)
