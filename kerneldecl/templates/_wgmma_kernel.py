@@ -14,7 +14,7 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
-from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fill, store_sums
+from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fill, fill_interleaved, store_sums
 from kerneldecl.templates._wgmma_tiles import REGISTERS, SLAB, WARPGROUP, Tiles
 
 ENCODE = "runtime.cuTensorMapEncodeTiled"
@@ -71,6 +71,10 @@ class Kernel:
     def clusters(self) -> int:
         """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
         return self.total if self.tiles.split > 1 else max(1, min(self.total, self.sms // self.tiles.cluster))
+
+    @property
+    def has_tail(self) -> bool:
+        return bool(self.rows.tail or self.columns.tail)
 
     @property
     def mma_k(self) -> int:
@@ -167,25 +171,25 @@ def _encode(tensor_map, of):
 
 
 @T.inline
-def _copy(operand, tensor_map, stage, row, share, at, full, mask):
-    """Have one thread start the copies of a block's share of an operand to a stage."""
+def _copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
+    """Have one thread start the copies of a block's share of an operand to a stage; `slot` is the barrier that they are counted by."""
     buffer, state = each(stage)
     batch, step = each(at)
-    for piece in T.unroll(operand.copies):
-        place = T.meta_var(share * operand.copies + piece)
+    for piece in T.unroll(copies.count):
+        number = T.meta_var(share * copies.count + piece)
         if mask is None:
-            T.ptx[LOAD.format(operand.map.rank, "")](
-                buffer.ptr_to([state.stage, place * operand.copy_elements]),
+            T.ptx[LOAD.format(copies.map.rank, "")](
+                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
                 T.address_of(tensor_map),
-                *operand.coords(batch, row + place * operand.copy_rows, step),
-                full.ptr_to([state.stage]),
+                *copies.coords(batch, row, step, number),
+                slot,
             )
         else:
-            T.ptx[LOAD.format(operand.map.rank, MULTICAST)](
-                buffer.ptr_to([state.stage, place * operand.copy_elements]),
+            T.ptx[LOAD.format(copies.map.rank, MULTICAST)](
+                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
                 T.address_of(tensor_map),
-                *operand.coords(batch, row + place * operand.copy_rows, step),
-                full.ptr_to([state.stage]),
+                *copies.coords(batch, row, step, number),
+                slot,
                 mask,
             )
 
@@ -193,7 +197,7 @@ def _copy(operand, tensor_map, stage, row, share, at, full, mask):
 @T.inline
 def _load(kernel, walk, maps, stages, barriers, place):
     """Have one thread fill stages with tiles of both operands, each block its share of what blocks of its cluster have in common."""
-    rows_map, columns_map = each(maps)
+    rows_maps, columns_maps = each(maps)
     rows_stages, columns_stages = each(stages)
     full, empty = each(barriers)
     rank_m, rank_n, part = each(place)
@@ -210,14 +214,70 @@ def _load(kernel, walk, maps, stages, barriers, place):
         end = T.meta_var((part + 1) * kernel.steps // tiles.split)
         for i in T.serial(end - begin):
             empty.wait(state.stage, state.phase)
-            full.arrive(state.stage, kernel.stage_bytes)
+            # The last step's copies are counted by a barrier of their own, where what follows the reduction is still to be cleared.
+            slot = T.meta_var(T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage)
+            full.arrive(slot, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
-            _copy(kernel.rows, rows_map, (rows_stages, state), row, rank_n, at, full, rows_mask)
-            _copy(kernel.columns, columns_map, (columns_stages, state), column, rank_m, at, full, columns_mask)
+            counted = T.meta_var(full.ptr_to([slot]))
+            _copy(kernel.rows, kernel.rows.copies[0], rows_maps[0], (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            _copy(kernel.columns, kernel.columns.copies[0], columns_maps[0], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            if len(kernel.rows.copies) > 1:
+                _copy(kernel.rows, kernel.rows.copies[-1], rows_maps[1], (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            if len(kernel.columns.copies) > 1:
+                _copy(kernel.columns, kernel.columns.copies[-1], columns_maps[1], (columns_stages, state), column, rank_m, at, counted, columns_mask)
             state.advance()
         walk.advance()
     if tiles.dependent == 1:
         T.ptx.griddepcontrol.launch_dependents()
+
+
+@T.inline
+def _skip(kernel, state, steps):
+    """Pass over stages that another consumer takes."""
+    state.stage = state.stage + steps
+    state.phase = T.bitwise_xor(state.phase, state.stage // kernel.tiles.stages % 2)
+    state.stage = state.stage % kernel.tiles.stages
+
+
+@T.inline
+def _clear(operand, buffer, stage, lane):
+    """Have a warp set to zero what follows the reduction in a stage's rows."""
+    for r in T.unroll(operand.stage_rows // 32):
+        row = T.meta_var(r * 32 + lane)
+        for piece in T.unroll(8 - operand.tail // 8):
+            # Pieces of 8 elements, the first of which may be the reduction's in part.
+            place = T.meta_var(row * operand.row_elements + T.bitwise_xor(operand.tail // 8 + piece, row % 8) * 8)
+            if piece == 0:
+                for element in T.unroll(8 - operand.tail % 8):
+                    buffer[stage, place + operand.tail % 8 + element] = tirx.const(0.0, operand.dtype)
+            else:
+                T.ptx["st.shared.v4.u32"](
+                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place])), T.uint32(0), T.uint32(0), T.uint32(0), T.uint32(0)
+                )
+
+
+@T.inline
+def _clear_tails(kernel, walk, stages, full, part, lane):
+    """Have a warp clear the last step of each tile behind the reduction before consumers get it."""
+    rows_stages, columns_stages = each(stages)
+    tiles = T.meta_var(kernel.tiles)
+    state = PipelineState(tiles.stages, 0)
+    turns: T.int32
+    turns = 0
+    while walk.valid():
+        _skip(kernel, state, (part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split - 1)
+        full.wait(tiles.stages + state.stage, T.bitwise_and(T.shift_right(turns, state.stage), 1))
+        turns = T.bitwise_xor(turns, T.shift_left(1, state.stage))
+        if kernel.rows.tail > 0:
+            _clear(kernel.rows, rows_stages, state.stage, lane)
+        if kernel.columns.tail > 0:
+            _clear(kernel.columns, columns_stages, state.stage, lane)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.warp_sync()
+        if lane == 0:
+            full.arrive(state.stage)
+        state.advance()
+        walk.advance()
 
 
 @T.inline
@@ -283,7 +343,11 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        fill(results, acc, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        if results.columns_interleaved > 0:
+            sums = T.meta_var((chunk // per_slab * (kernel.tiles.block_n // 2), chunk % per_slab))
+            fill_interleaved(results, acc, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
+        else:
+            fill(results, acc, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -298,17 +362,9 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _skip(kernel, state, steps):
-    """Pass over stages that another consumer takes."""
-    state.stage = state.stage + steps
-    state.phase = T.bitwise_xor(state.phase, state.stage // kernel.tiles.stages % 2)
-    state.stage = state.stage % kernel.tiles.stages
-
-
-@T.inline
 def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
     """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
-    full, empty = each(barriers)
+    full, empty, order = each(barriers)
     previous: T.int32
     for i in T.serial(count):
         full.wait(state.stage, state.phase)
@@ -320,6 +376,9 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, pl
             _release(kernel, empty, previous, lane, place)
         previous = state.stage
         state.advance()
+    if kernel.tiles.is_pingpong:
+        if lane == 0:
+            order.arrive(1 - worker)
     T.ptx.wgmma.wait_group.sync.aligned(0)
     _release(kernel, empty, previous, lane, place)
     for i in T.unroll(kernel.tiles.sums):
@@ -353,8 +412,8 @@ def _finish_sums(kernel, parts, part, thread, at, lanes):
         for other in T.unroll(kernel.tiles.split - 1):
             total[0] = total[0] + parts[other + 1, i, thread]
         place = T.meta_var(part * count + i)
-        x = T.meta_var(row + place // per_slab * SLAB + warp * 16 + place % 4 // 2 * 8 + lane // 4)
-        y = T.meta_var(column + place % per_slab // 4 * 8 + (lane % 4) * 2 + place % 2)
+        x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + place % 4 // 2 * 8 + lane // 4))
+        y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + place % 2))
         if results.inside(x, y):
             results.buffer[tuple(results.index(batch, x, y))] = results.value(kernel.sum(total[0]), batch, x, y)
 
@@ -368,9 +427,15 @@ def build(kernel: Kernel) -> tvm.IRModule:
     @T.prim_func(check_well_formed=False)
     def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.map.args)
+        T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.map.args)
+        T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
+        more_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        if len(kernel.rows.copies) > 1:
+            T.call_packed(ENCODE, more_rows_map, kernel.rows.dtype, *kernel.rows.copies[-1].map.args)
+        more_columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        if len(kernel.columns.copies) > 1:
+            T.call_packed(ENCODE, more_columns_map, kernel.columns.dtype, *kernel.columns.copies[-1].map.args)
         store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         if maps_store:
             T.call_packed(ENCODE, store_map, results.dtype, *results.map.args)
@@ -394,11 +459,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
             parts = pool.alloc(
                 (tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128
             )
-        full = TMABar(pool, tiles.stages)
+        full = TMABar(pool, tiles.stages * 2 if kernel.has_tail else tiles.stages)
         empty = MBarrier(pool, tiles.stages)
+        order = MBarrier(pool, 2)
         pool.commit()
         full.init(1)
         empty.init(tiles.sharers * 4 * (tiles.cluster_m + tiles.cluster_n - 1))
+        order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
         if tiles.cluster > 1:
             T.cuda.cluster_sync()
@@ -419,7 +486,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
             if warp == 0:
                 if T.cuda.elect_sync():
                     walk = _Walk(kernel, first, kernel.clusters)
-                    _load(kernel, walk, (rows_map, columns_map), (rows_stages, columns_stages), (full, empty), place)
+                    maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
+                    _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
+            if kernel.has_tail:
+                if warp == 1:
+                    if part == tiles.split - 1:
+                        clearing = _Walk(kernel, first, kernel.clusters)
+                        _clear_tails(kernel, clearing, (rows_stages, columns_stages), full, part, lane)
         else:
             if multiplying > 0:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
@@ -434,13 +507,17 @@ def build(kernel: Kernel) -> tvm.IRModule:
             state = PipelineState(tiles.stages, 0)
             if tiles.is_pingpong:
                 _skip(kernel, state, worker * kernel.steps)
+                turn = 1 - worker
                 walk = _Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
             else:
                 walk = _Walk(kernel, first, kernel.clusters)
             while walk.valid():
+                if tiles.is_pingpong:
+                    order.wait(worker, turn)
+                    turn = 1 - turn
                 count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
                 _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty), count, worker, lane, place
+                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
                 )
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
