@@ -35,7 +35,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
-from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.stores.local import LocalStore
 
 
