@@ -78,8 +78,8 @@ class TensorCorePolicy:
 
         Tags, each of which may be missing: `tensorcore_config`, the dimensions of the product's output that m and n
         index; `pipeline_stage`, the tiles in shared memory at once; `use_async_copy`, 0 or 1, whether they come by cp.async;
-        `use_wgmma`, 0 or 1, whether functions of TIRx may be proposed. Either of the former two, if it asks for what only
-        schedules have, leaves these out.
+        `use_wgmma`, 0 or 1, whether functions of TIRx may be proposed. They are not, either, where `pipeline_stage` is given
+        or `use_async_copy` is 0.
         """
         self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
         self.tags = dict(tags or {})
