@@ -33,7 +33,8 @@ _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 class ApplyArtifact:
     """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
 
-    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
+    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual, but with
+    `tir_pipeline=TIR_PIPELINE` if an artifact has kernels that are specialised in TIRx, which TVM's own pipeline refuses. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
     are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
