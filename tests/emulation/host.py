@@ -103,9 +103,8 @@ class _Reader:
 
     def _known(self, value: Any) -> str:
         known = self._expression(value)
-        assert known, (
-            f"the emulator cannot tell what {value} is on the host: {type(value)} {_operation(value)} {[str(a) for a in getattr(value, 'args', ())]}"
-        )
+        assert known, f"the emulator cannot tell what {value} is on the host"
+
         return known
 
     def _expression(self, value: Any) -> str:
