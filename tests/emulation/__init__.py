@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,8 +55,7 @@ class Kernel:
         lowered = host.lower(func)
         self.source = lowered.source
         self.program = "\n".join(['#include "machine.h"', ptx.translate(lowered.source), host.main_of(lowered)])
-        self._folder = tempfile.TemporaryDirectory()
-        self._binary = Path(self._folder.name) / "kernel"
+        self._binary = _folder(self) / "kernel"
         source = self._binary.with_suffix(".cpp")
         source.write_text(self.program, encoding="utf-8")
         machine = _machine()
@@ -94,13 +95,17 @@ def _headers() -> Path:
     return next(folder for folder in folders if (folder / "cuda_fp16.h").is_file())
 
 
-_SESSION = tempfile.TemporaryDirectory()
+def _folder(owner: Any) -> Path:
+    """Return a folder that lasts as long as its owner."""
+    folder = tempfile.mkdtemp()
+    weakref.finalize(owner, shutil.rmtree, folder)
+    return Path(folder)
 
 
 @functools.cache
 def _machine() -> Path:
     """Return the compiled models, beside which lies the compiled header that kernels include."""
-    folder = Path(_SESSION.name)
+    folder = _folder(_machine)
     _compile(["-std=c++20", "-O2", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o")])
     _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(folder / "machine.h.gch")])
     return folder / "machine.o"

@@ -97,7 +97,7 @@ struct Thread : Place {
   ucontext_t context;
   std::function<void()>* kernel = nullptr;
   void* stack = nullptr;
-  std::string waits_for;
+  std::function<std::string()> waits_for;  // told when nobody can go on
   std::vector<Range> unfenced;
   uint32_t fence_time = 0;
   size_t issued = 0, committed_products = 0;
@@ -168,7 +168,7 @@ Thread& me() { return *it.thread; }
 
 // ---- scheduling
 
-[[noreturn]] void end(const std::string& message) {
+[[noreturn]] void stop(const std::string& message) {
   fprintf(stderr, "%s\n", message.c_str());
   fflush(stderr);
   _exit(3);
@@ -184,7 +184,7 @@ void leave() {
   swapcontext(&thread->context, &it.scheduler);
 }
 
-void wait_in(std::vector<Thread*>& queue, std::string why) {
+void wait_in(std::vector<Thread*>& queue, std::function<std::string()> why) {
   me().waits_for = std::move(why);
   queue.push_back(it.thread);
   leave();
@@ -196,7 +196,7 @@ void meet(Rendezvous& rendezvous, unsigned expected, const std::string& name, La
   if (rendezvous.arrived == 0) rendezvous.expected = expected;
   if (rendezvous.expected != expected) fail("%s is waited for by %u threads and by %u", name.c_str(), rendezvous.expected, expected);
   if (++rendezvous.arrived < expected) {
-    if (is_waiting) wait_in(rendezvous.waiting, name);
+    if (is_waiting) wait_in(rendezvous.waiting, [&] { return name; });
     return;
   }
   last();
@@ -349,11 +349,11 @@ void fail(const char* format, ...) {
   va_start(list, format);
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
-  if (!it.thread) end(text);
+  if (!it.thread) stop(text);
   const Thread& thread = me();
   char place[160];
   snprintf(place, sizeof place, "thread %u of block (%u, %u, %u) ", thread.rank_in_cta, thread.block.x, thread.block.y, thread.block.z);
-  end(place + std::string(text));
+  stop(place + std::string(text));
 }
 
 // ---- host
@@ -366,7 +366,7 @@ uint8_t* buffer(const char* name, size_t bytes, bool is_file) {
   }
   uint8_t* begin = it.global_end;
   it.global_end = begin + (bytes + 2 * GAP) / 256 * 256;
-  if (it.global_end > it.global + ARENA) end("the arguments are too large to emulate");
+  if (it.global_end > it.global + ARENA) stop("the arguments are too large to emulate");
   it.buffers.push_back({name, begin, bytes, is_file});
   return begin;
 }
@@ -374,12 +374,12 @@ uint8_t* buffer(const char* name, size_t bytes, bool is_file) {
 
 void* argument(const char* name) {
   FILE* file = fopen(name, "rb");
-  if (!file) end(std::string("cannot read ") + name);
+  if (!file) stop(std::string("cannot read ") + name);
   fseek(file, 0, SEEK_END);
   size_t bytes = ftell(file);
   rewind(file);
   uint8_t* begin = buffer(name, bytes, true);
-  if (fread(begin, 1, bytes, file) != bytes) end(std::string("cannot read ") + name);
+  if (fread(begin, 1, bytes, file) != bytes) stop(std::string("cannot read ") + name);
   fclose(file);
   return begin;
 }
@@ -392,7 +392,7 @@ void save() {
   for (const Buffer& buffer : it.buffers) {
     if (!buffer.is_file) continue;
     FILE* file = fopen(buffer.name.c_str(), "wb");
-    if (!file || fwrite(buffer.begin, 1, buffer.size, file) != buffer.size) end("cannot write " + buffer.name);
+    if (!file || fwrite(buffer.begin, 1, buffer.size, file) != buffer.size) stop("cannot write " + buffer.name);
     fclose(file);
   }
 }
@@ -454,7 +454,6 @@ void run_thread(unsigned high, unsigned low) {
   }
   cta->cluster->alive--;
   it.stacks.push_back(thread->stack);
-  thread->waits_for = "nothing: it has ended";
   thread->stack = nullptr;
   setcontext(&it.scheduler);
 }
@@ -462,7 +461,7 @@ void run_thread(unsigned high, unsigned low) {
 void start_thread(Thread& thread) {
   if (it.stacks.empty()) {
     void* stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) end("no memory for the stacks of the emulated threads");
+    if (stack == MAP_FAILED) stop("no memory for the stacks of the emulated threads");
     it.stacks.push_back(stack);
   }
   thread.stack = it.stacks.back();
@@ -519,22 +518,22 @@ std::unique_ptr<Cluster> start_cluster(Index3 first, std::function<void()>& kern
     for (auto& cta : cluster->ctas)
       for (auto& thread : cta->threads) {
         if (!thread->stack) continue;
-        auto& [count, first] = reasons[thread->waits_for];
+        auto& [count, first] = reasons[thread->waits_for()];
         if (count++ == 0) first = "thread " + std::to_string(thread->rank_in_cta) + " of block " + std::to_string(thread->block.x);
       }
   std::string text = "deadlock:";
   for (auto& [why, found] : reasons) text += " " + std::to_string(found.first) + " threads (first " + found.second + ") wait for " + why + ";";
-  end(text);
+  stop(text);
 }
 
 }  // namespace
 
 void launch(const Launch& launch, std::function<void()> kernel) {
   it.launch = launch;
-  if (launch.shared_bytes > (227 << 10)) end("the kernel asks for " + std::to_string(launch.shared_bytes) + " bytes of shared memory; there are 232448");
+  if (launch.shared_bytes > (227 << 10)) stop("the kernel asks for " + std::to_string(launch.shared_bytes) + " bytes of shared memory; there are 232448");
   unsigned size = launch.cluster.x * launch.cluster.y * launch.cluster.z, threads = launch.block.x * launch.block.y * launch.block.z;
-  if (threads > 1024 || size > 8) end("a block of " + std::to_string(threads) + " threads in a cluster of " + std::to_string(size));
-  if (launch.grid.x % launch.cluster.x || launch.grid.y % launch.cluster.y || launch.grid.z % launch.cluster.z) end("the grid is no multiple of the cluster");
+  if (threads > 1024 || size > 8) stop("a block of " + std::to_string(threads) + " threads in a cluster of " + std::to_string(size));
+  if (launch.grid.x % launch.cluster.x || launch.grid.y % launch.cluster.y || launch.grid.z % launch.cluster.z) stop("the grid is no multiple of the cluster");
   size_t resident = std::max<size_t>(1, RESIDENT / (size * threads));
   if (!it.shared) {
     it.shared = (uint8_t*)mmap(nullptr, 64 * SLOT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -613,7 +612,6 @@ void touch_global(const void* address, unsigned bytes, bool is_write) { access((
 
 void give_way() {
   if (++me().spins > 1000000) fail("has looked a million times for what nobody does");
-  me().waits_for = "its turn";
   it.ready.push_back(it.thread);
   leave();
 }
@@ -655,7 +653,7 @@ void cluster_wait() {
   Cluster* cluster = me().cta->cluster;
   if (!me().arrived_in_cluster) fail("waits for the cluster without having arrived");
   me().arrived_in_cluster = false;
-  if (cluster->round == me().cluster_round) wait_in(cluster->rendezvous.waiting, "the cluster");
+  if (cluster->round == me().cluster_round) wait_in(cluster->rendezvous.waiting, [] { return "the cluster"; });
 }
 
 bool elected() { return me().rank_in_cta % 32 == 0; }
@@ -689,9 +687,12 @@ bool barrier_wait(uint32_t address, unsigned parity) {
   if (parity > 1) fail("waits for parity %u of a barrier", parity);
   while ((barrier_at(me().cta, address, "waits for").phase & 1) == parity) {
     Mbarrier& barrier = barrier_at(me().cta, address, "waits for");
-    char why[160];
-    snprintf(why, sizeof why, "parity %u of the barrier at byte %ld of shared memory (phase %u, %u of %u arrivals and %ld bytes missing)", parity, long(address) - long(BASE),
-             barrier.phase, barrier.pending, barrier.count, long(barrier.bytes));
+    auto why = [&barrier, address, parity] {
+      char text[200];
+      snprintf(text, sizeof text, "parity %u of the barrier at byte %ld of shared memory (phase %u, %u of %u arrivals and %ld bytes missing)", parity,
+               long(address) - long(BASE), barrier.phase, barrier.pending, barrier.count, long(barrier.bytes));
+      return std::string(text);
+    };
     wait_in(barrier.waiting, why);
   }
   me().spins = 0;
@@ -954,7 +955,7 @@ void copy_arrive(uint32_t address, bool is_counted) {
     it.thread = nullptr;
     cta->loads--;
     Mbarrier& late = barrier_at(cta, address, "arrives at");
-    if (late.pending == 0) end("cp.async arrives at a barrier more often than it may");
+    if (late.pending == 0) stop("cp.async arrives at a barrier more often than it may");
     late.pending--;
     finish_phase(late);
   });
@@ -1176,7 +1177,7 @@ void wgmma_wait(unsigned left) {
     while (group.done < until) {
       Wgmma& next = *group.products[group.done];
       if (next.issued < 128) {
-        wait_in(next.waiting, "the rest of its warpgroup at wgmma");
+        wait_in(next.waiting, [] { return "the rest of its warpgroup at wgmma"; });
         continue;
       }
       group.done++;
