@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kerneldecl.measuring import Preparation, known, measure
 from kerneldecl.model import Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
-from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore
