@@ -394,9 +394,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if kernel.buffers > 0:
             staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
         if tiles.split > 1:
-            parts = pool.alloc(
-                (tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128
-            )
+            parts = pool.alloc((tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128)
         full = TMABar(pool, tiles.stages)
         empty = MBarrier(pool, tiles.stages)
         order = MBarrier(pool, 2)
@@ -448,9 +446,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     order.wait(worker, turn)
                     turn = 1 - turn
                 count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
-                _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
-                )
+                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )

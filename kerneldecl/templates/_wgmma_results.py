@@ -186,8 +186,12 @@ def store_sums(results: Results, acc, count, at, lanes):
             if results.in_pairs and not results.is_swapped:
                 if results.inside(x, y):
                     for v in T.vectorized(2):
-                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(acc[block * 4 + half * 2 + v], batch, x, y + v)
+                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(
+                            acc[block * 4 + half * 2 + v], batch, x, y + v
+                        )
             else:
                 for v in T.unroll(2):
                     if results.inside(x, y + v):
-                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(acc[block * 4 + half * 2 + v], batch, x, y + v)
+                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(
+                            acc[block * 4 + half * 2 + v], batch, x, y + v
+                        )
