@@ -18,7 +18,7 @@ from kerneldecl.policies import gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.wording import show, unknown
 
-_TENSOR_CORES = "gpu_matmul_tc"
+_TENSOR_CORES = ("gpu_matmul", "gpu_matmul_tc")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DefaultPolicy:
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model."""
         for name in BY_KIND["cuda"]:
-            proposals = () if name == _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+            proposals = () if name in _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
             if proposals:
                 return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
         raise AssertionError("gpu_fallback takes every function")

@@ -14,10 +14,14 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
-from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
+TIR_PIPELINE = PIPELINE
+"""What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
@@ -54,22 +58,21 @@ class ApplyArtifact:
         target = self.target or tvm.target.Target.current(allow_none=True)
         if target is None:
             raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
-        self.report = match(mod, read_prebuilt(self.artifact, target))
+        self.report = match(mod, read_prebuilt(self.artifact, target), "" if self.mode == "binary" else str(target.attrs.get("arch", "")))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
-        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
+        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
 
 def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     fresh = mod.clone()
     for name, kernel in kernels.items():
-        attrs = {**dict(mod[name].attrs or {}), SCHEDULED: True}
-        fresh.update_func(mod.get_global_var(name), kernel.scheduled.with_attr(attrs))
+        fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
     return fresh
 
 
-def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target.Target) -> tvm.IRModule:
     calls = _Calls(mod, kernels)
     for var, func in mod.functions.items():
         if isinstance(func, relax.Function):
@@ -77,7 +80,8 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
-    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
+    arch = str(target.attrs.get("arch", ""))
+    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
 
 
 @relax.expr_functor.mutator
@@ -96,7 +100,7 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
 
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
-    """Return the default passes of `relax.build(mod, target, relax_pipeline=…)` with an artifact's kernels among them.
+    """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
     Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
     """
