@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import IRModule
-from tvm.script import tirx as T
+from tvm import IRModule, tirx
 
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
@@ -214,11 +213,11 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
     def addends(batch: Any, row: Any, column: Any) -> list[Any]:
         # Pairs of filters stay pairs.
         lasts = (images - 1, height - 1, width - 1, filters - 2 + column % 2 if filters % 2 == 0 else filters - 1)
-        return convolution.addends([T.min(place, last) for place, last in zip(index(batch, row, column), lasts, strict=True)])
+        return convolution.addends([tirx.min(place, last) for place, last in zip(index(batch, row, column), lasts, strict=True)])
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
         image, y, x, place = (at < extent for at, extent in places)
-        return T.And(T.And(image, y), T.And(x, place))
+        return tirx.And(tirx.And(image, y), tirx.And(x, place))
 
-    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, filters % 2 == 0)  # noqa: FBT003
+    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, filters % 2 == 0)
