@@ -58,6 +58,7 @@ class Convolution:
     filters: int
     rows: Window
     columns: Window
+    sums_dtype: str
     value: Callable[[Any, Sequence[Any]], Any]
     """(sum, indices of the result) -> what is stored there."""
 
@@ -125,6 +126,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
         int(source.shape[3]),
         int(stored.buffer.shape[3]),
         *windows,
+        contraction.sums_dtype,
         value,
     )
 

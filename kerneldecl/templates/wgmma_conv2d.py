@@ -13,12 +13,12 @@ Returns a specialised function of TIRx, not a schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import IRModule
-from tvm.script import tirx as T
+from tvm import IRModule, tirx
 
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
@@ -42,7 +42,7 @@ class Boxes:
 
     @property
     def pixels(self) -> int:
-        return self.tile[0] * self.tile[1] * self.tile[2]
+        return math.prod(self.tile)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -51,8 +51,7 @@ class Boxes:
 
     @property
     def count(self) -> int:
-        images, rows, columns = self.counts
-        return images * rows * columns
+        return math.prod(self.counts)
 
     def part(self, pixels: int) -> tuple[int, int, int]:
         """Return the box of so many neighbouring rows of a tile, a power of two."""
@@ -80,7 +79,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     convolution = read_convolution(mod)
     if convolution is None or not _takes(convolution):
         return None
-    kernel = _kernel(convolution, Tiles.of({**params, "swap": 0}), int(params["tile_w"]), int(params["tile_h"]), arch)
+    sides = (params["tile_h"], params["tile_w"])
+    kernel = _kernel(convolution, Tiles.of({**params, "swap": 0}), sides, arch)  # type: ignore[arg-type]
     return None if kernel is None else build(kernel)
 
 
@@ -90,18 +90,17 @@ def _takes(convolution: Convolution) -> bool:
     windows = (convolution.rows, convolution.columns)
     return (
         len(dtypes) == 1
-        and dtypes <= SUMS.keys()
-        and all(dtype_bytes(dtype) == 2 for dtype in dtypes)
+        and all(dtype_bytes(dtype) == 2 and SUMS.get(dtype) == convolution.sums_dtype for dtype in dtypes)
         and convolution.channels * 2 % PITCH_BYTES == 0
         and all(window.stride <= MAX_STEP for window in windows)
     )
 
 
-def _kernel(convolution: Convolution, tiles: Tiles, tile_w: int, tile_h: int, arch: Arch) -> Kernel | None:
-    if not _is_power(tile_w) or not _is_power(tile_h) or tiles.block_m % (tile_w * tile_h) or not _is_power(tiles.block_m):
+def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch: Arch) -> Kernel | None:
+    if not all(map(_is_power, (tiles.block_m, *sides))) or tiles.block_m % math.prod(sides):
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
-    boxes = Boxes(results, (tiles.block_m // (tile_w * tile_h), tile_h, tile_w))
+    boxes = Boxes(results, (tiles.block_m // math.prod(sides), *sides))
     rows = _image(convolution, boxes, tiles.block_m // tiles.cluster_n, tiles.block_m)
     columns = _weights(convolution, tiles.block_n, tiles.cluster_m)
     blocks = -(-convolution.channels // STEP_CHANNELS)
@@ -208,11 +207,11 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
 
     def value(total: Any, batch: Any, row: Any, column: Any) -> Any:
         places = zip(index(batch, row, column), (images, height, width, filters), strict=True)
-        return convolution.value(total, [T.min(place, extent - 1) for place, extent in places])
+        return convolution.value(total, [tirx.min(place, extent - 1) for place, extent in places])
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
         image, y, x, place = (at < extent for at, extent in places)
-        return T.And(T.And(image, y), T.And(x, place))
+        return tirx.all(image, y, x, place)
 
-    return Results(dtype, out, tensor_map, coords, index, value, inside, False, line, lines, filters % 2 == 0)  # noqa: FBT003
+    return Results(dtype, out, tensor_map, coords, index, value, inside, False, line, lines, filters % 2 == 0)
