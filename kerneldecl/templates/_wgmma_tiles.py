@@ -86,8 +86,9 @@ class Tiles(NamedTuple):
         in_range = (
             self.consumers in REGISTERS
             and 2 <= self.stages <= MAX_STAGES
-            and self.cluster_m in (1, 2)
-            and self.cluster_n in (1, 2)
+            and self.cluster_m in (1, 2, 4)
+            and self.cluster_n in (1, 2, 4)
+            and self.cluster_m * self.cluster_n <= 4
             and self.split in (1, 2, 4, 8)
             and self.schedule in ("cooperative", "pingpong")
             and self.swap in (0, 1)
