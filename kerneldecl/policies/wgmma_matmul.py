@@ -35,6 +35,7 @@ INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
+FEWER_STAGES = (6, 4)
 SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
 """In each part of the reduction."""
@@ -58,7 +59,7 @@ class Tiling(NamedTuple):
     split: int = 1
     schedule: str = "cooperative"
     swap: int = 0
-    dependent: int = 1
+    dependent: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -200,17 +201,17 @@ def is_tma(factor: Factor) -> bool:
 
 
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
+    """Yield a tiling with the most stages that fit, and with less, which leave room for results and are filled earlier."""
     steps = -(-product.extents[3] // (step_items(product) * bare.split))
     most = min(
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
-    for stages in (most, most - 1):
+    for stages in {most, most - 1, *(few for few in FEWER_STAGES if few < most)}:
         if stages >= MIN_STAGES:
             tiling = bare._replace(stages=stages, raster=_raster(product, bare, gpu))
             yield _estimate(product, tiling, out_dtype, gpu)
             if stages == most:
-                yield _estimate(product, tiling._replace(dependent=0), out_dtype, gpu)
+                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
 
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
@@ -262,9 +263,8 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
     gathered = _loads(product.left, tiling.block_m) + _loads(product.right, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong, gathered)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong, gathered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
 

@@ -20,6 +20,7 @@ MAX_RANK = 5
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 """CUtensorMapSwizzle by the bytes of a box's rows."""
 PROMOTION_128B = 2
+EIGHT = 8
 SLAB = 64
 """Rows that one wgmma multiplies, and those side by side in a row of shared memory where the reduction is not last."""
 
@@ -50,20 +51,33 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Boxes of one tensor map that make up a tile, or a block's share of it."""
+
+    map: TensorMap
+    count: int
+    """Of a block's share; numbers go on through the shares."""
+    place: Callable[[Any], Any]
+    """Number of a copy -> its first row in shared memory."""
+    coords: Callable[[Any, Any, Any, Any], tuple[Any, ...]]
+    """(batch, the tile's first row, step of the reduction, number) -> where its box starts."""
+
+
+@dataclass(frozen=True)
 class Operand:
     """One operand of wgmma: how a block copies its tile, or its share of it, to a stage, and how wgmma finds it there."""
 
     dtype: str
     """In shared memory: float8 lies there as bytes."""
-    map: TensorMap
-    coords: Callable[[Any, Any, Any], tuple[Any, ...]]
-    """(batch, row, step of the reduction) -> where the box starts."""
-    copies: int
-    """That fill a block's share of a tile."""
-    copy_rows: int
+    copies: tuple[Copies, ...]
+    """One or two."""
     stage_rows: int
     """Of the whole tile in shared memory."""
     is_k_last: bool
+    interleaved: int = 0
+    """Of how many rows each run of eighths is one row of eight, the next one after it: see `_interleaved`; 0 where rows keep their order."""
+    tail: int = 0
+    """Elements of the last step that belong to the reduction, where what follows them is not zero already."""
 
     @property
     def item_bytes(self) -> int:
@@ -78,8 +92,8 @@ class Operand:
         return self.stage_rows * ROW_BYTES
 
     @property
-    def copy_elements(self) -> int:
-        return self.copy_rows * ROW_BYTES // self.item_bytes
+    def row_elements(self) -> int:
+        return ROW_BYTES // self.item_bytes
 
     @property
     def descriptor(self) -> tuple[int, int, int]:
@@ -109,12 +123,17 @@ def io_dtype(dtype: str) -> str:
     return "uint8" if dtype.startswith("float8") else dtype
 
 
-def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
+def placed(row: Any, rows: int) -> Any:
+    """Return which row of so many an interleaved one is."""
+    return row % (rows // EIGHT) * EIGHT + row // (rows // EIGHT) if rows else row
+
+
+def operand_of(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
     """Return how TMA copies one of `share` parts of a tile of a matrix, None where it cannot.
 
-    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them.
+    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them. Where rows are interleaved, they are among `unit`.
     """
-    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share)
+    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _interleaved(matrix, tile_rows, share, unit)
 
 
 def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
@@ -136,10 +155,10 @@ def _k_last(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     box = (block_k, box_rows, *(1 for _ in extents))
     tensor_map = TensorMap(matrix.buffer, dtype, (terms, rows, *extents), strides, box, SWIZZLES[ROW_BYTES])
 
-    def coords(batch: Any, row: Any, step: Any) -> tuple[Any, ...]:
-        return (step * block_k, row, *matrix.batch_index(batch))
+    def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+        return (step * block_k, row + number * box_rows, *matrix.batch_index(batch))
 
-    return Operand(dtype, tensor_map, coords, 1, box_rows, tile_rows, is_k_last=True)
+    return Operand(dtype, (Copies(tensor_map, 1, lambda number: number * box_rows, coords),), tile_rows, is_k_last=True)
 
 
 def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
@@ -153,7 +172,45 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     box = (SLAB, block_k, *(1 for _ in extents))
     tensor_map = TensorMap(matrix.buffer, matrix.dtype, (rows, terms, *extents), strides, box, SWIZZLES[ROW_BYTES])
 
-    def coords(batch: Any, row: Any, step: Any) -> tuple[Any, ...]:
-        return (row, step * block_k, *matrix.batch_index(batch))
+    def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+        return (row + number * SLAB, step * block_k, *matrix.batch_index(batch))
 
-    return Operand(matrix.dtype, tensor_map, coords, stage_rows // SLAB // share, SLAB, stage_rows, is_k_last=False)
+    copies = Copies(tensor_map, stage_rows // SLAB // share, lambda number: number * SLAB, coords)
+    return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
+
+
+def _interleaved(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
+    """Return how to copy rows whose length is no multiple of 16 bytes: eight of them always are, so TMA takes every eighth row at once.
+
+    Row i of each eight starts i rows after the first, a place within TMA's innermost dimension. A box then holds rows i, i + 8, i + 16 ... of
+    `unit`, and beyond the reduction the rows that follow in memory.
+    """
+    (rows, pitch), (terms, step) = matrix.rows, matrix.columns
+    if (step != 1 and terms > 1) or matrix.item_bytes != 2 or matrix.batch or share > 1 or tile_rows % unit or unit % SLAB:
+        return None
+    block_k, box_rows = ROW_BYTES // matrix.item_bytes, unit // EIGHT
+    more, eights = rows % EIGHT, rows // EIGHT
+
+    def copies(first: int, count: int, within: int, extent: int) -> Copies:
+        """Return the copies of rows `first` and so on of each eight, of tensors with so many rows in each eight and so many eights."""
+        dims = ((within - 1) * pitch + terms, extent)
+        tensor_map = TensorMap(
+            matrix.buffer, matrix.dtype, dims, (EIGHT * pitch * matrix.item_bytes,), (block_k, box_rows), SWIZZLES[ROW_BYTES]
+        )
+
+        def coords(_batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+            return ((first + number % count) * pitch + step * block_k, row // EIGHT + number // count * box_rows)
+
+        def place(number: Any) -> Any:
+            return number // count * unit + (first + number % count) * box_rows
+
+        return Copies(tensor_map, count * (tile_rows // unit), place, coords)
+
+    # The last eight may lack rows. Those that it has are bounded by a map of their own: nothing is read beyond the matrix.
+    if not eights:
+        both = (copies(0, EIGHT, more, 1),)
+    elif not more:
+        both = (copies(0, EIGHT, EIGHT, eights),)
+    else:
+        both = (copies(0, more, more, eights + 1), copies(more, EIGHT - more, EIGHT, eights))
+    return Operand(matrix.dtype, both, tile_rows, is_k_last=True, interleaved=unit, tail=terms % block_k)
