@@ -22,7 +22,7 @@ from tvm_ffi import structural
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
-from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _replaced, _uncast
+from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
 
 _COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 
@@ -59,8 +59,10 @@ class Convolution:
     rows: Window
     columns: Window
     sums_dtype: str
-    value: Callable[[Any, Sequence[Any]], Any]
-    """(sum, indices of the result) -> what is stored there."""
+    value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
+    """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
+    addends: Callable[[Sequence[Any]], list[Any]]
+    """Indices of the result -> the loads of the epilogue's operands, such as a bias."""
 
 
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
@@ -110,11 +112,19 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if windows is None or strides is None or not is_in_order:
         return None
 
-    def value(found: Any, index: Sequence[Any]) -> Any:
+    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
+
+    def known(index: Sequence[Any]) -> dict[Any, Any]:
+        places = zip(stored.indices, index, strict=True)
+        return {**fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + at) for var, at in places}}
+
+    def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
         if last is None:
             return found
-        places = {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + at) for var, at in zip(stored.indices, index, strict=True)}
-        return _replaced(stored.value, block.body.buffer, found, fresh, places)
+        return _replaced(stored.value, block.body.buffer, found, dict(zip(loads, addends, strict=True)), known(index))
+
+    def addends(index: Sequence[Any]) -> list[Any]:
+        return [_replaced(load, None, None, {}, known(index)) for load in loads]
 
     return Convolution(
         tuple(fresh[param] for param in func.params),
@@ -128,6 +138,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
         *windows,
         contraction.sums_dtype,
         value,
+        addends,
     )
 
 

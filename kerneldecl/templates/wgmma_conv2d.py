@@ -14,7 +14,7 @@ Returns a specialised function of TIRx, not a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from tvm import IRModule, tirx
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
 from kerneldecl.templates._wgmma_kernel import Kernel, build
-from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Operand, TensorMap
+from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
 from kerneldecl.templates._wgmma_results import STAGED, Results, chunk_shape
 from kerneldecl.templates._wgmma_tiles import SLAB, Tiles
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
@@ -139,8 +139,8 @@ def _image(convolution: Convolution, boxes: Boxes, copy_rows: int, tile_rows: in
         (1, *reversed(along)),
     )
 
-    def coords(_: Any, row: Any, step: Any) -> tuple[Any, ...]:
-        image, y, x = boxes.pixel(row)
+    def coords(_: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+        image, y, x = boxes.pixel(row + number * copy_rows)
         tap = step // blocks
         return (
             step % blocks * STEP_CHANNELS,
@@ -149,7 +149,8 @@ def _image(convolution: Convolution, boxes: Boxes, copy_rows: int, tile_rows: in
             image,
         )
 
-    return Operand(str(buffer.dtype), tensor_map, coords, 1, copy_rows, tile_rows, is_k_last=True)
+    copies = Copies(tensor_map, 1, lambda number: number * copy_rows, coords)
+    return Operand(str(buffer.dtype), (copies,), tile_rows, is_k_last=True)
 
 
 def _step(window: Window, side: int) -> int:
@@ -177,13 +178,13 @@ def _weights(convolution: Convolution, tile_columns: int, share: int) -> Operand
     dims = (inner, outer, convolution.columns.taps, convolution.rows.taps)
     tensor_map = TensorMap(buffer, dtype, dims, tuple(strides), box, SWIZZLES[ROW_BYTES])
 
-    def coords(_: Any, row: Any, step: Any) -> tuple[Any, ...]:
-        tap, channel = step // blocks, step % blocks * STEP_CHANNELS
-        place = (channel, row) if is_k_last else (row, channel)
+    def coords(_: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+        tap, channel, column = step // blocks, step % blocks * STEP_CHANNELS, row + number * copy_rows
+        place = (channel, column) if is_k_last else (column, channel)
         return (*place, tap % taps, tap // taps)
 
-    copies = 1 if is_k_last else stage_rows // SLAB // share
-    return Operand(dtype, tensor_map, coords, copies, copy_rows, stage_rows, is_k_last=is_k_last)
+    copies = Copies(tensor_map, stage_rows // copy_rows // share, lambda number: number * copy_rows, coords)
+    return Operand(dtype, (copies,), stage_rows, is_k_last=is_k_last)
 
 
 def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
@@ -192,7 +193,7 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
     dtype = str(out.dtype)
     images, height, width, _ = (int(extent) for extent in out.shape)
     line, lines = chunk_shape(block_n, is_swapped=False)
-    pitch = filters * dtype_bytes(dtype)
+    pitch, in_pairs = filters * dtype_bytes(dtype), filters % 2 == 0
     tensor_map = None
     if dtype in STAGED and pitch % PITCH_BYTES == 0:
         strides = (pitch, width * pitch, height * width * pitch)
@@ -205,13 +206,21 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
     def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
         return tuple(reversed(index(batch, row, column)))
 
-    def value(total: Any, batch: Any, row: Any, column: Any) -> Any:
-        places = zip(index(batch, row, column), (images, height, width, filters), strict=True)
-        return convolution.value(total, [tirx.min(place, extent - 1) for place, extent in places])
+    def value(total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
+        return convolution.value(total, index(batch, row, column), addends)
+
+    def addends(batch: Any, row: Any, column: Any) -> list[Any]:
+        # Pairs stay pairs.
+        last = filters - 2 + column % 2 if in_pairs else filters - 1
+        *pixel, _ = index(batch, row, column)
+        within = [
+            tirx.min(at, extent - 1) if extent % side else at for at, extent, side in zip(pixel, boxes.results, boxes.tile, strict=True)
+        ]
+        return convolution.addends([*within, tirx.min(column, last) if filters % block_n else column])
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
         image, y, x, place = (at < extent for at, extent in places)
         return tirx.all(image, y, x, place)
 
-    return Results(dtype, out, tensor_map, coords, index, value, inside, False, line, lines, filters % 2 == 0)
+    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, in_pairs)
