@@ -229,10 +229,8 @@ def _load(kernel, walk, maps, stages, barriers, place):
     rank_m, rank_n, part = each(place)
     tiles = T.meta_var(kernel.tiles)
     state = PipelineState(tiles.stages, 1)
-    rows_mask = T.meta_var(T.cast(T.shift_left(sum(1 << tiles.cluster_m * n for n in range(tiles.cluster_n)), rank_m), "uint16") if tiles.cluster_n > 1 else None)
-    columns_mask = T.meta_var(
-        T.cast(T.shift_left((1 << tiles.cluster_m) - 1, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None
-    )
+    rows_mask = T.meta_var(T.cast(T.shift_left(tiles.row_peers, rank_m), "uint16") if tiles.cluster_n > 1 else None)
+    columns_mask = T.meta_var(T.cast(T.shift_left(tiles.column_peers, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None)
     while walk.valid():
         row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
         column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
@@ -506,7 +504,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
         order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         else:
             T.cuda.cta_sync()
         if tiles.dependent == 1:
@@ -528,6 +527,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     walk = _Walk(kernel, first, kernel.clusters)
                     maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
                     _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
+                T.cuda.warp_sync()
             if kernel.has_tail:
                 if warp == 1:
                     if part == tiles.split - 1:
@@ -577,7 +577,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if (warp == 0) & (lane == 0):
                     T.ptx.cp.async_.bulk.wait_group(0)
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            # The loading warp may come here in parts, so the barrier is not the aligned one.
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         if tiles.split > 1:
             if group > 0:
                 last = _Walk(kernel, first, kernel.clusters)

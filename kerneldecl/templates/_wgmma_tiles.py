@@ -54,6 +54,16 @@ class Tiles(NamedTuple):
         return self.cluster_m * self.cluster_n * self.split
 
     @property
+    def row_peers(self) -> int:
+        """Return the blocks of a cluster in its first row, as bits; ranks go along the rows first."""
+        return sum(1 << self.cluster_m * n for n in range(self.cluster_n))
+
+    @property
+    def column_peers(self) -> int:
+        """Return the blocks of a cluster in its first column, as bits."""
+        return (1 << self.cluster_m) - 1
+
+    @property
     def sharers(self) -> int:
         """Return how many consumers work on one tile."""
         return 1 if self.is_pingpong else self.consumers
