@@ -13,6 +13,7 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
+from kerneldecl.compiler.specialised import SCHEDULED, in_place_of
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA, Target
@@ -21,8 +22,6 @@ from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
 from kerneldecl.errors import TuningError
 from kerneldecl.runners.local import LocalRunner
 
-_DONE = "tirx.is_scheduled"
-
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
 class ApplyFastTuning:
@@ -30,8 +29,9 @@ class ApplyFastTuning:
 
     Functions that have no iteration space or no right configuration stay unscheduled, for the next pass to take. What was
     measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, and taken from there
-    when it comes again; what was only ranked, for want of the GPU, is not. Compile the module with the pass option
-    `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+    when it comes again; what was only ranked, for want of the GPU, is not, nor is what is specialised, which has no trace.
+    Compile the module with the pass option `tirx.use_async_copy`, without which copies that should overlap with computing
+    do not, and with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`, which takes specialised functions.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class ApplyFastTuning:
         tuned = dict(mod.functions)
         with workers(parallel_build=self.parallel_build) as runner:
             for name, func in mod.functions.items():
-                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
+                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(SCHEDULED):
                     scheduled = self._scheduled(func, device, database, runner)
-                    tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
+                    tuned[name] = func if scheduled is None else in_place_of(func, scheduled)
         return tvm.IRModule(tuned, attrs=mod.attrs)
 
     def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
@@ -60,7 +60,7 @@ class ApplyFastTuning:
             best = self._best(func, device, runner)
         except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
             return None
-        if database is not None and best.latency is not None:
+        if database is not None and best.latency is not None and best.schedule is not None:
             workload = database.commit_workload(canonical_module(func))
             args = ArgInfo.from_entry_func(workload.mod)
             database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
@@ -97,7 +97,3 @@ def _replayed(func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
     schedule = tvm.s_tir.Schedule(mod)
     best.trace.apply_to_schedule(schedule, remove_postproc=False)
     return schedule.mod["main"]
-
-
-def _with_attrs_of(func: Any, scheduled: Any) -> Any:
-    return scheduled.with_attr({**dict(func.attrs or {}), _DONE: True})

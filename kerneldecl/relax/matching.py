@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import tvm
 
+from kerneldecl.compiler.specialised import SCHEDULED
 from kerneldecl.compiler.tensorir import match_digest
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
-SCHEDULED = "tirx.is_scheduled"
-"""The attribute with which TVM's passes tell each other that a function has its schedule."""
 Outcome = Literal["hit", "near miss", "miss", "scheduled before"]
 
 

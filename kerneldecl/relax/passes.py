@@ -15,9 +15,9 @@ import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.codegen import PIPELINE
-from kerneldecl.compiler.specialised import is_tirx
+from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
-from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
 TIR_PIPELINE = PIPELINE
@@ -26,8 +26,6 @@ _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
-_OPAQUE = 8
-"""Relax's kind of function of which nothing is known (relax/op_attr_types.h, OpPatternKind)."""
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
@@ -70,11 +68,7 @@ class ApplyArtifact:
 def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     fresh = mod.clone()
     for name, kernel in kernels.items():
-        func, attrs = kernel.scheduled, {**dict(mod[name].attrs or {}), SCHEDULED: True}
-        if is_tirx(func):
-            # It has no blocks, which TVM's passes would look for: nothing is to be fused with it.
-            attrs = {**{key: value for key, value in attrs.items() if key != "s_tir"}, "op_pattern": _OPAQUE}
-        fresh.update_func(mod.get_global_var(name), func.with_attr(attrs))
+        fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
     return fresh
 
 
