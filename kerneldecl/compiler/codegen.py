@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler import intrinsics
+from kerneldecl.compiler.float8 import exact_float8
 from kerneldecl.compiler.specialised import is_tirx, specialised_digest, specialised_module
 from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
@@ -103,7 +104,8 @@ def _of_both_kinds() -> Any:
     """
     pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
-    def lowered(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+    def lowered(given: tvm.IRModule, _: Any) -> tvm.IRModule:
+        mod = exact_float8(given)
         done: dict[Any, Any] = {}
         for flag, (lower, *_rest) in pipelines.items():
             part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}

@@ -13,6 +13,7 @@ Returns a specialised function of TIRx, not a schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Boxes:
 
     @property
     def pixels(self) -> int:
-        return self.tile[0] * self.tile[1] * self.tile[2]
+        return math.prod(self.tile)
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -50,8 +51,7 @@ class Boxes:
 
     @property
     def count(self) -> int:
-        images, rows, columns = self.counts
-        return images * rows * columns
+        return math.prod(self.counts)
 
     def part(self, pixels: int) -> tuple[int, int, int]:
         """Return the box of so many neighbouring rows of a tile, a power of two."""
@@ -79,7 +79,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     convolution = read_convolution(mod)
     if convolution is None or not _takes(convolution):
         return None
-    kernel = _kernel(convolution, Tiles.of({**params, "swap": 0}), int(params["tile_w"]), int(params["tile_h"]), arch)
+    sides = (params["tile_h"], params["tile_w"])
+    kernel = _kernel(convolution, Tiles.of({**params, "swap": 0}), sides, arch)  # type: ignore[arg-type]
     return None if kernel is None else build(kernel)
 
 
@@ -89,18 +90,17 @@ def _takes(convolution: Convolution) -> bool:
     windows = (convolution.rows, convolution.columns)
     return (
         len(dtypes) == 1
-        and dtypes <= SUMS.keys()
-        and all(dtype_bytes(dtype) == 2 for dtype in dtypes)
+        and all(dtype_bytes(dtype) == 2 and SUMS.get(dtype) == convolution.sums_dtype for dtype in dtypes)
         and convolution.channels * 2 % PITCH_BYTES == 0
         and all(window.stride <= MAX_STEP for window in windows)
     )
 
 
-def _kernel(convolution: Convolution, tiles: Tiles, tile_w: int, tile_h: int, arch: Arch) -> Kernel | None:
-    if not _is_power(tile_w) or not _is_power(tile_h) or tiles.block_m % (tile_w * tile_h) or not _is_power(tiles.block_m):
+def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch: Arch) -> Kernel | None:
+    if not all(map(_is_power, (tiles.block_m, *sides))) or tiles.block_m % math.prod(sides):
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
-    boxes = Boxes(results, (tiles.block_m // (tile_w * tile_h), tile_h, tile_w))
+    boxes = Boxes(results, (tiles.block_m // math.prod(sides), *sides))
     rows = _image(convolution, boxes, tiles.block_m // tiles.cluster_n, tiles.block_m)
     columns = _weights(convolution, tiles.block_n, tiles.cluster_m)
     blocks = -(-convolution.channels // STEP_CHANNELS)
@@ -179,12 +179,11 @@ def _weights(convolution: Convolution, tile_columns: int, share: int) -> Operand
     tensor_map = TensorMap(buffer, dtype, dims, tuple(strides), box, SWIZZLES[ROW_BYTES])
 
     def coords(_: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
-        tap, channel = step // blocks, step % blocks * STEP_CHANNELS
-        first = row + number * copy_rows
-        place = (channel, first) if is_k_last else (first, channel)
+        tap, channel, column = step // blocks, step % blocks * STEP_CHANNELS, row + number * copy_rows
+        place = (channel, column) if is_k_last else (column, channel)
         return (*place, tap % taps, tap // taps)
 
-    copies = Copies(tensor_map, 1 if is_k_last else stage_rows // SLAB // share, lambda number: number * copy_rows, coords)
+    copies = Copies(tensor_map, stage_rows // copy_rows // share, lambda number: number * copy_rows, coords)
     return Operand(dtype, (copies,), stage_rows, is_k_last=is_k_last)
 
 
@@ -194,7 +193,7 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
     dtype = str(out.dtype)
     images, height, width, _ = (int(extent) for extent in out.shape)
     line, lines = chunk_shape(block_n, is_swapped=False)
-    pitch = filters * dtype_bytes(dtype)
+    pitch, in_pairs = filters * dtype_bytes(dtype), filters % 2 == 0
     tensor_map = None
     if dtype in STAGED and pitch % PITCH_BYTES == 0:
         strides = (pitch, width * pitch, height * width * pitch)
@@ -211,13 +210,17 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
         return convolution.value(total, index(batch, row, column), addends)
 
     def addends(batch: Any, row: Any, column: Any) -> list[Any]:
-        # Pairs of filters stay pairs.
-        lasts = (images - 1, height - 1, width - 1, filters - 2 + column % 2 if filters % 2 == 0 else filters - 1)
-        return convolution.addends([tirx.min(place, last) for place, last in zip(index(batch, row, column), lasts, strict=True)])
+        # Pairs stay pairs.
+        last = filters - 2 + column % 2 if in_pairs else filters - 1
+        *pixel, _ = index(batch, row, column)
+        within = [
+            tirx.min(at, extent - 1) if extent % side else at for at, extent, side in zip(pixel, boxes.results, boxes.tile, strict=True)
+        ]
+        return convolution.addends([*within, tirx.min(column, last) if filters % block_n else column])
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
         image, y, x, place = (at < extent for at, extent in places)
-        return tirx.And(tirx.And(image, y), tirx.And(x, place))
+        return tirx.all(image, y, x, place)
 
-    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, filters % 2 == 0)
+    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, in_pairs)
