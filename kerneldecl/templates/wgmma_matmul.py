@@ -10,8 +10,8 @@ Parameters:
                side by side in memory. A consumer's block_m * block_n / 128 sums of each thread are at most 128 (192 with one consumer)
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
-  cluster_m    1 or 2: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
-  cluster_n    1 or 2: along the columns, sharing the rows' operand
+  cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
+  cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4
   raster       rows of tiles (of clusters of them) that are walked before the next column
   split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then clusters are 1
                and there is one tile for each cluster
@@ -36,7 +36,7 @@ from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._wgmma_kernel import Kernel, build
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, operand_of
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
 from kerneldecl.templates._wgmma_product import Product, read_product
 from kerneldecl.templates._wgmma_results import results_of
 from kerneldecl.templates._wgmma_tiles import Tiles
@@ -67,12 +67,12 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     batch, m, n, k = product.extents
     left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
     row_count, column_count = (n, m) if tiles.swap else (m, n)
-    rows = operand_of(left, tiles.block_m, tiles.cluster_n, SLAB)
-    columns = operand_of(right, tiles.block_n, tiles.cluster_m, tiles.block_n)
+    rows = operand_of(left, tiles.block_m, tiles.cluster_n)
+    columns = operand_of(right, tiles.block_n, tiles.cluster_m)
     steps = -(-k * left.item_bytes // ROW_BYTES)
     if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
         return None
-    results = results_of(product, (rows, columns), tiles.block_n, is_swapped=bool(tiles.swap))
+    results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None
