@@ -56,7 +56,7 @@ class Tiling(NamedTuple):
     raster: int = 1
     split: int = 1
     schedule: str = "cooperative"
-    dependent: int = 1
+    dependent: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -251,8 +251,7 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         _dram_bytes(windows, product, out_dtype),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
 
