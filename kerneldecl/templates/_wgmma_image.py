@@ -22,7 +22,11 @@ from tvm_ffi import structural
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
+<<<<<<< HEAD
 from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
+=======
+from kerneldecl.templates._wgmma_product import Epilogue, _dense, _is_load_of, _uncast
+>>>>>>> k5-kernel
 
 _COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 
@@ -58,11 +62,18 @@ class Convolution:
     filters: int
     rows: Window
     columns: Window
+<<<<<<< HEAD
     sums_dtype: str
     value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
     """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
     addends: Callable[[Sequence[Any]], list[Any]]
     """Indices of the result -> the loads of the epilogue's operands, such as a bias."""
+=======
+    value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
+    """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
+    addends: Callable[[Sequence[Any]], list[Any]]
+    """Indices of the result -> the loads of the epilogue's operands."""
+>>>>>>> k5-kernel
 
 
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
@@ -112,6 +123,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if windows is None or strides is None or not is_in_order:
         return None
 
+<<<<<<< HEAD
     loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:
@@ -125,6 +137,15 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
 
     def addends(index: Sequence[Any]) -> list[Any]:
         return [_replaced(load, None, None, {}, known(index)) for load in loads]
+=======
+    after = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
+
+    def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
+        return after.value(found, dict(zip(stored.indices, index, strict=True)), addends)
+
+    def addends(index: Sequence[Any]) -> list[Any]:
+        return after.addends(dict(zip(stored.indices, index, strict=True)))
+>>>>>>> k5-kernel
 
     return Convolution(
         tuple(fresh[param] for param in func.params),

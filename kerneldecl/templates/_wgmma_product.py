@@ -73,6 +73,35 @@ class Product:
         return self.contraction.extents
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a sum: an expression on loads of it and of other buffers, the addends."""
+
+    expr: Any
+    """None where the sum itself is stored."""
+    sums: Any
+    loads: tuple[Any, ...]
+    fresh: dict[Any, Any]
+
+    @classmethod
+    def of(cls, expr: Any, sums: Any, fresh: dict[Any, Any]) -> Epilogue:
+        """Return the epilogue that an expression is, `fresh` being the buffers that stand for a function's."""
+        return cls(expr, sums, () if expr is None else tuple(_loads_of(expr, sums)), fresh)
+
+    def value(self, total: Any, places: dict[Any, Any], addends: Sequence[Any]) -> Any:
+        """Return what is stored, given the sum, where it is and what the addends are there."""
+        if self.expr is None:
+            return total
+        return _replaced(self.expr, self.sums, total, dict(zip(self.loads, addends, strict=True)), self._known(places))
+
+    def addends(self, places: dict[Any, Any]) -> list[Any]:
+        """Return the loads of the addends of one place."""
+        return [_narrowed(_replaced(load, None, None, {}, self._known(places))) for load in self.loads]
+
+    def _known(self, places: dict[Any, Any]) -> dict[Any, Any]:
+        return {**self.fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + place) for var, place in places.items()}}
+
+
 def read_product(mod: tvm.IRModule) -> Product | None:
     """Return the product that a module's function is, None where it is none or where its memory has no strides."""
     sch = Schedule(mod)
@@ -110,12 +139,13 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
     left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
-    matrices = (
+    matrices = [
         axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
         axes.matrix(fresh, right.source, axes.strides(right), (n, k, batch)),
         axes.matrix(fresh, stored.buffer, out, (m, n, batch)),
-    )
-    if None in matrices:
+    ]
+    stored_plainly = [matrix for matrix in matrices if matrix is not None]
+    if len(stored_plainly) < len(matrices):
         return None
 
     def values(flat_batch: Any, row: Any, column: Any) -> dict[int, Any]:
@@ -125,21 +155,19 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
+    epilogue = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
 
     def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
         found = values(flat_batch, row, column)
-        return {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + found[at]) for var, at in order.items() if at is not None}
+        return {var: found[at] for var, at in order.items() if at is not None}
 
     def value(total: Any, flat_batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        known = {**fresh, **places(flat_batch, row, column)}
-        return total if last is None else _replaced(stored.value, block.body.buffer, total, dict(zip(loads, addends, strict=True)), known)
+        return epilogue.value(total, places(flat_batch, row, column), addends)
 
     def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
-        known = {**fresh, **places(flat_batch, row, column)}
-        return [_replaced(load, None, None, {}, known) for load in loads]
+        return epilogue.addends(places(flat_batch, row, column))
 
-    return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value, addends)
+    return Product(contraction, tuple(fresh[param] for param in func.params), *stored_plainly, index_out, value, addends)
 
 
 class _Axes:
@@ -226,6 +254,13 @@ def _loads_of(expr: Any, but: Any) -> list[Any]:
 
     tvm_ffi.structural_map(expr, [(TensorLoad, visit)], order="pre")
     return found
+
+
+def _narrowed(load: Any) -> Any:
+    """Return a load with indices of 32 bits, half of the registers, where these are widened ones and address all of the buffer."""
+    indices = [index.value if isinstance(index, tirx.Cast) else index for index in load.indices]
+    is_small = math.prod(int(extent) for extent in load.source.shape) < 2**31
+    return load.source[tuple(indices)] if is_small and all(str(index.ty.dtype) == "int32" for index in indices) else load
 
 
 def _replaced(expr: Any, sums: Any, total: Any, addends: dict[Any, Any], known: dict[Any, Any]) -> Any:

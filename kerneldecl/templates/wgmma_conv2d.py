@@ -13,7 +13,10 @@ Returns a specialised function of TIRx, not a schedule.
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import math
+=======
+>>>>>>> k5-kernel
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,11 +182,20 @@ def _weights(convolution: Convolution, tile_columns: int, share: int) -> Operand
     tensor_map = TensorMap(buffer, dtype, dims, tuple(strides), box, SWIZZLES[ROW_BYTES])
 
     def coords(_: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
+<<<<<<< HEAD
         tap, channel, column = step // blocks, step % blocks * STEP_CHANNELS, row + number * copy_rows
         place = (channel, column) if is_k_last else (column, channel)
         return (*place, tap % taps, tap // taps)
 
     copies = Copies(tensor_map, stage_rows // copy_rows // share, lambda number: number * copy_rows, coords)
+=======
+        tap, channel = step // blocks, step % blocks * STEP_CHANNELS
+        first = row + number * copy_rows
+        place = (channel, first) if is_k_last else (first, channel)
+        return (*place, tap % taps, tap // taps)
+
+    copies = Copies(tensor_map, 1 if is_k_last else stage_rows // SLAB // share, lambda number: number * copy_rows, coords)
+>>>>>>> k5-kernel
     return Operand(dtype, (copies,), stage_rows, is_k_last=is_k_last)
 
 
@@ -210,6 +222,7 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
         return convolution.value(total, index(batch, row, column), addends)
 
     def addends(batch: Any, row: Any, column: Any) -> list[Any]:
+<<<<<<< HEAD
         # Pairs stay pairs.
         last = filters - 2 + column % 2 if in_pairs else filters - 1
         *pixel, _ = index(batch, row, column)
@@ -217,10 +230,21 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
             tirx.min(at, extent - 1) if extent % side else at for at, extent, side in zip(pixel, boxes.results, boxes.tile, strict=True)
         ]
         return convolution.addends([*within, tirx.min(column, last) if filters % block_n else column])
+=======
+        # Pairs of filters stay pairs.
+        lasts = (images - 1, height - 1, width - 1, filters - 2 + column % 2 if filters % 2 == 0 else filters - 1)
+        return convolution.addends([tirx.min(place, last) for place, last in zip(index(batch, row, column), lasts, strict=True)])
+>>>>>>> k5-kernel
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
         image, y, x, place = (at < extent for at, extent in places)
+<<<<<<< HEAD
         return tirx.all(image, y, x, place)
 
     return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, in_pairs)
+=======
+        return tirx.And(tirx.And(image, y), tirx.And(x, place))
+
+    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, filters % 2 == 0)
+>>>>>>> k5-kernel
