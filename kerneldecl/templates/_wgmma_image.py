@@ -22,12 +22,11 @@ from tvm_ffi import structural
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
-<<<<<<< HEAD
 from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
-=======
-from kerneldecl.templates._wgmma_product import Epilogue, _dense, _is_load_of, _uncast
->>>>>>> k5-kernel
 
+Terms = tuple[dict[int, int], int]
+"""An index: axes with their coefficients, and its constant."""
+_RANK = 4
 _COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 
 
@@ -62,18 +61,11 @@ class Convolution:
     filters: int
     rows: Window
     columns: Window
-<<<<<<< HEAD
     sums_dtype: str
     value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
     """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
     addends: Callable[[Sequence[Any]], list[Any]]
     """Indices of the result -> the loads of the epilogue's operands, such as a bias."""
-=======
-    value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
-    """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
-    addends: Callable[[Sequence[Any]], list[Any]]
-    """Indices of the result -> the loads of the epilogue's operands."""
->>>>>>> k5-kernel
 
 
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
@@ -112,18 +104,15 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if any(buffer not in fresh for buffer in (source, weights.source, stored.buffer)):
         return None
     axes = _Axes(block)
-    walked = [axes.terms(index) for index in image.indices]
-    met = [axes.terms(index) for index in weights.indices]
-    made = [axes.terms(index) for index in block.body.indices]
-    if None in walked or None in met or None in made or not (len(walked) == len(met) == len(made) == _RANK):
+    walked, met, made = (axes.all_terms(indices) for indices in (image.indices, weights.indices, block.body.indices))
+    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
+    if walked is None or met is None or made is None or not is_in_order:
         return None
     windows = _windows(axes, walked, made, [int(extent) for extent in source.shape], padding)
     strides = _weight_strides(axes, met, walked, made, _dense(weights.source.shape))
-    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
-    if windows is None or strides is None or not is_in_order:
+    if windows is None or strides is None:
         return None
 
-<<<<<<< HEAD
     loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:
@@ -137,15 +126,6 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
 
     def addends(index: Sequence[Any]) -> list[Any]:
         return [_replaced(load, None, None, {}, known(index)) for load in loads]
-=======
-    after = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
-
-    def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
-        return after.value(found, dict(zip(stored.indices, index, strict=True)), addends)
-
-    def addends(index: Sequence[Any]) -> list[Any]:
-        return after.addends(dict(zip(stored.indices, index, strict=True)))
->>>>>>> k5-kernel
 
     return Convolution(
         tuple(fresh[param] for param in func.params),
@@ -161,9 +141,6 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
         value,
         addends,
     )
-
-
-_RANK = 4
 
 
 def _read_at(last: Any, sums: Any) -> list[Any]:
@@ -189,7 +166,13 @@ class _Axes:
         for axis in block.iter_vars:
             self._analyzer.bind(axis.var, Range.from_min_extent(axis.dom.min, axis.dom.extent))
 
-    def terms(self, index: Any) -> tuple[dict[int, int], int] | None:
+    def all_terms(self, indices: Sequence[Any]) -> list[Terms] | None:
+        """Return the terms of the indices of an operand with four dimensions; None for others."""
+        found = [self._terms(index) for index in indices]
+        known = [terms for terms in found if terms is not None]
+        return known if len(known) == len(found) == _RANK else None
+
+    def _terms(self, index: Any) -> Terms | None:
         """Return the coefficient of each axis longer than 1 that an index has, and its constant; None where it is not linear."""
         found = detect_linear_equation(self._analyzer.simplify(index), self._vars)
         if not found or not all(isinstance(term, tirx.IntImm) for term in found):
@@ -198,7 +181,7 @@ class _Axes:
         return {at: c for at, c in enumerate(coefficients) if c and self.extents[at] > 1}, constant
 
 
-def _windows(axes: _Axes, walked: list[Any], made: list[Any], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
+def _windows(axes: _Axes, walked: list[Terms], made: list[Terms], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
     """Return the windows over rows and columns; None where the dimensions are not image, row, column, channel."""
     for dim in (0, 3):
         terms, constant = walked[dim]
@@ -221,7 +204,9 @@ def _windows(axes: _Axes, walked: list[Any], made: list[Any], shape: list[int], 
     return windows[0], windows[1]
 
 
-def _weight_strides(axes: _Axes, met: list[Any], walked: list[Any], made: list[Any], dense: list[int]) -> tuple[int, int, int, int] | None:
+def _weight_strides(
+    axes: _Axes, met: list[Terms], walked: list[Terms], made: list[Terms], dense: list[int]
+) -> tuple[int, int, int, int] | None:
     """Return how far apart neighbouring filters, channels and taps are; 0 where there is one."""
     strides: dict[int, int] = {}
     for (terms, constant), pitch in zip(met, dense, strict=True):

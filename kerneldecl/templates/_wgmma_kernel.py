@@ -576,9 +576,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     order.wait(worker, turn)
                     turn = 1 - turn
                 count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
-                _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
-                )
+                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )
