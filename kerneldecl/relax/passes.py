@@ -33,7 +33,8 @@ _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 class ApplyArtifact:
     """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
 
-    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
+    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual, but with
+    `tir_pipeline=TIR_PIPELINE` if an artifact has kernels that are specialised in TIRx, which TVM's own pipeline refuses. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
     are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
@@ -106,20 +107,22 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    passes = [
-        *relax.pipeline.library_dispatch_passes(target),
-        *legalize[:fused],
-        ApplyArtifact(artifact, mode, strict=strict),
-        *legalize[fused:],
-        *_lower_dataflow(),
-        *relax.pipeline.finalize_passes(target),
-    ]
+    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], ApplyArtifact(artifact, mode, strict=strict)]
+    last = [*_lower_dataflow(), *relax.pipeline.finalize_passes(target)]
 
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        with target:
-            return tvm.transform.Sequential(passes)(mod)
+        for passes, under in ((first, target), (legalize[fused:], _without_letter(target)), (last, target)):
+            with under:
+                mod = tvm.transform.Sequential(passes)(mod)
+        return mod
 
     return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
+
+
+def _without_letter(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target under the name with which TVM's default schedules find its tensor cores: sm_90 for sm_90a."""
+    config = dict(target.export())
+    return tvm.target.Target({**config, "arch": str(config["arch"]).rstrip("af")}) if target.kind.name == "cuda" else target
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:

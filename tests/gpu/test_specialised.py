@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +64,20 @@ def test_specialised_functions_are_verified_timed_and_called(tmp_path: Path) -> 
     kernels["product"](tvm.runtime.tensor(a, device), tvm.runtime.tensor(b, device), out)
     device.sync()
     np.testing.assert_allclose(out.numpy(), a.astype("float32") @ b.astype("float32").T, rtol=1e-3, atol=1e-3)
+
+
+def test_a_bundle_of_them_is_measured_without_a_compiler(tmp_path: Path) -> None:
+    space = Space(tmp_path / "builder").write(FILES)
+    run(space, "build", "--no-measure")
+    (bundle,) = space.root.glob("dist/*/gpu.bundle")
+    elsewhere = Space(tmp_path / "gpu").write({})
+    elsewhere.root.mkdir(exist_ok=True)
+    shutil.move(bundle, elsewhere.root / "a.bundle")
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    # PATH holds no compiler: none is to be called.
+    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="", PYTHONPATH=path).stdout
+    assert "2 entries: 2 measured" in told
+    shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
+    run(space, "build")
+    assert "unmeasured" not in space.read("workloads.lock")
+    assert "2 of 2 kernels right" in run(space, "verify")

@@ -248,6 +248,19 @@ def test_a_model_takes_a_specialised_function_beside_scheduled_ones(built: Space
 
 @needs_nvcc
 @pytest.mark.usefixtures("source_only")
+def test_what_has_no_kernel_gets_tvms_schedule_for_tensor_cores_all_the_same(built: Space) -> None:
+    target, builder = cuda("sm_90a"), relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType((256, 256), "float16")) for name in "xw")
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(out)
+    passes = pipeline(built.artifact("gpu"), target)
+    assert "wmma" in kernels_of(relax.build(builder.get(), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE))
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("source_only")
 def test_the_pass_alone_marks_what_it_puts_in_place(built: Space) -> None:
     apply = ApplyArtifact(built.artifact("gpu"), target=cuda("sm_90a"))
     func = apply(net())["product"]
