@@ -158,7 +158,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
     are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.right)):
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.right, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
         if not _suits(tiling, m):
             continue
@@ -174,13 +174,14 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, factor: Factor) -> list[int]:
+def _columns(extent: int, factor: Factor, swap: int) -> list[int]:
     """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
 
-    What is no box of TMA's comes 64 columns at a time.
+    What is no box of TMA's comes 64 columns at a time. Few rows in the place of columns stay together: the weights are read once.
     """
     unit = ROWS if not is_box(factor) else COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
-    sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
+    narrower = () if swap and extent <= ROWS else (size for size in COLUMNS if size < extent)
+    sizes = {*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}
     if not is_box(factor):
         return sorted(size for size in sizes if size % ROWS == 0)
     if factor.dtype != "int8":
@@ -189,8 +190,9 @@ def _columns(extent: int, factor: Factor) -> list[int]:
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether a thread can hold its sums, and no smaller tile would do for the rows."""
-    return tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    """Say whether a thread can hold its sums, no smaller tile would do for the rows, and three consumers have enough to multiply."""
+    is_wide = tiling.block_n >= 2 * ROWS or tiling.consumers < 3
+    return is_wide and tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
@@ -286,6 +288,7 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         dtype_bytes(out_dtype),
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
+        (product.left.size_bytes, product.right.size_bytes),
     )
     copies = _copies(product.left, tiling.block_m, ROWS) + _copies(product.right, tiling.block_n, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong, copies)

@@ -88,7 +88,8 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert tiling.cluster_m * tiling.block_m < m + 2 * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + 2 * tiling.block_n
     steps = -(-k * item_bytes // 128)
-    assert tiling.stages <= -(-steps // tiling.split) + 1
+    tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
+    assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
     stored = tiling.block_n if columns.is_k_last else -(-tiling.block_n // 64) * 64
     parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
