@@ -251,7 +251,7 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         _dram_bytes(windows, product, out_dtype),
     )
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
 

@@ -291,7 +291,7 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         (product.left.size_bytes, product.right.size_bytes),
     )
     copies = _copies(product.left, tiling.block_m, ROWS) + _copies(product.right, tiling.block_n, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong, copies)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, copies)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))
