@@ -26,7 +26,7 @@ LOAD_SECS = 8.8e-7
 """From asking for a stage to its arrival while all SMs ask."""
 START_SECS = 1.5e-7
 """Before the first multiplication: barriers set up, a cluster met, the first stage from DRAM."""
-STAGE_SECS = 1.9e-8
+STAGE_SECS = 2.2e-8
 """Of each stage, before all of them are on their way."""
 STORE_BYTES_PER_CYCLE = 34.0
 """At which results leave registers, through shared memory."""
