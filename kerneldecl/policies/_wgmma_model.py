@@ -45,8 +45,11 @@ CLUSTER_SECS = 7.5e-7
 """Of the blocks of a cluster to start and to end together."""
 EARLY_SHARE = 1.0
 """Of a launch, what shows where it began before the kernel in front had ended."""
-COPY_CYCLES = 40.0
-"""Of the one thread that asks TMA for boxes, for each of them."""
+GATHER_SECS, GATHERED_BYTES, GATHER_INSTRUCTIONS = 7e-7, 64, 60.0
+"""Where TMA cannot bring an operand: from asking for elements to their arrival, what each thread of a warpgroup asks for at once,
+and what it does with every 16 bytes of it. Assumed."""
+PIECE_BYTES = 16
+SCHEDULERS = 4
 CLUSTERED_SMS = 16
 """SMs of one processing cluster (GPC) that can be counted on: a thread block cluster lies within one."""
 SUM_BYTES = 4
@@ -64,8 +67,8 @@ class Ring:
     stages: int
     is_pingpong: bool = False
     """Whether each consumer has a tile of its own, so that results leave behind the other one's multiplications."""
-    copies: int = 2
-    """By TMA, for one stage."""
+    gathered_bytes: float = 0.0
+    """Of one stage, that threads load; those that are to be turned count as often as they take longer."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,10 @@ def step_secs(gpu: Gpu, dtype: str, ring: Ring) -> float:
     multiply = products * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * CLOCKED)
     read = ring.rows / WGMMA_ROWS * (WGMMA_ROWS + ring.columns) * STEP_BYTES / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s)
     load = stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CYCLE * cycles_per_s)
-    ask = ring.copies * COPY_CYCLES / cycles_per_s
+    gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
+    gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
     arrival = LOAD_SECS / (ring.stages - 1)
-    return together(multiply, read, load, ask, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+    return together(multiply, read, load, gather, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
 
 
 def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
