@@ -283,8 +283,7 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         _dram_bytes(windows, product, out_dtype),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) * _apart(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTERED
