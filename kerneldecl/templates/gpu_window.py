@@ -5,13 +5,11 @@ Knows nothing of policies or of any one operator.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ScheduleError
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
@@ -28,50 +26,56 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
-    threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
-    # 1. The reduction, what pads its image, and what follows: no block in between, and none before that computes.
+    # 1. The reduction, what comes before it, and what follows.
     _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
-    if found is None:
-        return False
+    found = _blocks.leaves(sch) or []
     sums = [at for at, leaf in enumerate(found) if leaf.block.is_reduction]
-    if len(sums) != 1 or any(leaf.block.is_reduction for leaf in found[sums[0] + 1 :]):
+    if len(sums) != 1:
         return False
     before, leaf, after = found[: sums[0]], found[sums[0]], found[sums[0] + 1 :]
-    column = _reductions.contiguous_axis(leaf)
-    if column is None or leaf.block.axes[column].kind != "spatial" or leaf.block.axes[column].extent % (threads * width):
+    # 2. A thread for each vector of results.
+    loops = _threads(sch, leaf, params)
+    if loops is None:
         return False
-    # 2. A thread for each vector of results; its sums over the window, of each place a vector, all of them on their way together.
-    kinds = [axis.kind for axis in leaf.block.axes]
-    windows = [loop for at, loop in enumerate(leaf.loops) if kinds[at] == "spatial" and at != column and loop is not None]
-    vectors, tx, lane = sch.split(leaf.loops[column], [None, threads, width])
-    sch.reorder(*windows, vectors, tx, *leaf.loops_of("reduce"), lane)
-    window, ty = sch.split(_blocks.fused(sch, windows, leaf.rv), [None, rows])
-    if _blocks.extent(sch, window) * rows != _blocks.extent_of(leaf.block, "spatial") // leaf.block.axes[column].extent:
-        return False  # moving blocks loses what bounds uneven loops
-    sch.reorder(window, vectors, ty, tx)
-    for loop, thread in ((sch.fuse(window, vectors), "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
-        sch.bind(loop, thread)
-    place = _blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv)
+    thread, place, lane = loops
     # 3. What follows, on a thread's results in registers.
     for other in after[:-1]:
-        with contextlib.suppress(ScheduleError):
-            sch.compute_inline(other.rv)
+        sch.compute_inline(other.rv)
     if after:
         sch.set_scope(leaf.rv, 0, "local")
     last = after[-1].rv if after else sch.cache_write(leaf.rv, 0, "local")
-    sch.reverse_compute_at(last, tx, preserve_unit_loops=True)
+    sch.reverse_compute_at(last, thread, preserve_unit_loops=True)
     sch.vectorize(sch.get_loops(last)[-1])
     # 4. What comes before, in vectors.
     for producer in before:
         if not _into_registers(sch, producer, place):
             sch.compute_inline(producer.rv)
     _gpu_blocks.load_vectors(sch, leaf.rv, place)
+    # 5. Sums over the window, of each place a vector, all of them on their way together.
     sch.unroll(place)
     sch.unroll(lane)
     start = sch.decompose_reduction(leaf.rv, place)
     sch.unroll(sch.get_loops(start)[-1])
     return True
+
+
+def _threads(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
+    """Cut a reduction into threads; return the loops of a thread, of the places of its window, and of its channels."""
+    threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
+    column, axes = _reductions.contiguous_axis(leaf), leaf.block.axes
+    if column is None or axes[column].kind != "spatial" or not leaf.loops_of("reduce"):
+        return None
+    # Blocks are moved later, and moving loses what bounds uneven loops.
+    if axes[column].extent % (threads * width) or leaf.extent_of("spatial") // axes[column].extent % rows:
+        return None
+    windows = [loop for at, loop in enumerate(leaf.loops) if axes[at].kind == "spatial" and at != column and loop is not None]
+    vectors, tx, lane = sch.split(leaf.loops[column], [None, threads, width])
+    sch.reorder(*windows, vectors, tx, *leaf.loops_of("reduce"), lane)
+    window, ty = sch.split(_blocks.fused(sch, windows, leaf.rv), [None, rows])
+    sch.reorder(window, vectors, ty, tx)
+    for loop, name in ((sch.fuse(window, vectors), "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
+        sch.bind(loop, name)
+    return tx, _blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), lane
 
 
 def _into_registers(sch: Schedule, producer: _blocks.Leaf, loop: Any) -> bool:
