@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
+from tvm import relax
 
 from kerneldecl.compiler.tensorir import match_digest
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
@@ -17,7 +18,8 @@ from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
 SCHEDULED = "tirx.is_scheduled"
 """The attribute with which TVM's passes tell each other that a function has its schedule."""
-Outcome = Literal["hit", "near miss", "miss", "scheduled before"]
+Outcome = Literal["hit", "view", "near miss", "miss", "scheduled before"]
+"""A view needs no kernel: TVM's RewriteDataflowReshape has a tensor of another shape over the same memory."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Report:
         return tuple(match for match in self.matches if match.outcome in {"miss", "near miss"})
 
     def __str__(self) -> str:
-        head = f"{self.artifact}: kernels for {len(self.hits)} of {len(self.matches)} functions"
+        needed = sum(match.outcome != "view" for match in self.matches)
+        head = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
 
@@ -76,6 +79,8 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel]) -> Iterator[Match]:
             yield Match(name, "scheduled before")
         elif kernel := by_digest.get(match_digest(func)):
             yield Match(name, "hit", kernel)
+        elif relax.analysis.has_reshape_pattern(func):
+            yield Match(name, "view")
         else:
             yield _missed(name, func, shapes)
 
