@@ -151,7 +151,7 @@ def small_networks() -> list[Network]:
     """Return the same with sizes that a CPU computes at once, and awkward ones among them."""
     images = [make for dtype in ("float16", "float32") for make in (mlp_network(dtype, 4, 8), resnet18_network(dtype, 2, 32, 16, 10))]
     sizes = {"hidden": 64, "heads": 4, "ffn": 96}
-    return [*images, *(llama_network(dtype, *rows, **sizes) for dtype in ("float16", "float32") for rows in ((1, 7), (8,)))]
+    return [*images, llama_network("float16", 1, 7, **sizes), llama_network("float32", 8, **sizes)]
 
 
 class NumpyOps:
