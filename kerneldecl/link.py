@@ -5,7 +5,7 @@ Knows nothing of TVM itself, of tuning or of plans.
     <name>-<version>/<target>/
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
-      objects/<symbol>.o                    each kernel of a CPU by itself, for programs that link it into their own library
+      objects/<symbol>.o                    each kernel by itself, for models that link it into their own library
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
       source/<symbol>.py                    the scheduled TensorIR of each kernel
@@ -96,8 +96,7 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
-    if linked.arch.kind == "cpu":
-        _write_objects(records, store, folder / "objects")  # a GPU's have device code in them, which only its own linker joins
+    _write_objects(records, store, folder / "objects")
     _write_database(records, store, folder / "database")
     for record in records:
         _write_file(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"))

@@ -105,6 +105,8 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     passes = [
         *relax.pipeline.library_dispatch_passes(target),
         *legalize[:fused],
+        relax.transform.RewriteDataflowReshape(),  # a view needs no kernel
+        relax.transform.DeadCodeElimination(),
         ApplyArtifact(artifact, mode, strict=strict),
         *legalize[fused:],
         *_lower_dataflow(),
