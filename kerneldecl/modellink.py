@@ -8,6 +8,7 @@ imports of the library's own module, where their host code looks for them, and t
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ def with_modules(table: bytes, modules: Sequence[bytes]) -> bytes:
     """
     begins, imports, rest = _read(table)
     library, count = _place_of_library(rest), len(begins) - 1
-    children = [imports[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
+    children = [imports[begin:end] for begin, end in itertools.pairwise(begins)]
     children[library] = [*children[library], *range(count, count + len(modules))]
     children += [[] for _ in modules]
     flat = [child for each in children for child in each]
@@ -127,5 +128,6 @@ def _constant(content: bytes, name: str) -> bytes:
         texts = sections[entry[6]][2]
         for text, _, _, section, value, size in _SYMBOL.iter_unpack(body):
             if section and texts[text : texts.index(b"\0", text)] == name.encode():
-                return sections[section][2][value : value + size]
+                found: bytes = sections[section][2][value : value + size]
+                return found
     return b""

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tvm
 from _networks import Network, NumpyOps, Weights, networks, small_networks
