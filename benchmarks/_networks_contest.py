@@ -91,9 +91,10 @@ def held(contest: Contest) -> Row:
 
 
 def _checked(got: Any, want: Any, dtype: str) -> float:
+    import torch
     from _gpu_torch import relative_error
 
-    error = relative_error(got, want)
+    error = relative_error(torch.from_dlpack(got), want)
     if not error <= TOLERANCE[dtype]:
         raise ValueError(f"wrong: relative error {error:.3g} over {TOLERANCE[dtype]:.3g}")
     return error
@@ -109,7 +110,6 @@ def _contenders(contest: Contest, given: Given) -> dict[str, Callable[[], Any]]:
 
 def tvm_call(library: str, artifact: str, given: Given) -> Callable[[int], Any]:
     """Return a call of a model's virtual machine on torch's current stream."""
-    import torch
     import tvm
     import tvm_ffi
 
@@ -120,7 +120,7 @@ def tvm_call(library: str, artifact: str, given: Given) -> Callable[[int], Any]:
 
     def call(index: int) -> Any:
         with tvm_ffi.use_torch_stream():
-            return torch.from_dlpack(main(*sets[index]))
+            return main(*sets[index])
 
     return call
 
