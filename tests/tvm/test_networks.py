@@ -8,12 +8,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import tvm
 from _networks import Network, NumpyOps, Weights, networks, small_networks
 from _networks_relax import module_of
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from spaces import REAL, Space
 from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
 
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import models, tensorir
@@ -96,3 +101,43 @@ def test_the_first_layer_of_an_mlp_is_cut_so_that_it_fills_the_gpu() -> None:
         space = iter_space(tensorir.canonical_module(first))
         (proposal,) = load_policy(STANDARD, policy_of(first)).propose(space, H200, 1, ())
         assert network.name != "mlp" or dict(proposal.candidate.params)["parts"] > 1  # type: ignore[operator]
+
+
+def imported() -> tuple[Any, Any]:
+    """Return a small residual network as ONNX has it, channels first, and the same as Relax imports it, converted to NHWC."""
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 16, 3, 3), "b2": (16,), "w3": (10, 16), "b3": (10,)}
+    weights = [numpy_helper.from_array(rng.standard_normal(shape).astype("float32") * 0.2, name) for name, shape in shapes.items()]
+    three = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], **three, strides=[2, 2]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("MaxPool", ["r1"], ["p1"], **three, strides=[2, 2]),
+        helper.make_node("Conv", ["p1", "w2", "b2"], ["c2"], **three),
+        helper.make_node("Add", ["c2", "p1"], ["s2"]),
+        helper.make_node("Relu", ["s2"], ["r2"]),
+        helper.make_node("GlobalAveragePool", ["r2"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], transB=1),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in (("x", (2, 3, 24, 24)), ("y", (2, 10)))]
+    model = helper.make_model(helper.make_graph(nodes, "net", *ends, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model, relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(from_onnx(model))
+
+
+def test_an_imported_network_is_converted_and_computes_what_onnx_says(tmp_path: Path) -> None:
+    model, module = imported()
+    space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
+    space.run("extract", "net.json")
+    space.run("build")
+    functions = {name: tensorir.signature_of(func) for name, func, _ in models.called(models.fused(module))}
+    image, weights = (2, 6, 6, 16), (3, 3, 16, 16)
+    assert [shape for shape, _ in functions["fused_conv2d1_add1_add2_relu1"]] == [image, weights, (1, 1, 1, 16), image, image]
+    target = tvm.target.Target(json.loads((space.artifact() / "manifest.json").read_text())["arch"]["target"])
+    executable = relax.build(module, target, relax_pipeline=pipeline(space.artifact(), target, "binary", strict=True))
+    export_model(executable, tmp_path / "model.so")
+    x = np.random.default_rng(4).standard_normal((2, 3, 24, 24)).astype("float32")
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x})
+    got = load_model(tmp_path / "model.so", space.artifact())["main"](tvm.runtime.tensor(x))
+    assert relative_error(got.numpy(), want) <= 1e-4
