@@ -129,7 +129,7 @@ def default_library(network: Network, folder: Path) -> tuple[str, float, str]:
     from tvm import relax
 
     start = time.perf_counter()
-    library = folder / "dlight.so"
+    library = folder / f"{name_of(network)}.dlight.so"
     # Of sm_90a TVM's default schedules do not know that it has tensor cores.
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152})
     try:
@@ -198,12 +198,12 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
     show_machine(described)
     rows = []
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) // 4), get_context("spawn")) as pool:
+        # A few of the cores compile the defaults while the first network is tuned.
+        defaults = {name_of(each): pool.submit(default_library, each, folder) for each in chosen if "dlight" in rivals}
         for network in chosen:
-            place = folder / name_of(network)
-            row = tuned(network, given.arch, given.top_k, place)
-            default = pool.submit(default_library, network, place) if "dlight" in rivals else None
+            row = tuned(network, given.arch, given.top_k, folder / name_of(network))
             if "failure" not in row:
-                row |= contested(network, row, default, given, gpu)
+                row |= contested(network, row, defaults.get(name_of(network)), given, gpu)
             rows.append(row)
             say(row)
             gpu.close()
