@@ -144,7 +144,7 @@ def llama_network(dtype: str, rows: int, past: int = 0, *, hidden: int = 4096, h
 def networks() -> list[Network]:
     """Return the networks that are measured."""
     images = [make(dtype) for make in (mlp_network, resnet18_network) for dtype in ("float16", "float32")]
-    return [*images, llama_network("float16", 1, 2047), llama_network("float16", 512)]
+    return [*images, llama_network("float16", 1, 2048), llama_network("float16", 512)]
 
 
 def small_networks() -> list[Network]:
