@@ -31,15 +31,16 @@ QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
 
-def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
-    """Return the entries of workloads.toml for a target that the patterns select."""
+def cases_of(target: str, patterns: Sequence[str], policy: str = "") -> list[Case]:
+    """Return the entries of workloads.toml for a target that the patterns select, tuned by another policy if one is named."""
     from kerneldecl.declare import declare
     from kerneldecl.patterns import select
     from kerneldecl.plugins import load_arch
 
     declaration = declare(ROOT)
     arch = load_arch(ROOT, dict(declaration.targets)[target])
-    return [Case(ROOT, workload, arch) for workload in select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])]
+    chosen = select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])
+    return [Case(ROOT, replace(workload, policy=policy or workload.policy), arch) for workload in chosen]
 
 
 def table_row(row: Row) -> Row:
@@ -95,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time tuned kernels on this GPU beside TVM's default schedules, torch and Triton.")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, as `kerneldecl build` takes them; default: all")
     parser.add_argument("--target", default="h200", help="target of workloads.toml that this GPU is")
+    parser.add_argument("--policy", default="", help="the one policy to ask, such as gpu_matmul_tc, instead of each entry's own")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
@@ -106,7 +108,7 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    cases = cases_of(given.target, given.only or ["*"])
+    cases = cases_of(given.target, given.only or ["*"], given.policy)
     top_k = QUICK_TOP_K if given.quick else given.top_k
     asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
