@@ -52,7 +52,8 @@ def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf
     """
     row, along, lanes = _row_loops(sch, leaf, cut.width)
     size, rows, block = _blocks.extent(sch, along), _blocks.extent(sch, row), leaf.rv
-    if rows % (cut.rows * cut.tile) or size % cut.chunks or (cut.tile > 1 and len(leaf.loops_of("spatial")) != 1):
+    long = [axis for axis in leaf.block.axes if axis.kind == "spatial" and axis.extent > 1]
+    if rows % (cut.rows * cut.tile) or size % cut.chunks or (cut.tile > 1 and len(long) != 1):
         return False
     row, tile = sch.split(row, [None, cut.tile])
     if cut.chunks > 1:

@@ -62,6 +62,8 @@ SMALL: list[Case] = [
     *((ROWWISE, "layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45)]),
     (ROWWISE, "rms_norm", {"shape": (2, 3, 512), "dtype": "bfloat16"}),
     *((GEMV, "gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 512)]),
+    (GEMV, "matmul", {"m": 1, "n": 64, "k": 512, "layout": "nt", "epilogue": ("bias", "relu"), "dtype": "float16"}),
+    (GEMV, "matmul", {"batch": 3, "m": 1, "n": 40, "k": 64, "layout": "nt"}),
     *((GEMV, "gemv", {"n": 16, "k": 128, "layout": layout, "dtype": "int8"}) for layout in "nt"),
     *((GEMV, "gemv_i4", {"n": n, "k": k, "group": group}) for n, k, group in [(1, 32, 16), (33, 96, 6), (16, 512, 128)]),
     *((FALLBACK, "softmax", {"shape": shape, "axis": axis}) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1)]),
