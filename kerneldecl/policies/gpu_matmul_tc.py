@@ -178,7 +178,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     count = batch * rows * columns * tiling.parts
     resident = _resident(product, tiling, gpu)
     steps = -(-k // (tiling.block_k * tiling.parts))
-    out_bytes = dtype_bytes(product.sums_dtype) * (tiling.parts if tiling.parts > 1 else 0.5)
+    out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
     # Lanes alone store half of what L2 takes in one go.
     stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
     step = _step(product, tiling, gpu)
