@@ -8,16 +8,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tvm
 from _networks import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
 from _networks_relax import module_of
 from spaces import REPOSITORY, Space
-from tvm import relax
+from tvm import relax, te
 
+from kerneldecl import link
 from kerneldecl.arrays import relative_error
+from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.key import digest
+from kerneldecl.model import Arch
+from kerneldecl.plugins import STANDARD, load_arch
 from kerneldecl.relax import export_model, load_model, pipeline
+from kerneldecl.stores.local import LocalStore
 
 pytestmark = pytest.mark.gpu
 
@@ -87,14 +93,49 @@ def test_a_network_is_right(built: Space, network: Network, way: str, tmp_path: 
     assert error_of(network, model) <= TOLERANCE
 
 
-def test_kernels_are_exchanged(built: Space, tmp_path: Path) -> None:
+def doubled(arch: Arch, symbol: str, store: LocalStore) -> bytes:
+    """Return the object of a kernel that stands in for the MLP's softmax: twice the input."""
+    x = te.placeholder((16, 10), "float16")
+    mod = canonical_module(te.create_prim_func([x, te.compute((16, 10), lambda i, j: x[i, j] * te.const(2, "float16"), "twice")]))
+    schedule = tvm.s_tir.Schedule(mod)
+    schedule.bind(schedule.fuse(*schedule.get_loops(schedule.get_sblock("twice"))), "threadIdx.x")
+    return compile_cuda_object(schedule.mod, arch, symbol, store).content
+
+
+def exchange(folder: Path, symbol: str, content: bytes) -> None:
+    """Have another kernel stand in an artifact for the one of a symbol, as one who writes artifacts would."""
+    manifest = json.loads((folder / link.MANIFEST).read_text())
+    (folder / "objects" / f"{symbol}.o").write_bytes(content)
+    link.LINKERS["cuda"](folder / "other.so", sorted((folder / "objects").glob("*.o")))
+    name = f"lib/net-{digest((folder / 'other.so').read_bytes())[:16]}.so"
+    (folder / manifest["library"]).unlink()
+    (folder / "other.so").rename(folder / name)
+    files = {each for each in manifest["files"] if each != manifest["library"]} | {name}
+    manifest |= {"library": name, "files": {each: digest((folder / each).read_bytes()) for each in sorted(files)}}
+    (folder / link.MANIFEST).write_bytes(link._with_digest(manifest))
+
+
+class Doubled(NumpyOps):
+    def softmax(self, x: Any) -> Any:
+        return 2 * x
+
+
+def test_kernels_of_another_artifact_replace_those_of_a_loaded_model(built: Space, tmp_path: Path) -> None:
     network = NETWORKS[0]
     export_model(executable(built, network), tmp_path / "model.so")
-    copy = Path(shutil.copytree(built.artifact("gpu"), tmp_path / "copy"))
+    other = Path(shutil.copytree(built.artifact("gpu"), tmp_path / "other"))
+    entries = json.loads((other / link.MANIFEST).read_text())["entries"]
+    (symbol,) = (entry["symbol"] for entry in entries if entry["name"] == "softmax")
+    exchange(other, symbol, doubled(load_arch(STANDARD, "h200"), symbol, LocalStore(tmp_path / "cache")))
     model = load_model(tmp_path / "model.so", built.artifact("gpu"), tvm.cuda(0))
-    before = model["main"](*arguments(network)).numpy()
-    model.replace_kernels(copy)
-    np.testing.assert_array_equal(model["main"](*arguments(network)).numpy(), before)
+    assert error_of(network, model) <= TOLERANCE
+    model.replace_kernels(other)
+    weights = Weights(network.dtype)
+    given = {name: array.astype("float32") for name, array in network.arrays().items()}
+    want = network.build(Doubled(), given, lambda *of: weights(*of).astype("float32"))
+    assert relative_error(model["main"](*arguments(network)).numpy(), want) <= TOLERANCE
+    model.replace_kernels(built.artifact("gpu"))
+    assert error_of(network, model) <= TOLERANCE
 
 
 def test_a_model_runs_on_the_stream_that_is_current(built: Space, tmp_path: Path) -> None:
