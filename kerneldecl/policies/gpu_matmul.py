@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
 
-POLICIES = (wgmma_matmul, gpu_matmul_tc, gpu_gemv)
+POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
-ON_TENSOR_CORES = (wgmma_matmul, gpu_matmul_tc)
+ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
 
 IN_DOUBT = 1.4
 """A policy takes part whose best is predicted to be slower than the best of all by no more: models err."""

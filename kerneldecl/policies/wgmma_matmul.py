@@ -35,14 +35,19 @@ INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
+FEWER_STAGES = (6, 4)
 SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
 """In each part of the reduction."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 RASTERS = (1, 2, 4, 8, 16)
-SWAPPED_ROWS = 256
-"""A product with no more of them may have its rows become columns of tiles, which are cut finer."""
-SAME_TILE = 4
+FEW_ROWS, SOME_ROWS = 32, 128
+"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
+SAME_TILE = 2
+EIGHT = 8
+"""Rows of any length that start at a multiple of 16 bytes together."""
+SHORT_SECS = 1e-5
+"""Kernels so short may gain from starting before the one in front has ended."""
 
 
 class Tiling(NamedTuple):
@@ -58,7 +63,7 @@ class Tiling(NamedTuple):
     split: int = 1
     schedule: str = "cooperative"
     swap: int = 0
-    dependent: int = 1
+    dependent: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -90,7 +95,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     product, gpu = contraction_of(space), arch.the_gpu
     if isinstance(product, str):
         return product
-    dtype, other = product.left.dtype, product.right.dtype
+    factors, dtype, other = (product.left, product.right), product.left.dtype, product.right.dtype
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     reasons = (
@@ -101,6 +106,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
         (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
+        (not all(_is_brought(factor, product.extents[0]) for factor in factors), "TMA does not take an operand's rows"),
         (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
         (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
@@ -134,8 +140,8 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
-    swaps = (0, 1) if product.extents[1] <= SWAPPED_ROWS else (0,)
-    for swap in swaps:
+    m = product.extents[1]
+    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
             yield from _staged(sides, bare, out_dtype, gpu)
@@ -151,28 +157,33 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     """Yield tiles with their consumers, parts and clusters, without stages."""
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
-    are_tma = all(is_tma(factor) for factor in (product.left, product.right))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype)):
+    are_boxes = all(map(is_box, (product.left, product.right)))
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.right)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
         if not _suits(tiling, m):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
         if is_pingpong and batch * rows * columns <= gpu.sm_count:
             continue  # one consumer would have nothing to do
-        for cluster_m, cluster_n in CLUSTERS if are_tma else CLUSTERS[:1]:
+        for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
-            is_whole = steps // split >= LEAST_STEPS and tiling.thread_sums % split == 0
+            is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % split == 0
             if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, dtype: str) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32."""
-    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
+def _columns(extent: int, factor: Factor) -> list[int]:
+    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
+
+    What is no box of TMA's comes 64 columns at a time.
+    """
+    unit = ROWS if not is_box(factor) else COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
     sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
-    if dtype != "int8":
+    if not is_box(factor):
+        return sorted(size for size in sizes if size % ROWS == 0)
+    if factor.dtype != "int8":
         return sorted(sizes)
     return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
 
@@ -193,24 +204,38 @@ def step_items(product: Contraction) -> int:
     return model.STEP_BYTES // dtype_bytes(product.left.dtype)
 
 
-def is_tma(factor: Factor) -> bool:
-    """Say whether TMA brings an operand: its rows are multiples of 16 bytes, and of 8-bit ones wgmma takes the reduction last."""
+def is_box(factor: Factor) -> bool:
+    """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
     item_bytes = dtype_bytes(factor.dtype)
     return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
 
 
+def _is_brought(factor: Factor, batch: int) -> bool:
+    """Say whether TMA brings an operand, if only every eighth row at once: eight rows of any length are a multiple of 16 bytes."""
+    return is_box(factor) or (dtype_bytes(factor.dtype) == 2 and factor.is_k_last and batch == 1)
+
+
+def _copies(factor: Factor, extent: int, unit: int) -> int:
+    """Return the copies that fill a stage; rows of any length come every eighth of a unit at once."""
+    if not is_box(factor):
+        return EIGHT * extent // unit
+    return 1 if factor.is_k_last else -(-extent // ROWS)
+
+
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
+    """Yield a tiling with the most stages that fit, and with less, which leave room for results and are filled earlier."""
     steps = -(-product.extents[3] // (step_items(product) * bare.split))
     most = min(
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
-    for stages in (most, most - 1):
-        if stages >= MIN_STAGES:
-            tiling = bare._replace(stages=stages, raster=_raster(product, bare, gpu))
-            yield _estimate(product, tiling, out_dtype, gpu)
-            if stages == most:
-                yield _estimate(product, tiling._replace(dependent=0), out_dtype, gpu)
+    raster = _raster(product, bare, gpu)
+    for stages in sorted({most, most - 1, *FEWER_STAGES}):
+        if MIN_STAGES <= stages <= most:
+            tiling = bare._replace(stages=stages, raster=raster)
+            estimate = _estimate(product, tiling, out_dtype, gpu)
+            yield estimate
+            if stages == most and estimate.secs < SHORT_SECS:
+                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
 
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
@@ -262,18 +287,8 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
-    gathered = _loads(product.left, tiling.block_m) + _loads(product.right, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong, gathered)
+    copies = _copies(product.left, tiling.block_m, ROWS) + _copies(product.right, tiling.block_n, tiling.block_n)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong, copies)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
-
-
-def _loads(factor: Factor, extent: int) -> float:
-    """Return the loads of a stage that pass through registers; none where TMA brings it."""
-    if is_tma(factor):
-        return 0.0
-    item_bytes = dtype_bytes(factor.dtype)
-    # Bytes that are to be transposed come in fours, to be put together again.
-    vector = factor.vector() if item_bytes > 1 or factor.is_k_last else math.gcd(factor.vector(), 4)
-    return extent * model.STEP_BYTES / (item_bytes * vector)
+    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
+    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

@@ -5,6 +5,7 @@ Knows nothing of where operands and results lie in memory, which `Operand` and `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,14 @@ from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
-from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fill, fill_interleaved, store_sums
-from kerneldecl.templates._wgmma_tiles import REGISTERS, SLAB, WARPGROUP, Tiles
+from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fetch, fetch_interleaved, fill, fill_interleaved, store_sums
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, SLAB, WARPGROUP, Tiles
 
+SM_BYTES = 228 * 1024
+SYSTEM_BYTES = 1024
+"""Of shared memory in each block."""
+SM_THREADS = 512
+"""With 128 registers each."""
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
 MULTICAST = ".multicast::cluster"
@@ -70,7 +76,17 @@ class Kernel:
     @property
     def clusters(self) -> int:
         """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
-        return self.total if self.tiles.split > 1 else max(1, min(self.total, self.sms // self.tiles.cluster))
+        if self.tiles.split > 1:
+            return self.total
+        at_once = self.resident * self.sms // self.tiles.cluster
+        # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
+        return max(1, min(self.total, at_once - at_once // 11 if self.tiles.cluster > 2 else at_once))
+
+    @property
+    def resident(self) -> int:
+        """Return how many blocks an SM has at once, as far as shared memory and threads tell; a block more only waits."""
+        used = self.tiles.stages * self.stage_bytes + self.buffers * self.tiles.consumers * BUFFER_BYTES + RESERVED_BYTES
+        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
 
     @property
     def has_tail(self) -> bool:
@@ -95,6 +111,16 @@ class Kernel:
         if self.dtype == "int8":
             return ()
         return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+
+    @property
+    def sent_at_once(self) -> int:
+        """Return how many sums go to another block in one store: 16 bytes where they make whole ones."""
+        return math.gcd(4, self.tiles.sums // self.tiles.split)
+
+    @property
+    def send(self) -> str:
+        vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
+        return f"st.shared::cluster{vector}.{'u32' if self.dtype == 'int8' else 'f32'}"
 
     @property
     def buffers(self) -> int:
@@ -203,10 +229,8 @@ def _load(kernel, walk, maps, stages, barriers, place):
     rank_m, rank_n, part = each(place)
     tiles = T.meta_var(kernel.tiles)
     state = PipelineState(tiles.stages, 1)
-    rows_mask = T.meta_var(T.cast(T.shift_left(1 | 1 << tiles.cluster_m, rank_m), "uint16") if tiles.cluster_n > 1 else None)
-    columns_mask = T.meta_var(
-        T.cast(T.shift_left((1 << tiles.cluster_m) - 1, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None
-    )
+    rows_mask = T.meta_var(T.cast(T.shift_left(tiles.row_peers, rank_m), "uint16") if tiles.cluster_n > 1 else None)
+    columns_mask = T.meta_var(T.cast(T.shift_left(tiles.column_peers, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None)
     while walk.valid():
         row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
         column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
@@ -227,8 +251,6 @@ def _load(kernel, walk, maps, stages, barriers, place):
                 _copy(kernel.columns, kernel.columns.copies[-1], columns_maps[1], (columns_stages, state), column, rank_m, at, counted, columns_mask)
             state.advance()
         walk.advance()
-    if tiles.dependent == 1:
-        T.ptx.griddepcontrol.launch_dependents()
 
 
 @T.inline
@@ -293,7 +315,7 @@ def _release(kernel, empty, stage, lane, place):
         if lane < 2:
             empty.arrive(stage, remote=lane)
     else:
-        if (lane < 4) & ((lane % 2 == rank_m) | (lane // 2 == rank_n)):
+        if (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
             empty.arrive(stage, remote=lane)
 
 
@@ -335,19 +357,24 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
     chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
     per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
+    addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
     for chunk in T.unroll(kernel.tiles.slabs * per_slab):
         turn = T.meta_var(chunk % buffers)
         x = T.meta_var(row + chunk // per_slab * SLAB)
         y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
+        if results.columns_interleaved > 0:
+            fetch_interleaved(results, addends, (batch, x, y), lanes)
+        else:
+            fetch(results, addends, (batch, x, y), lanes)
         if results.map is not None:
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
         if results.columns_interleaved > 0:
             sums = T.meta_var((chunk // per_slab * (kernel.tiles.block_n // 2), chunk % per_slab))
-            fill_interleaved(results, acc, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
+            fill_interleaved(results, acc, addends, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
         else:
-            fill(results, acc, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+            fill(results, acc, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -388,13 +415,15 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, pl
 @T.inline
 def _send_sums(kernel, acc, parts, part, thread):
     """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
+    vector = T.meta_var(kernel.sent_at_once)
     count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
     for to in T.unroll(kernel.tiles.split):
         address = T.alloc_local([1], "uint32")
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread])), T.uint32(to))
-        for i in T.unroll(count):
-            T.ptx[f"st.shared::cluster.{'u32' if kernel.dtype == 'int8' else 'f32'}"](
-                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * 4), acc[to * count + i]
+        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
+        for i in T.unroll(count // vector):
+            T.ptx[kernel.send](
+                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * vector * 4),
+                *[acc[to * count + i * vector + v] for v in range(vector)],
             )
 
 
@@ -404,18 +433,23 @@ def _finish_sums(kernel, parts, part, thread, at, lanes):
     results = T.meta_var(kernel.results)
     batch, row, column = each(at)
     warp, lane = each(lanes)
+    vector = T.meta_var(kernel.sent_at_once)
     count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
     per_slab = T.meta_var(kernel.tiles.block_n // 2)
-    total = T.alloc_local([1], kernel.sums_dtype)
-    for i in T.unroll(count):
-        total[0] = parts[0, i, thread]
+    total = T.alloc_local([vector], kernel.sums_dtype)
+    for i in T.unroll(count // vector):
+        for v in T.vectorized(vector):
+            total[v] = parts[0, i, thread, v]
         for other in T.unroll(kernel.tiles.split - 1):
-            total[0] = total[0] + parts[other + 1, i, thread]
-        place = T.meta_var(part * count + i)
-        x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + place % 4 // 2 * 8 + lane // 4))
-        y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + place % 2))
-        if results.inside(x, y):
-            results.buffer[tuple(results.index(batch, x, y))] = results.value(kernel.sum(total[0]), batch, x, y)
+            for v in T.vectorized(vector):
+                total[v] = total[v] + parts[other + 1, i, thread, v]
+        place = T.meta_var(part * count + i * vector)
+        for v in T.unroll(vector):
+            element = T.meta_var(place + v)
+            x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + element % 4 // 2 * 8 + lane // 4))
+            y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2))
+            if results.inside(x, y):
+                results.buffer[tuple(results.index(batch, x, y))] = results.element(kernel.sum(total[v]), batch, x, y)
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -457,7 +491,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
             staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
         if tiles.split > 1:
             parts = pool.alloc(
-                (tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128
+                (tiles.split, tiles.sums // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
+                kernel.sums_dtype,
+                align=128,
             )
         full = TMABar(pool, tiles.stages * 2 if kernel.has_tail else tiles.stages)
         empty = MBarrier(pool, tiles.stages)
@@ -468,10 +504,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
         order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         else:
             T.cuda.cta_sync()
         if tiles.dependent == 1:
+            # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+            T.ptx.griddepcontrol.launch_dependents()
             T.ptx.griddepcontrol.wait()
 
         rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
@@ -488,6 +527,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     walk = _Walk(kernel, first, kernel.clusters)
                     maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
                     _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
+                T.cuda.warp_sync()
             if kernel.has_tail:
                 if warp == 1:
                     if part == tiles.split - 1:
@@ -537,7 +577,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if (warp == 0) & (lane == 0):
                     T.ptx.cp.async_.bulk.wait_group(0)
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            # The loading warp may come here in parts, so the barrier is not the aligned one.
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         if tiles.split > 1:
             if group > 0:
                 last = _Walk(kernel, first, kernel.clusters)

@@ -63,8 +63,10 @@ class Product:
     out: Matrix
     index_out: Callable[[Any, Any, Any], list[Any]]
     """(batch, m, n) -> indices of the result's buffer."""
-    value: Callable[[Any, Any, Any, Any], Any]
-    """(sum, batch, m, n) -> what is stored there."""
+    value: Callable[[Any, Any, Any, Any, Sequence[Any]], Any]
+    """(sum, batch, m, n, what the operands of the epilogue are there) -> what is stored there."""
+    addends: Callable[[Any, Any, Any], list[Any]]
+    """(batch, m, n) -> the loads of the epilogue's operands, such as a bias."""
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -98,15 +100,15 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     axes = _Axes(block)
     total = block.body.value
     product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    loads = [_uncast(product.a), _uncast(product.b)]
+    factors = [_uncast(product.a), _uncast(product.b)]
     stored = last.body if last is not None else block.body
-    if any(load.source not in fresh for load in loads) or stored.buffer not in fresh:
+    if any(load.source not in fresh for load in factors) or stored.buffer not in fresh:
         return None
     # What follows reads the sums at its own axes, in some order: each of them is an axis of the product.
     origin = dict(zip(stored.indices, block.body.indices, strict=True)) if last is not None else {}
     order = {var: axes.position(origin.get(var, var)) for var in stored.indices}
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
-    left, right = (loads[factor.position] for factor in (contraction.left, contraction.right))
+    left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
     matrices = (
         axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
@@ -123,14 +125,21 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    def value(total: Any, flat_batch: Any, row: Any, column: Any) -> Any:
-        if last is None:
-            return total
-        found = values(flat_batch, row, column)
-        places = {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + found[at]) for var, at in order.items() if at is not None}
-        return _replaced(stored.value, block.body.buffer, total, fresh, places)
+    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
 
-    return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value)
+    def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
+        found = values(flat_batch, row, column)
+        return {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + found[at]) for var, at in order.items() if at is not None}
+
+    def value(total: Any, flat_batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
+        known = {**fresh, **places(flat_batch, row, column)}
+        return total if last is None else _replaced(stored.value, block.body.buffer, total, dict(zip(loads, addends, strict=True)), known)
+
+    def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
+        known = {**fresh, **places(flat_batch, row, column)}
+        return [_replaced(load, None, None, {}, known) for load in loads]
+
+    return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value, addends)
 
 
 class _Axes:
@@ -206,13 +215,25 @@ def _is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, TensorLoad) and expr.source.same_as(buffer)
 
 
-def _replaced(expr: Any, sums: Any, total: Any, fresh: dict[Any, Any], places: dict[Any, Any]) -> Any:
-    """Return an expression on sums as one on a given sum, at given places of other buffers."""
+def _loads_of(expr: Any, but: Any) -> list[Any]:
+    """Return the distinct loads in an expression but for those of one buffer."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> Any:
+        if not load.source.same_as(but) and not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
+        return load
+
+    tvm_ffi.structural_map(expr, [(TensorLoad, visit)], order="pre")
+    return found
+
+
+def _replaced(expr: Any, sums: Any, total: Any, addends: dict[Any, Any], known: dict[Any, Any]) -> Any:
+    """Return an expression with a given sum in place of loads of sums, and what is known in place of loads and variables."""
 
     def replace_load(load: Any) -> Any:
-        return total if load.source.same_as(sums) else load
+        if sums is not None and load.source.same_as(sums):
+            return total
+        return next((value for other, value in addends.items() if tvm_ffi.structural_equal(load, other)), load)
 
-    def replace_var(var: Any) -> Any:
-        return fresh.get(var, places.get(var, var))
-
-    return tvm_ffi.structural_map(expr, [(TensorLoad, replace_load), (Var, replace_var)])
+    return tvm_ffi.structural_map(expr, [(TensorLoad, replace_load), (Var, lambda var: known.get(var, var))], order="pre")

@@ -10,8 +10,8 @@ Parameters:
                side by side in memory. A consumer's block_m * block_n / 128 sums of each thread are at most 128 (192 with one consumer)
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
-  cluster_m    1 or 2: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
-  cluster_n    1 or 2: along the columns, sharing the rows' operand
+  cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
+  cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4
   raster       rows of tiles (of clusters of them) that are walked before the next column
   split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then clusters are 1
                and there is one tile for each cluster
@@ -72,7 +72,7 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     steps = -(-k * left.item_bytes // ROW_BYTES)
     if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
         return None
-    results = results_of(product, (rows, columns), tiles.block_n, is_swapped=bool(tiles.swap))
+    results = results_of(product, (rows, columns), (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

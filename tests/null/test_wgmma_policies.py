@@ -54,7 +54,7 @@ def test_every_proposal_keeps_to_what_the_template_takes(
 ) -> None:
     space, gpu = of(dtype, size, layout, batch), arch(name).the_gpu
     found = tilings(space, name)
-    assert bool(found) == (max(size[:2]) > 1)
+    assert bool(found) == (wgmma_matmul.why_not(space, arch(name)) == "")
     assert len(set(found)) == len(found)
     for tiling in found:
         _keeps_to_the_template(tiling, space, size, gpu)
@@ -80,14 +80,16 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     clusters = tiling.cluster_m * tiling.cluster_n
     assert clusters == 1 or tiling.split == 1
     assert sums % tiling.split == 0
-    # Multicast is TMA's, and each of two blocks brings half of the columns.
-    by_tma = [(len_ * item_bytes) % 16 == 0 and (item_bytes == 2 or last) for len_, last in _rows_in_memory(space, size)]
-    assert clusters == 1 or all(by_tma)
+    # Multicast brings each of two blocks half of the columns; rows of any length come eight apart, all of a tile's columns at once.
+    left, right = _are_boxes(space, size)
+    assert clusters == 1 or (left and right)
+    assert (left if tiling.swap else right) or tiling.block_n % 64 == 0
     assert columns.is_k_last or clusters == 1 or tiling.block_n % 64 == 0
     assert tiling.cluster_m * tiling.block_m < m + 2 * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + 2 * tiling.block_n
     steps = -(-k * item_bytes // 128)
-    assert tiling.stages <= -(-steps // tiling.split) + 1
+    tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
+    assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
     stored = tiling.block_n if columns.is_k_last else -(-tiling.block_n // 64) * 64
     parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
@@ -96,10 +98,11 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert rows is not columns
 
 
-def _rows_in_memory(space: IterSpace, size: tuple[int, int, int]) -> list[tuple[int, bool]]:
-    """Return the length of a row of each operand, and whether it runs along the reduction."""
+def _are_boxes(space: IterSpace, size: tuple[int, int, int]) -> list[bool]:
+    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction if they have 8 bits."""
     read = product(space)
-    return [(size[2] if f.is_k_last else extent, f.is_k_last) for f, extent in ((read.left, size[0]), (read.right, size[1]))]
+    rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
+    return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -125,7 +128,7 @@ def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None
 
 
 def test_large_tiles_share_columns_by_multicast() -> None:
-    first = tilings(of("float16", (4096, 4096, 4096)), top_k=1)[0]
+    first = tilings(of("float16", (8192, 8192, 8192)), top_k=1)[0]
     assert first.block_m * first.block_n >= 128 * 224
     assert first.cluster_m * first.cluster_n == 2
 
@@ -136,7 +139,7 @@ def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None
     for tiling in tilings(of("float16", (m, n, 4096)), top_k=4):
         assert tiling.swap == 1
         assert tiling.block_n <= max(16, 2 * m)
-        assert -(-n // tiling.block_m) * tiling.split >= 0.9 * 128
+        assert -(-n // tiling.block_m) * tiling.split >= 64  # an SM draws twice its share of DRAM's bandwidth
         assert tiling.stages * tiling.block_m * 128 >= 48 * 1024  # enough on its way to hide DRAM's latency
 
 
@@ -145,12 +148,23 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
     assert {tiling.split for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
 
 
-@pytest.mark.parametrize(("layout", "dtype", "size"), [("nn", "float16", (512, 1001, 512)), ("nn", "int8", (512, 512, 512))])
-def test_what_tma_does_not_bring_is_expected_to_take_longer(layout: str, dtype: str, size: tuple[int, int, int]) -> None:
-    aligned, k_last = (size[0], 1008, size[2]), of(dtype, size, "nt")
-    easier = of(dtype, aligned, layout) if dtype == "float16" else k_last
-    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1, ()) for space in (of(dtype, size, layout), easier))
-    assert slow.predicted_secs > quick.predicted_secs
+@pytest.mark.parametrize(
+    ("dtype", "layout", "size", "batch"),
+    [
+        ("int8", "nn", (512, 512, 512), 0),  # wgmma wants the reduction last
+        ("float8_e5m2", "nt", (512, 512, 500), 0),
+        ("float16", "nn", (512, 1001, 512), 0),
+        ("float16", "nt", (512, 512, 501), 3),
+    ],
+)
+def test_rows_that_tma_cannot_bring_are_told(dtype: str, layout: str, size: tuple[int, int, int], batch: int) -> None:
+    assert wgmma_matmul.why_not(of(dtype, size, layout, batch), H200) == "TMA does not take an operand's rows"
+
+
+def test_rows_of_any_length_are_taken_where_eight_of_them_are() -> None:
+    space = of("float16", (1000, 1003, 517))
+    assert wgmma_matmul.why_not(space, H200) == ""
+    assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(space)} == {1}
 
 
 # How policies compete
@@ -195,7 +209,7 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
     proposals = gpu_matmul.propose(space, arch(name), 60, ())
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     assert gpu_matmul.propose(space, arch(name), 20, ()) == proposals[:20]
-    assert bool(proposals) == (gpu_matmul.why_not(space, arch(name)) == "")
+    assert bool(proposals) >= (gpu_matmul.why_not(space, arch(name)) == "")
 
 
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])
