@@ -24,6 +24,9 @@ from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
 from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
 
+Terms = tuple[dict[int, int], int]
+"""An index: axes with their coefficients, and its constant."""
+_RANK = 4
 _COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 
 
@@ -101,15 +104,13 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if any(buffer not in fresh for buffer in (source, weights.source, stored.buffer)):
         return None
     axes = _Axes(block)
-    walked = [axes.terms(index) for index in image.indices]
-    met = [axes.terms(index) for index in weights.indices]
-    made = [axes.terms(index) for index in block.body.indices]
-    if None in walked or None in met or None in made or not (len(walked) == len(met) == len(made) == _RANK):
+    walked, met, made = (axes.all_terms(indices) for indices in (image.indices, weights.indices, block.body.indices))
+    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
+    if walked is None or met is None or made is None or not is_in_order:
         return None
     windows = _windows(axes, walked, made, [int(extent) for extent in source.shape], padding)
     strides = _weight_strides(axes, met, walked, made, _dense(weights.source.shape))
-    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
-    if windows is None or strides is None or not is_in_order:
+    if windows is None or strides is None:
         return None
 
     loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
@@ -142,9 +143,6 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     )
 
 
-_RANK = 4
-
-
 def _read_at(last: Any, sums: Any) -> list[Any]:
     """Return the indices at which a block reads the sums."""
     found: list[Any] = []
@@ -168,7 +166,13 @@ class _Axes:
         for axis in block.iter_vars:
             self._analyzer.bind(axis.var, Range.from_min_extent(axis.dom.min, axis.dom.extent))
 
-    def terms(self, index: Any) -> tuple[dict[int, int], int] | None:
+    def all_terms(self, indices: Sequence[Any]) -> list[Terms] | None:
+        """Return the terms of the indices of an operand with four dimensions; None for others."""
+        found = [self._terms(index) for index in indices]
+        known = [terms for terms in found if terms is not None]
+        return known if len(known) == len(found) == _RANK else None
+
+    def _terms(self, index: Any) -> Terms | None:
         """Return the coefficient of each axis longer than 1 that an index has, and its constant; None where it is not linear."""
         found = detect_linear_equation(self._analyzer.simplify(index), self._vars)
         if not found or not all(isinstance(term, tirx.IntImm) for term in found):
@@ -177,7 +181,7 @@ class _Axes:
         return {at: c for at, c in enumerate(coefficients) if c and self.extents[at] > 1}, constant
 
 
-def _windows(axes: _Axes, walked: list[Any], made: list[Any], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
+def _windows(axes: _Axes, walked: list[Terms], made: list[Terms], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
     """Return the windows over rows and columns; None where the dimensions are not image, row, column, channel."""
     for dim in (0, 3):
         terms, constant = walked[dim]
@@ -200,7 +204,9 @@ def _windows(axes: _Axes, walked: list[Any], made: list[Any], shape: list[int], 
     return windows[0], windows[1]
 
 
-def _weight_strides(axes: _Axes, met: list[Any], walked: list[Any], made: list[Any], dense: list[int]) -> tuple[int, int, int, int] | None:
+def _weight_strides(
+    axes: _Axes, met: list[Terms], walked: list[Terms], made: list[Terms], dense: list[int]
+) -> tuple[int, int, int, int] | None:
     """Return how far apart neighbouring filters, channels and taps are; 0 where there is one."""
     strides: dict[int, int] = {}
     for (terms, constant), pitch in zip(met, dense, strict=True):

@@ -239,16 +239,38 @@ def _load(kernel, walk, maps, stages, barriers, place):
         for i in T.serial(end - begin):
             empty.wait(state.stage, state.phase)
             # The last step's copies are counted by a barrier of their own, where what follows the reduction is still to be cleared.
-            slot = T.meta_var(T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage)
+            slot = T.meta_var(
+                T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage
+            )
             full.arrive(slot, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
             counted = T.meta_var(full.ptr_to([slot]))
             _copy(kernel.rows, kernel.rows.copies[0], rows_maps[0], (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            _copy(kernel.columns, kernel.columns.copies[0], columns_maps[0], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            _copy(
+                kernel.columns,
+                kernel.columns.copies[0],
+                columns_maps[0],
+                (columns_stages, state),
+                column,
+                rank_m,
+                at,
+                counted,
+                columns_mask,
+            )
             if len(kernel.rows.copies) > 1:
                 _copy(kernel.rows, kernel.rows.copies[-1], rows_maps[1], (rows_stages, state), row, rank_n, at, counted, rows_mask)
             if len(kernel.columns.copies) > 1:
-                _copy(kernel.columns, kernel.columns.copies[-1], columns_maps[1], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+                _copy(
+                    kernel.columns,
+                    kernel.columns.copies[-1],
+                    columns_maps[1],
+                    (columns_stages, state),
+                    column,
+                    rank_m,
+                    at,
+                    counted,
+                    columns_mask,
+                )
             state.advance()
         walk.advance()
 
@@ -556,9 +578,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     order.wait(worker, turn)
                     turn = 1 - turn
                 count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
-                _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
-                )
+                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )

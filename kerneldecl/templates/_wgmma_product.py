@@ -73,6 +73,35 @@ class Product:
         return self.contraction.extents
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a sum: an expression on loads of it and of other buffers, the addends."""
+
+    expr: Any
+    """None where the sum itself is stored."""
+    sums: Any
+    loads: tuple[Any, ...]
+    fresh: dict[Any, Any]
+
+    @classmethod
+    def of(cls, expr: Any, sums: Any, fresh: dict[Any, Any]) -> Epilogue:
+        """Return the epilogue that an expression is, `fresh` being the buffers that stand for a function's."""
+        return cls(expr, sums, () if expr is None else tuple(_loads_of(expr, sums)), fresh)
+
+    def value(self, total: Any, places: dict[Any, Any], addends: Sequence[Any]) -> Any:
+        """Return what is stored, given the sum, where it is and what the addends are there."""
+        if self.expr is None:
+            return total
+        return _replaced(self.expr, self.sums, total, dict(zip(self.loads, addends, strict=True)), self._known(places))
+
+    def addends(self, places: dict[Any, Any]) -> list[Any]:
+        """Return the loads of the addends of one place."""
+        return [_replaced(load, None, None, {}, self._known(places)) for load in self.loads]
+
+    def _known(self, places: dict[Any, Any]) -> dict[Any, Any]:
+        return {**self.fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + place) for var, place in places.items()}}
+
+
 def read_product(mod: tvm.IRModule) -> Product | None:
     """Return the product that a module's function is, None where it is none or where its memory has no strides."""
     sch = Schedule(mod)
@@ -125,19 +154,17 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
+    epilogue = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
 
     def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
         found = values(flat_batch, row, column)
-        return {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + found[at]) for var, at in order.items() if at is not None}
+        return {var: found[at] for var, at in order.items() if at is not None}
 
     def value(total: Any, flat_batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        known = {**fresh, **places(flat_batch, row, column)}
-        return total if last is None else _replaced(stored.value, block.body.buffer, total, dict(zip(loads, addends, strict=True)), known)
+        return epilogue.value(total, places(flat_batch, row, column), addends)
 
     def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
-        known = {**fresh, **places(flat_batch, row, column)}
-        return [_replaced(load, None, None, {}, known) for load in loads]
+        return epilogue.addends(places(flat_batch, row, column))
 
     return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value, addends)
 

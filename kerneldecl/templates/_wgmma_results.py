@@ -295,7 +295,9 @@ def store_sums(results: Results, acc, count, at, lanes):
             if results.in_pairs and not results.is_swapped and results.columns_interleaved == 0:
                 if results.inside(x, y):
                     for v in T.vectorized(2):
-                        results.buffer[tuple(results.index(batch, x, y + v))] = results.element(acc[block * 4 + half * 2 + v], batch, x, y + v)
+                        results.buffer[tuple(results.index(batch, x, y + v))] = results.element(
+                            acc[block * 4 + half * 2 + v], batch, x, y + v
+                        )
             else:
                 for v in T.unroll(2):
                     yv = T.meta_var(column + results.column(block * 8 + (lane % 4) * 2 + v))

@@ -108,6 +108,7 @@ struct Thread : Place {
   std::vector<Copy> copies;
   std::deque<std::vector<Copy>> copy_groups;
   unsigned spins = 0;
+  unsigned waits = 0;  // for barriers in shared memory, since the lanes of the warp last met
   bool arrived_in_cluster = false;
   unsigned cluster_round = 0;
 };
@@ -115,6 +116,7 @@ struct Thread : Place {
 struct Warp {
   Rendezvous rendezvous;
   unsigned round = 0;
+  unsigned aligned = 0, waits = 0;  // lanes that came to an aligned barrier, and how often they had waited before
   std::array<std::vector<uint8_t>, 32> slots[2];
   std::array<uint32_t, 32> rows;
   std::array<std::vector<uint32_t>, 32> parts;
@@ -633,14 +635,26 @@ Warp& my_warp() { return me().cta->warps[me().rank_in_cta / 32]; }
 
 template <class Last>
 void meet_warp(const char* name, Last last) {
-  meet(my_warp().rendezvous, std::min<unsigned>(32, me().cta->threads.size()), std::string("the rest of its warp at ") + name, last);
+  Cta* cta = me().cta;
+  unsigned first = me().rank_in_cta / 32 * 32, lanes = std::min<unsigned>(32, cta->threads.size() - first);
+  meet(my_warp().rendezvous, lanes, std::string("the rest of its warp at ") + name, [&] {
+    for (unsigned lane = 0; lane < lanes; lane++) cta->threads[first + lane]->waits = 0;
+    last();
+  });
 }
 }  // namespace
 
 void sync_warp() { meet_warp("__syncwarp", [] {}); }
 
-void cluster_arrive() {
+void cluster_arrive(bool is_aligned) {
   Cluster* cluster = me().cta->cluster;
+  if (is_aligned) {
+    // A lane that has waited alone may come back later than the others.
+    Warp& warp = my_warp();
+    if (warp.aligned == 0) warp.waits = me().waits;
+    if (warp.waits != me().waits) fail("comes to an aligned barrier of the cluster apart from its warp, since only some lanes have waited before");
+    warp.aligned = (warp.aligned + 1) % std::min<unsigned>(32, me().cta->threads.size());
+  }
   if (me().arrived_in_cluster) fail("arrives twice at the cluster's barrier without waiting");
   me().arrived_in_cluster = true;
   me().cluster_round = cluster->round;
@@ -696,6 +710,7 @@ bool barrier_wait(uint32_t address, unsigned parity) {
     wait_in(barrier.waiting, why);
   }
   me().spins = 0;
+  me().waits++;
   return true;
 }
 

@@ -77,7 +77,7 @@ T atomic(T* address, F change) {
 void sync_named(unsigned id, unsigned threads, bool is_waiting);
 void sync_cta();
 void sync_warp();
-void cluster_arrive();
+void cluster_arrive(bool is_aligned);
 void cluster_wait();
 bool elected();
 void barrier_init(uint32_t address, unsigned count);

@@ -367,7 +367,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"elect\.sync", lambda i: f"{i.operands[0].split('|')[1]} = machine::elected()"),
         (r"bar(rier)?(\.cta)?\.sync(\.aligned)?", lambda i: _named(i, is_waiting=True)),
         (r"bar(rier)?(\.cta)?\.arrive(\.aligned)?", lambda i: _named(i, is_waiting=False)),
-        (rf"barrier\.cluster\.arrive{_SCOPES}", _call("cluster_arrive")),
+        (rf"barrier\.cluster\.arrive{_SCOPES}", lambda i: f"machine::cluster_arrive({'true' if 'aligned' in i.parts else 'false'})"),
         (rf"barrier\.cluster\.wait{_SCOPES}", _call("cluster_wait")),
         (r"fence\.proxy\.async(\.shared::(cta|cluster)|\.global)?", _call("fence_proxy")),
         (rf"fence(\.mbarrier_init|\.proxy\.tensormap::generic)?{_SCOPES}(\.cluster)?|membar\.\w+", _nothing),

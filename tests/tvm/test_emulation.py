@@ -41,7 +41,11 @@ def product(flaw: str = "") -> Any:
         c_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", c_map, "float16", 2, c.data, N, M, N * 2, BLOCK, BLOCK, 1, 1, 0, 3, 0, 0)
         T.device_entry()
-        T.cta_id([1])
+        if flaw == "a cluster's barrier apart from the warp":
+            T.cta_id_in_cluster([2])
+            T.cta_id([2])
+        else:
+            T.cta_id([1])
         wg_id = T.warpgroup_id([2])
         warp_id = T.warp_id_in_wg([4])
         lane_id = T.lane_id([32])
@@ -119,6 +123,8 @@ def product(flaw: str = "") -> Any:
             if flaw != "ends before the store has read":
                 if (warp_id == 0) & (lane_id == 0):
                     T.ptx.cp.async_.bulk.wait_group(0)
+        if flaw == "a cluster's barrier apart from the warp":
+            T.cuda.cluster_sync()
     # fmt: on
     return main
 
@@ -154,6 +160,7 @@ def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
         ("no fence before the store", "without fence.proxy.async"),
         ("no barrier before the store", "without fence.proxy.async|nobody has written"),
         ("ends before the store has read", "have not been waited for"),
+        ("a cluster's barrier apart from the warp", "aligned barrier of the cluster apart from its warp"),
         ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
     ],
 )
