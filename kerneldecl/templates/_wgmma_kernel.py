@@ -306,7 +306,6 @@ def _clear_tails(kernel, walk, stages, full, part, lane):
     rows_stages, columns_stages = each(stages)
     tiles = T.meta_var(kernel.tiles)
     state = PipelineState(tiles.stages, 0)
-    turns: T.int32
     turns = 0
     while walk.valid():
         _skip(kernel, state, (part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split - 1)
@@ -336,9 +335,8 @@ def _release(kernel, empty, stage, lane, place):
     elif count == 2:
         if lane < 2:
             empty.arrive(stage, remote=lane)
-    else:
-        if (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
-            empty.arrive(stage, remote=lane)
+    elif (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
+        empty.arrive(stage, remote=lane)
 
 
 @T.inline
@@ -414,7 +412,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
     """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
     full, empty, order = each(barriers)
-    previous: T.int32
+    previous = 0
     for i in T.serial(count):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
@@ -560,8 +558,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
             acc = T.alloc_local((tiles.sums,), kernel.sums_dtype)
             packed = T.alloc_local((4,), "uint32")
-            rows_descriptor: T.uint64
-            columns_descriptor: T.uint64
+            rows_descriptor = T.uint64(0)
+            columns_descriptor = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rows_descriptor), rows_stages.ptr_to([0, 0]), *kernel.rows.descriptor)
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(columns_descriptor), columns_stages.ptr_to([0, 0]), *kernel.columns.descriptor

@@ -75,7 +75,7 @@ class Operand:
     """Of the whole tile in shared memory."""
     is_k_last: bool
     interleaved: int = 0
-    """Of how many rows each run of eighths is one row of eight, the next one after it: see `_interleaved`; 0 where rows keep their order."""
+    """Among how many rows every eighth one follows the other, see `_interleaved`; 0 where rows keep their order."""
     tail: int = 0
     """Elements of the last step that belong to the reduction, where what follows them is not zero already."""
 
@@ -131,7 +131,7 @@ def placed(row: Any, rows: int) -> Any:
 def operand_of(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
     """Return how TMA copies one of `share` parts of a tile of a matrix, None where it cannot.
 
-    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them. Where rows are interleaved, they are among `unit`.
+    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them. Rows are interleaved among `unit`.
     """
     return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _interleaved(matrix, tile_rows, share, unit)
 
@@ -182,8 +182,8 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
 def _interleaved(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
     """Return how to copy rows whose length is no multiple of 16 bytes: eight of them always are, so TMA takes every eighth row at once.
 
-    Row i of each eight starts i rows after the first, a place within TMA's innermost dimension. A box then holds rows i, i + 8, i + 16 ... of
-    `unit`, and beyond the reduction the rows that follow in memory.
+    Row i of each eight starts i rows after the first, a place within TMA's innermost dimension. A box then holds rows i, i + 8, i + 16 ...
+    of `unit`, and beyond the reduction the rows that follow in memory.
     """
     (rows, pitch), (terms, step) = matrix.rows, matrix.columns
     if (step != 1 and terms > 1) or matrix.item_bytes != 2 or matrix.batch or share > 1 or tile_rows % unit or unit % SLAB:
@@ -207,6 +207,7 @@ def _interleaved(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Opera
         return Copies(tensor_map, count * (tile_rows // unit), place, coords)
 
     # The last eight may lack rows. Those that it has are bounded by a map of their own: nothing is read beyond the matrix.
+    both: tuple[Copies, ...]
     if not eights:
         both = (copies(0, EIGHT, more, 1),)
     elif not more:

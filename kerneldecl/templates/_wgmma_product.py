@@ -96,7 +96,7 @@ class Epilogue:
 
     def addends(self, places: dict[Any, Any]) -> list[Any]:
         """Return the loads of the addends of one place."""
-        return [_replaced(load, None, None, {}, self._known(places)) for load in self.loads]
+        return [_narrowed(_replaced(load, None, None, {}, self._known(places))) for load in self.loads]
 
     def _known(self, places: dict[Any, Any]) -> dict[Any, Any]:
         return {**self.fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + place) for var, place in places.items()}}
@@ -139,12 +139,13 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
     left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
-    matrices = (
+    matrices = [
         axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
         axes.matrix(fresh, right.source, axes.strides(right), (n, k, batch)),
         axes.matrix(fresh, stored.buffer, out, (m, n, batch)),
-    )
-    if None in matrices:
+    ]
+    stored_plainly = [matrix for matrix in matrices if matrix is not None]
+    if len(stored_plainly) < len(matrices):
         return None
 
     def values(flat_batch: Any, row: Any, column: Any) -> dict[int, Any]:
@@ -166,7 +167,7 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
         return epilogue.addends(places(flat_batch, row, column))
 
-    return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value, addends)
+    return Product(contraction, tuple(fresh[param] for param in func.params), *stored_plainly, index_out, value, addends)
 
 
 class _Axes:
@@ -253,6 +254,13 @@ def _loads_of(expr: Any, but: Any) -> list[Any]:
 
     tvm_ffi.structural_map(expr, [(TensorLoad, visit)], order="pre")
     return found
+
+
+def _narrowed(load: Any) -> Any:
+    """Return a load with indices of 32 bits, half of the registers, where these are widened ones and address all of the buffer."""
+    indices = [index.value if isinstance(index, tirx.Cast) else index for index in load.indices]
+    is_small = math.prod(int(extent) for extent in load.source.shape) < 2**31
+    return load.source[tuple(indices)] if is_small and all(str(index.ty.dtype) == "int32" for index in indices) else load
 
 
 def _replaced(expr: Any, sums: Any, total: Any, addends: dict[Any, Any], known: dict[Any, Any]) -> Any:

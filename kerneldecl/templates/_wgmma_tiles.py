@@ -114,7 +114,7 @@ class Tiles(NamedTuple):
             and self.slabs in (1, 2)
             and self.sums <= SUMS[self.consumers]
             and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
-            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
+            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps % self.split == 0 and self.sums % self.split == 0))
             and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
         )
 
