@@ -22,7 +22,7 @@ from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.key import digest
 from kerneldecl.model import Arch
 from kerneldecl.plugins import STANDARD, load_arch
-from kerneldecl.relax import export_model, load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
 from kerneldecl.stores.local import LocalStore
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def executable(space: Space, network: Network, form: Any = "binary") -> Any:
     target = tvm.target.Target(json.loads((space.artifact("gpu") / "manifest.json").read_text())["arch"]["target"])
     passes = pipeline(space.artifact("gpu"), target, form, strict=True)
     with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
-        return relax.build(module_of(network), target, relax_pipeline=passes)
+        return relax.build(module_of(network), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
 
 
 def arguments(network: Network) -> list[Any]:

@@ -86,7 +86,7 @@ def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> No
     assert "gpu_fallback" not in policies.values()
     products = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
     if network.name == "llama_decode":
-        assert products == {"gpu_gemv"}
+        assert products <= {"gpu_gemv", "gpu_matmul"}
     elif network.dtype == "float32":
         assert products == {"gpu_matmul_simt"}
     else:
