@@ -117,7 +117,7 @@ def report_of(network: Network, artifact: Path) -> Any:
     from kerneldecl.compiler.models import fused
     from kerneldecl.relax import ApplyArtifact
 
-    apply = ApplyArtifact(artifact, target=target_of(artifact))
+    apply = ApplyArtifact(artifact, "binary", target=target_of(artifact))
     apply(fused(module_of(network)))
     return apply.report
 
