@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
+from tvm import relax
 
 from kerneldecl.compiler.specialised import SCHEDULED
 from kerneldecl.compiler.tensorir import match_digest
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
-Outcome = Literal["hit", "near miss", "miss", "scheduled before"]
+Outcome = Literal["hit", "view", "near miss", "miss", "scheduled before"]
+"""A view needs no kernel: TVM's RewriteDataflowReshape has a tensor of another shape over the same memory."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Report:
         return tuple(match for match in self.matches if match.outcome in {"miss", "near miss"})
 
     def __str__(self) -> str:
-        head = f"{self.artifact}: kernels for {len(self.hits)} of {len(self.matches)} functions"
+        needed = sum(match.outcome != "view" for match in self.matches)
+        head = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
 
@@ -76,6 +79,8 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterato
         elif kernel := by_digest.get(match_digest(func)):
             fits = not arch or kernel.arch in {"", arch}
             yield Match(name, "hit", kernel) if fits else Match(name, "near miss", kernel, _other_arch(kernel, arch))
+        elif relax.analysis.has_reshape_pattern(func):
+            yield Match(name, "view")
         else:
             yield _missed(name, func, shapes)
 

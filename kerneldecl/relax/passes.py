@@ -107,7 +107,8 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], ApplyArtifact(artifact, mode, strict=strict)]
+    views = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]  # which need no kernel
+    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, ApplyArtifact(artifact, mode, strict=strict)]
     last = [*_lower_dataflow(), *relax.pipeline.finalize_passes(target)]
 
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
