@@ -1,4 +1,4 @@
-"""Float32 exp, erf and tanh are right to a few units in the last place, over their range and at its ends, and are vector code."""
+"""Exp, erf and tanh are right to a few units in the last place, over their range and at its ends, and are vector code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LANES = 16
 CASES = {"exp": (math.exp, 3e-7), "erf": (math.erf, 1e-6), "tanh": (math.tanh, 5e-7)}
 
 
-def scheduled(name: str, count: int) -> Any:
-    x = te.placeholder((count,), "float32", name="x")
+def scheduled(name: str, count: int, dtype: str = "float32") -> Any:
+    x = te.placeholder((count,), dtype, name="x")
     y = te.compute((count,), lambda i: getattr(tvm.tirx, name)(x[i]), name="y")
     sch = tvm.s_tir.Schedule(canonical_module(te.create_prim_func([x, y], index_dtype_override="int64")))
     (loop,) = sch.get_loops(sch.get_sblock("y"))
@@ -32,7 +32,7 @@ def scheduled(name: str, count: int) -> Any:
 
 def run(name: str, x: np.ndarray[Any, Any], folder: Path) -> np.ndarray[Any, Any]:
     path = folder / f"{name}.o"
-    path.write_bytes(codegen.compile_object(scheduled(name, len(x)), detect(), f"kd_{name}"))
+    path.write_bytes(codegen.compile_object(scheduled(name, len(x), str(x.dtype)), detect(), f"kd_{name}"))
     link_shared_library(path.with_suffix(".so"), [path])
     y = np.full_like(x, 7.0)
     kernel_of(load_library(path.with_suffix(".so")), f"kd_{name}")(x, y)
@@ -46,6 +46,15 @@ def test_values_over_the_whole_range(name: str, tmp_path: Path) -> None:
     x[: LANES * 500] /= 20  # half of them where the functions bend
     want = np.array([reference(float(value)) for value in x])
     assert np.max(np.abs(run(name, x, tmp_path) - want) / np.abs(want)) < tolerance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float16_is_rounded_once(name: str, tmp_path: Path) -> None:
+    x = np.linspace(-9, 9, LANES * 1000).astype(np.float16)
+    want = np.array([CASES[name][0](float(value)) for value in x])
+    smallest = 2.0**-24
+    units = np.maximum(np.spacing(np.abs(want).astype(np.float16)).astype(float), smallest)
+    assert np.max(np.abs(run(name, x, tmp_path) - want) / units) < 0.51
 
 
 @pytest.mark.parametrize(("name", "at_infinities"), [("exp", (np.inf, 0.0)), ("erf", (1.0, -1.0)), ("tanh", (1.0, -1.0))])
