@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler import codegen, cuda, tensorir
+from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.link import LINKERS
@@ -108,9 +109,9 @@ def extract(root: str, model: str) -> dict[str, Any]:
             left_out.append({"name": name, "reason": reason})
             continue
         canonical = tensorir.canonical_module(func)
-        found = functions.setdefault(tensorir.module_digest(canonical), {"name": name, "calls": 0, "mod": canonical})
+        found = functions.setdefault(match_digest(canonical["main"]), {"name": name, "calls": 0, "mod": canonical})
         found["calls"] += calls
-    described = [{**_described(Path(root), found.pop("mod")), "computation": known, **found} for known, found in functions.items()]
+    described = [{**_described(Path(root), found.pop("mod")), **found} for found in functions.values()]
     return {"functions": described, "left_out": left_out}
 
 
@@ -119,7 +120,7 @@ def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
 
     known = recognised(mod, root)
     if known is None:
-        return {"rule": "tensor_ir", "ir": tvm.ir.save_json(mod["main"])}
+        return {"rule": "tensor_ir", "computation": tensorir.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
     proposal, identity = known
     return {"rule": proposal.rule, "attrs": proposal.attrs, "identity": identity}
 

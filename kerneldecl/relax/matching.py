@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tvm
 
-from kerneldecl.compiler.tensorir import match_digest
+from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 

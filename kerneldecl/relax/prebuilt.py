@@ -16,7 +16,8 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact import checked_artifact
 from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
-from kerneldecl.compiler.tensorir import canonical_module, match_digest, module_digest, symbol
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.tensorir import canonical_module, module_digest, symbol
 from kerneldecl.errors import ArtifactError
 from kerneldecl.toolchain import PACKAGES, installed
 

@@ -140,14 +140,17 @@ def report_of(built: Space, *funcs: Any) -> Report:
     return apply.report
 
 
-def dense(m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True) -> Any:
-    """Return matmul, add and relu as TE has them: 32-bit indices, names and blocks of its own."""
+def dense(  # noqa: PLR0913  each is one way to differ
+    m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True, turned: bool = False
+) -> Any:
+    """Return matmul, add and relu as TE has them: 32-bit indices, names and blocks of its own; operands perhaps the other way round."""
     left, right = te.placeholder((m, k), dtype), te.placeholder((n, k) if transposed else (k, n), dtype)
     bias, r = te.placeholder((n,), dtype), te.reduce_axis((0, k))
     product = te.compute((m, n), lambda i, j: te.sum(left[i, r] * (right[j, r] if transposed else right[r, j]), axis=r), name="mine")
-    out = biased = te.compute((m, n), lambda i, j: product[i, j] + bias[j], name="biased")
+    out = biased = te.compute((m, n), lambda i, j: bias[j] + product[i, j] if turned else product[i, j] + bias[j], name="biased")
     if relu:
-        out = te.compute((m, n), lambda i, j: tvm.tirx.max(biased[i, j], tvm.tirx.const(0, dtype)), name="cut")
+        zero = tvm.tirx.const(0, dtype)
+        out = te.compute((m, n), lambda i, j: tvm.tirx.max(*((zero, biased[i, j]) if turned else (biased[i, j], zero))), name="cut")
     return te.create_prim_func([left, right, bias, out])
 
 
@@ -233,8 +236,9 @@ def test_passes_compose_in_the_order_of_the_caller(built: Space, artifact: Path)
 # Matching and the report
 
 
-def test_names_attributes_and_index_width_do_not_matter(built: Space) -> None:
-    (match,) = report_of(built, dense().with_attr("op_pattern", 4)).matches
+@pytest.mark.parametrize("turned", [False, True])
+def test_names_attributes_index_width_and_order_of_operands_do_not_matter(built: Space, *, turned: bool) -> None:
+    (match,) = report_of(built, dense(turned=turned).with_attr("op_pattern", 4)).matches
     assert match.outcome == "hit"
     assert match.kernel.entries == ("fused_matmul_add_relu",)
 
