@@ -48,7 +48,7 @@ def read_model(model: str) -> tvm.IRModule:
     return _READERS[path.suffix](path)
 
 
-def fused(mod: tvm.IRModule) -> tvm.IRModule:
+def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRModule:
     """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
     passes = tvm.transform.Sequential(
         [
@@ -60,7 +60,7 @@ def fused(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.DeadCodeElimination(),
         ]
     )
-    with tvm.target.Target("llvm"):
+    with target or tvm.target.Target("llvm"):
         return passes(mod)
 
 

@@ -38,6 +38,9 @@ def canonical_module(func: Any) -> tvm.IRModule:
     """Return a module that holds the function as `main`, with no attribute that deployment pipelines add."""
     for name in dict(func.attrs or {}):
         func = func.without_attr(name)
+    if isinstance(realize := func.body, tvm.s_tir.SBlockRealize):
+        # A schedule changes blocks in place that one statement alone refers to, also where two functions share that statement.
+        func = func.with_body(tvm.s_tir.SBlockRealize(realize.iter_values, realize.predicate, realize.block))
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
 
 

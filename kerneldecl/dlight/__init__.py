@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA
-from kerneldecl.dlight.passes import ApplyFastTuning
+from kerneldecl.dlight.passes import ApplyFastTuning, apply_opt_before_tuning
 from kerneldecl.dlight.policy import Config, DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags, why_no_tensor_cores
 
@@ -22,6 +22,7 @@ __all__ = [
     "Result",
     "TensorCorePolicy",
     "apply_and_build",
+    "apply_opt_before_tuning",
     "get_tensorized_func_and_tags",
     "why_no_tensor_cores",
     "workers",

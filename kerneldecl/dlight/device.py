@@ -23,6 +23,8 @@ from kerneldecl.plugins import HOST, load_arch, plugin_names
 Target = Any
 """What names a GPU: TVM's Target, a mapping or text of one ({"kind": "cuda", "arch": "sm_90"}, "cuda -arch=sm_90"), an arch of ours
 ("h200"), or a CUDA."""
+HERE = "here"
+"""The name of the arch of this machine's GPU where its model has none that is declared."""
 _ARCH = re.compile(r"sm_(\d+)(\d)[af]?")
 _OPTION = re.compile(r"cuda(?P<options>(?:\s+-{1,2}\w+=\S+)*)\s*")
 _PARTITIONS = 4
@@ -110,6 +112,48 @@ class CUDA:
         return [gpu.dram_bytes_per_s, gpu.smem_bytes_per_clock_per_sm * gpu.sm_count * gpu.clock_hz]
 
 
+def arch_of(target: Target) -> Arch:
+    """Return the arch that a target stands for: of a GPU as `CUDA` takes it; of a CPU by the arch's name, `host` being this machine's,
+    or by a target of TVM's that is for the same processor.
+
+    Raise ValueError where there is none, or more than one.
+    """
+    if target is None:
+        raise ValueError('there is no target; give one, such as "h200" or "host", or run under `with target:`')
+    if isinstance(target, str) and target in plugin_names("archs", Path.cwd()):
+        return load_arch(Path.cwd(), target)
+    if (attrs := _llvm_attrs(target)) is not None:
+        return _cpu_arch(target, attrs)
+    return CUDA(target).arch
+
+
+def _llvm_attrs(target: Target) -> Mapping[str, Any] | None:
+    """Return the attributes of a target for CPUs, None for any other."""
+    if isinstance(target, Mapping):
+        return target if target.get("kind") == "llvm" else None
+    if isinstance(target, str) and target.startswith(("llvm", "{")):
+        target = tvm.target.Target(target)
+    return dict(target.attrs) if isinstance(target, tvm.target.Target) and target.kind.name == "llvm" else None
+
+
+def _cpu_arch(target: Target, attrs: Mapping[str, Any]) -> Arch:
+    """Return the arch of the processor, this machine's before the declared ones."""
+    cpus = [arch for name in (HOST, *_cpu_names()) if (arch := load_arch(Path.cwd(), name)).cpu]
+
+    def identity(named: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+        return str(named.get("mcpu", "")), frozenset(map(str, named.get("mattr", ())))
+
+    for arch in cpus:
+        if identity(dict(arch.tvm_target)) == identity(attrs):
+            return arch
+    choices = ", ".join(f"{arch.name} ({dict(arch.tvm_target).get('mcpu', 'no mcpu')})" for arch in cpus)
+    raise ValueError(f"no arch is for the processor of target {target}; expected one of {choices}")
+
+
+def _cpu_names() -> tuple[str, ...]:
+    return tuple(name for name in plugin_names("archs", Path.cwd()) if name != HOST)
+
+
 def archs_of(target: Target) -> tuple[Arch, ...]:
     """Return the archs that a target can stand for, this machine's GPU alone if it is one of them.
 
@@ -169,7 +213,7 @@ def _here() -> Arch | None:
     if gpu is None:
         return None
     declared = (arch for arch in _declared().values() if arch.model == gpu.model)
-    return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "what the driver says of the GPU here")
+    return next(declared, None) or read_arch(HERE, proposed_arch(gpu).encode(), "what the driver says of the GPU here")
 
 
 def _attrs(target: Target) -> Mapping[str, Any]:

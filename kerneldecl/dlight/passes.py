@@ -1,103 +1,110 @@
-"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and the database that spares doing it again.
+"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and what a model goes through before it.
 
-Knows nothing of Relax: a module's other functions stay as they are.
+Knows nothing of candidates, stores or artifacts' contents.
 """
 
 from __future__ import annotations
 
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+from tvm import relax
 
-from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
-from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.dlight.building import Result, apply_and_build, workers
-from kerneldecl.dlight.device import CUDA, Target
-from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
-from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
-from kerneldecl.errors import TuningError
-from kerneldecl.runners.local import LocalRunner
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.models import function_problem, fused
+from kerneldecl.dlight.device import Target, arch_of
+from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
+from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.passes import scheduled
+from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
 
-_DONE = "tirx.is_scheduled"
+_LOG = logging.getLogger(__name__)
+_NOTHING = Prebuilt(Path(), "nothing tuned", ())
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
 class ApplyFastTuning:
     """Schedules each PrimFunc that is not scheduled yet by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
 
-    Functions that have no iteration space or no right configuration stay unscheduled, for the next pass to take. What was
-    measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, and taken from there
-    when it comes again; what was only ranked, for want of the GPU, is not. Compile the module with the pass option
-    `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+    The folder `meta_database_dir` keeps what was tuned, and takes it from there when it comes again, in a MetaSchedule
+    database that TVM's own passes open. It is a workspace of kerneldecl, too: its store tells what is known, and its
+    artifact has the kernels. Without a folder nothing is kept.
+
+    Where the GPU is not in this machine, the policies' models choose, and a warning says so. Functions that nothing can
+    schedule, such as those of dynamic shape, stay as they are for the next pass; `report` tells what became of each.
     """
+
+    report: Report | None = None
 
     def __init__(
         self, topk: int = 20, target: Target = None, parallel_build: bool = True, meta_database_dir: str | Path | None = None
     ) -> None:
-        """Take the target, or the one that is current when the pass runs."""
+        """Take a GPU or a CPU as `kerneldecl.dlight.device.arch_of` does, by default the target that is current when the pass runs."""
+        if type(topk) is not int or topk < 1:
+            raise ValueError(f"topk is {topk!r}; expected an integer above 0")
         self.topk, self.target, self.parallel_build = topk, target, parallel_build
         self.meta_database_dir = meta_database_dir
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        device = CUDA(self.target or tvm.target.Target.current())
-        database = _database(self.meta_database_dir)
-        tuned = dict(mod.functions)
-        with workers(parallel_build=self.parallel_build) as runner:
-            for name, func in mod.functions.items():
-                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
-                    scheduled = self._scheduled(func, device, database, runner)
-                    tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
-        return tvm.IRModule(tuned, attrs=mod.attrs)
+        arch = arch_of(self.target or tvm.target.Target.current())
+        waiting = {name: func for name, func in _prim_funcs(mod).items() if not (func.attrs or {}).get(SCHEDULED)}
+        problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
+        # Functions that differ in names or index widths alone have one kernel.
+        distinct = {match_digest(func): (name, func) for name, func in reversed(waiting.items()) if name not in problems}
+        functions = dict(reversed(distinct.values()))
+        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
+            root = Path(self.meta_database_dir or scratch).resolve()
+            jobs = None if self.parallel_build else 1
+            tuned = tune_functions(root, arch, functions, self.topk, jobs) if functions else Tuned(None, {}, "")
+            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING)
+        failed = {name: tuned.failures[path] for name, func in functions.items() if (path := file_of(func)) in tuned.failures}
+        self.report = _with_reasons(found, problems | failed)
+        self._say(tuned.unmeasured)
+        return scheduled(mod, found.hits)
 
-    def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
-        """Return the scheduled function; None where there is none."""
-        if (known := _replayed(func, device, database)) is not None:
-            return known
-        try:
-            best = self._best(func, device, runner)
-        except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
-            return None
-        if database is not None and best.latency is not None:
-            workload = database.commit_workload(canonical_module(func))
-            args = ArgInfo.from_entry_func(workload.mod)
-            database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
-        return best.mod["main"]
-
-    def _best(self, func: Any, device: CUDA, runner: LocalRunner) -> Result:
-        func, tags = get_tensorized_func_and_tags(func, device.target)
-        if tags:
-            try:
-                return apply_and_build(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner=runner)[1]
-            except TuningError:
-                pass  # CUDA cores are left
-        return apply_and_build(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner=runner)[1]
+    def _say(self, unmeasured: str) -> None:
+        assert self.report is not None
+        if unmeasured and self.report.hits:
+            _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
+        _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
 
 
-def _database(folder: str | Path | None) -> JSONDatabase | None:
-    if folder is None:
-        return None
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # Traces name intrinsics, which must be there when they are read.
-    intrinsics_cuda.register_all()
-    intrinsics_i4.register_all()
-    return JSONDatabase(work_dir=str(folder), module_equality="structural")
+def apply_opt_before_tuning(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, target: Target = None) -> tvm.IRModule:
+    """Return a Relax module of operators as one of fused PrimFuncs and their calls: what `ApplyFastTuning` tunes.
+
+    With `params`, arrays by the names of `main`'s arguments, these become constants and what depends on them alone is computed
+    now; arguments without an array stay.
+    """
+    if params:
+        _check_params(mod, params)
+        mod = relax.transform.BindParams("main", {name: _tensor(value) for name, value in params.items()})(mod)
+    return fused(mod, target_of(arch_of(target or tvm.target.Target.current())))
 
 
-def _replayed(func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
-    """Return the function as the database has it scheduled for the device; None where it has not."""
-    if database is None or not database.has_workload(mod := canonical_module(func)):
-        return None
-    records = database.get_top_k(database.commit_workload(mod), len(database))
-    best = next((record for record in records if str(record.target) == str(device.target)), None)  # TVM looks at no target
-    if best is None:
-        return None
-    schedule = tvm.s_tir.Schedule(mod)
-    best.trace.apply_to_schedule(schedule, remove_postproc=False)
-    return schedule.mod["main"]
+def _check_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> None:
+    if "main" not in {var.name_hint for var in mod.get_global_vars()}:
+        raise ValueError("the module has no function main whose params could be bound")
+    names = [var.name for var in mod["main"].params]
+    if unknown := [name for name in params if name not in names]:
+        raise ValueError(f"main has no argument {', '.join(unknown)}; it has {', '.join(names)}")
 
 
-def _with_attrs_of(func: Any, scheduled: Any) -> Any:
-    return scheduled.with_attr({**dict(func.attrs or {}), _DONE: True})
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(value)
+
+
+def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
+    found = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
+    return dict(sorted(found.items()))
+
+
+def _with_reasons(report: Report, reasons: Mapping[str, str]) -> Report:
+    """Return the report with the reason that tuning gave for what it has no kernel for."""
+    matches = (replace(m, outcome="miss", kernel=None, reason=reasons[m.function]) if m.function in reasons else m for m in report.matches)
+    return Report(report.artifact, tuple(matches), ())

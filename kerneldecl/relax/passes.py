@@ -58,10 +58,11 @@ class ApplyArtifact:
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
-        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
+        return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
 
 
-def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+    """Return the module with the schedules of kernels in place of functions, by their names, and these marked."""
     fresh = mod.clone()
     for name, kernel in kernels.items():
         attrs = {**dict(mod[name].attrs or {}), SCHEDULED: True}
@@ -77,7 +78,7 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
-    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
+    return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
 
 
 @relax.expr_functor.mutator

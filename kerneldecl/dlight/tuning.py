@@ -1,0 +1,159 @@
+"""Owns the workspace in which a module's functions are tuned: each an entry of rule `tensor_ir`, planned and built as any other.
+
+Knows nothing of modules, nor of what becomes of the artifact.
+
+The folder's workloads.toml grows with every module that is tuned there; what the store knows is not tuned again. The
+database of the artifact is copied to the folder itself, where those look for it who know no workspaces.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from kerneldecl import nvcc
+from kerneldecl.api import run_build
+from kerneldecl.archproposal import proposed_arch
+from kerneldecl.compiler.tensorir import canonical_module, module_digest
+from kerneldecl.declare import parse
+from kerneldecl.dlight import device
+from kerneldecl.errors import DeclarationError
+from kerneldecl.extraction import FUNCTIONS
+from kerneldecl.flow import Options
+from kerneldecl.model import Arch
+from kerneldecl.plugins import STANDARD, plugin_file
+from kerneldecl.progress import Event, Finished, Note
+from kerneldecl.state import write_whole
+from kerneldecl.toolchain import PACKAGES, installed
+from kerneldecl.winners import cannot_measure
+from kerneldecl.workspace import FILE, open_workspace
+
+_LOG = logging.getLogger(__name__)
+_HEADER = "# Written by kerneldecl.dlight.ApplyFastTuning, which adds what it is given next; changes are lost."
+_DATABASE = ("database_workload.json", "database_tuning_record.json")
+_Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of a module's functions."""
+
+    artifact: Path | None
+    """None where no function has a kernel."""
+    failures: Mapping[str, str]
+    """Why a function has none, by its file in the workspace."""
+    unmeasured: str
+    """Why winners are their policy's choice instead of the fastest; empty where they were measured."""
+
+
+def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], top_k: int, jobs: int | None) -> Tuned:
+    """Tune functions in a folder, by the names that their entries are to have; return the artifact that has them.
+
+    Raise ValueError where the folder holds something else, or kernels for another arch.
+    """
+    tables = _tables(root, arch)
+    _write_arch(root, arch)
+    for name, func in functions.items():
+        path = file_of(func)
+        if not (root / path).exists():
+            write_whole(root / path, tvm.ir.save_json(canonical_module(func)["main"]))
+        table = tables.setdefault(path, {"name": _free(name, {known["name"] for known in tables.values()})})
+        table["top_k"] = top_k
+    unmeasured = cannot_measure(arch)
+    failures: dict[str, str] = {}
+    while tables:
+        write_whole(root / FILE, _text(arch, tables))
+        done = run_build(open_workspace(root), (), Options(require_measured=not unmeasured), jobs, _log)
+        if not done.failures:
+            [artifact] = done.artifacts.values()
+            for name in _DATABASE:
+                shutil.copy(artifact / "database" / name, root / name)
+            return Tuned(artifact, failures, unmeasured)
+        # An artifact holds all entries or is not linked: it has to do without these.
+        reasons = {entry.rpartition("@")[0]: reason for entry, reason in done.failures.items()}
+        failures |= {path: reasons[table["name"]] for path, table in tables.items() if table["name"] in reasons}
+        tables = {path: table for path, table in tables.items() if path not in failures}
+    return Tuned(None, failures, unmeasured)
+
+
+def file_of(func: Any) -> str:
+    """Return where a function lies in the workspace: the name is the digest of what it computes."""
+    return f"{FUNCTIONS}/{module_digest(canonical_module(func))[:20]}.json"
+
+
+def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
+    """Return the entries of functions that were tuned here before, by file."""
+    try:
+        content = (root / FILE).read_bytes()
+    except FileNotFoundError:
+        if found := [name for name in _DATABASE if (root / name).exists()]:
+            raise ValueError(f"{root / found[0]} is a database that ApplyFastTuning did not write; give it another folder") from None
+        return {}
+    if not content.startswith(_HEADER.encode()):
+        raise ValueError(f"{root / FILE} is a workspace that ApplyFastTuning did not write; give it another folder")
+    try:
+        document = parse(content)
+    except DeclarationError as error:
+        raise ValueError(f"{error}; remove the file, and what the store knows is found again") from None
+    (target,) = document["target"]
+    if target != arch.name:
+        # A lookup in TVM's database does not ask for which target a schedule was made.
+        raise ValueError(f"{root} has what was tuned for {target}; give {arch.name} a folder of its own")
+    return {table["file"]: {"name": table["name"], "top_k": table["top_k"]} for table in document["workload"]}
+
+
+def _write_arch(root: Path, arch: Arch) -> None:
+    """Write the file of an arch that is not standard, as the workspace has to know it too."""
+    if arch.is_detected:
+        return
+    if arch.name == device.HERE:
+        gpu = device.gpu_here()
+        assert gpu is not None, "the arch was read from it"
+        write_whole(root / "archs" / f"{arch.name}.toml", proposed_arch(gpu))
+        return
+    file = plugin_file("archs", Path.cwd(), arch.name)
+    if file.parent != STANDARD / "archs" and file.parent.resolve() != (root / "archs").resolve():
+        write_whole(root / "archs" / file.name, file.read_text(encoding="utf-8"))
+
+
+def _text(arch: Arch, tables: Mapping[str, _Table]) -> str:
+    tools = {tool: installed(package) for tool, package in PACKAGES.items()}
+    if arch.gpu:
+        tools["cuda"] = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
+    heads = ["edition = 1", '[artifact]\nname = "tuned"\nversion = "0.1.0"', _table("[toolchain]", tools)]
+    heads.append(_table(f"[target.{arch.name}]", {"arch": arch.name}))
+    entries = (
+        _table("[[workload]]", {"name": table["name"], "rule": "tensor_ir", "file": path, "targets": [arch.name], "top_k": table["top_k"]})
+        for path, table in tables.items()
+    )
+    return "\n\n".join([_HEADER, *heads, *entries]) + "\n"
+
+
+def _table(header: str, values: Mapping[str, Any]) -> str:
+    # JSON of strings, numbers and lists is TOML as well.
+    return "\n".join([header, *(f"{key} = {json.dumps(value)}" for key, value in values.items())])
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return the name as entries have it, with a number where it is taken."""
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_") or "function"
+    number, free = 1, base
+    while free in taken:
+        number += 1
+        free = f"{base}_{number}"
+    return free
+
+
+def _log(event: Event) -> None:
+    if isinstance(event, Finished):
+        _LOG.log(logging.WARNING if event.has_failed else logging.INFO, "%s: %s", event.entry, event.text)
+    elif isinstance(event, Note):
+        _LOG.info("%s", event.text)
