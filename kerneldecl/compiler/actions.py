@@ -16,6 +16,7 @@ import tvm
 from kerneldecl.compiler import codegen, cuda, tensorir
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.specialised import specialised_function
 from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.link import LINKERS
 from kerneldecl.model import Arch, Candidate
@@ -50,16 +51,16 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     no files.
     """
     mod, parsed = _lowered(case), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
-    if schedule is None:
+    applied = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
+    if applied is None:
         return {"failure": "the template does not apply"}
-    scheduled, symbol = tensorir.module_digest(schedule.mod), tensorir.symbol(case["computation"])
+    scheduled, symbol = applied.digest, tensorir.symbol(case["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
     store = LocalStore(Path(case["root"]) / "cache")
     known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
     if isinstance(known, Record) and not afresh:
         return {"scheduled": scheduled, **known.result}
-    content, built = _compiled(schedule.mod, parsed, symbol, store)
+    content, built = _compiled(applied.mod, parsed, symbol, store)
     path = Path(folder) / f"{built['code']}.o"
     path.write_bytes(content)
     LINKERS[parsed.kind](path.with_suffix(".so"), [path])
@@ -82,12 +83,15 @@ def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> 
 
 
 def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
-    """Return what an artifact holds of a candidate beside its object file: database lines and the scheduled source."""
+    """Return what an artifact holds of a candidate beside its object file: database lines or a specialised function, and the source."""
     mod, parsed = _lowered(case), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
-    assert schedule is not None, "a winner applies"
-    lines = codegen.database_lines(schedule, mod, parsed)
-    return {"database": json.dumps(dataclasses.asdict(lines), sort_keys=True), "source": schedule.mod["main"].script()}
+    applied = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
+    assert applied is not None, "a winner applies"
+    if applied.schedule:
+        held = dataclasses.asdict(codegen.database_lines(applied.schedule, mod, parsed))
+    else:
+        held = dataclasses.asdict(specialised_function(mod, applied.mod))
+    return {"database": json.dumps(held, sort_keys=True), "source": applied.mod["main"].script()}
 
 
 def extract(root: str, model: str) -> dict[str, Any]:

@@ -14,14 +14,20 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import SCHEDULED, Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
+TIR_PIPELINE = PIPELINE
+"""What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
+_OPAQUE = 8
+"""Relax's kind of function of which nothing is known (relax/op_attr_types.h, OpPatternKind)."""
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
@@ -54,23 +60,26 @@ class ApplyArtifact:
         target = self.target or tvm.target.Target.current(allow_none=True)
         if target is None:
             raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
-        self.report = match(mod, read_prebuilt(self.artifact, target))
+        self.report = match(mod, read_prebuilt(self.artifact, target), "" if self.mode == "binary" else str(target.attrs.get("arch", "")))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
-        return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
+        return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
 
 def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     """Return the module with the schedules of kernels in place of functions, by their names, and these marked."""
     fresh = mod.clone()
     for name, kernel in kernels.items():
-        attrs = {**dict(mod[name].attrs or {}), SCHEDULED: True}
-        fresh.update_func(mod.get_global_var(name), kernel.scheduled.with_attr(attrs))
+        func, attrs = kernel.scheduled, {**dict(mod[name].attrs or {}), SCHEDULED: True}
+        if is_tirx(func):
+            # It has no blocks, which TVM's passes would look for: nothing is to be fused with it.
+            attrs = {**{key: value for key, value in attrs.items() if key != "s_tir"}, "op_pattern": _OPAQUE}
+        fresh.update_func(mod.get_global_var(name), func.with_attr(attrs))
     return fresh
 
 
-def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target.Target) -> tvm.IRModule:
     calls = _Calls(mod, kernels)
     for var, func in mod.functions.items():
         if isinstance(func, relax.Function):
@@ -78,7 +87,8 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
-    return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
+    arch = str(target.attrs.get("arch", ""))
+    return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
 
 
 @relax.expr_functor.mutator
@@ -97,7 +107,7 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
 
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
-    """Return the default passes of `relax.build(mod, target, relax_pipeline=…)` with an artifact's kernels among them.
+    """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
     Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
     """

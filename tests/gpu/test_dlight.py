@@ -31,10 +31,10 @@ ARCH = CUDA("h200").arch
 
 def kernel(func: Any, config: Config, folder: Path) -> Any:
     """Return the kernel, built in this process."""
-    schedule = apply_candidate(folder, canonical_module(func), config.candidate, ARCH)
-    assert schedule is not None, config
+    applied = apply_candidate(folder, canonical_module(func), config.candidate, ARCH)
+    assert applied is not None, config
     path = folder / "kernel.o"
-    path.write_bytes(compile_cuda_object(schedule.mod, ARCH, "kd_function", LocalStore(folder)).content)
+    path.write_bytes(compile_cuda_object(applied.mod, ARCH, "kd_function", LocalStore(folder)).content)
     link_cuda_library(path.with_suffix(".so"), [path])
     return kernel_of(load_library(path.with_suffix(".so"), "cuda"), "kd_function")
 
