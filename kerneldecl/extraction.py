@@ -15,6 +15,7 @@ from kerneldecl import locate
 from kerneldecl.declare import declare, decode, parse
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
+from kerneldecl.initial import ignore_results
 from kerneldecl.model import frozen
 from kerneldecl.runners.process import Worker
 from kerneldecl.state import write_whole
@@ -89,12 +90,14 @@ def _tables(root: Path, content: bytes) -> list[Table]:
 
 
 def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
-    """Write what entries need before the entries, so that the workspace is right at any time."""
+    """Write what entries need before the entries, so that the workspace is right at any time; a new one has git ignore its results."""
     for path, ir in functions.items():
         if not (root / path).exists():
             write_whole(root / path, ir)
     content = merged.text.encode()
     declare(root, content)
+    if not (root / FILE).exists():
+        ignore_results(root)
     if not (root / FILE).exists() or (root / FILE).read_bytes() != content:
         write_whole(root / FILE, merged.text)
 

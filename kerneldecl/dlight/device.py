@@ -120,11 +120,21 @@ def arch_of(target: Target) -> Arch:
     """
     if target is None:
         raise ValueError('there is no target; give one, such as "h200" or "host", or run under `with target:`')
-    if isinstance(target, str) and target in plugin_names("archs", Path.cwd()):
+    if _is_name(target):
         return load_arch(Path.cwd(), target)
     if (attrs := _llvm_attrs(target)) is not None:
         return _cpu_arch(target, attrs)
     return CUDA(target).arch
+
+
+def asked_arch(target: Target) -> str:
+    """Return the name that a target for GPUs has for nvcc, such as sm_90a; empty where it names an arch of ours, or a CPU."""
+    is_ours = isinstance(target, CUDA) or _is_name(target) or _llvm_attrs(target) is not None
+    return "" if is_ours else str(_attrs(target).get("arch", ""))
+
+
+def _is_name(target: Target) -> bool:
+    return isinstance(target, str) and target in plugin_names("archs", Path.cwd())
 
 
 def _llvm_attrs(target: Target) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ from tvm import relax
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.models import function_problem, fused
-from kerneldecl.dlight.device import Target, arch_of
+from kerneldecl.dlight.device import Target, arch_of, asked_arch
 from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
 from kerneldecl.relax.matching import SCHEDULED, Report, match
 from kerneldecl.relax.passes import scheduled
@@ -52,7 +52,8 @@ class ApplyFastTuning:
         self.meta_database_dir = meta_database_dir
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        arch = arch_of(self.target or tvm.target.Target.current())
+        target = self.target or tvm.target.Target.current(allow_none=True)
+        arch = arch_of(target)
         waiting = {name: func for name, func in _prim_funcs(mod).items() if not (func.attrs or {}).get(SCHEDULED)}
         problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
         # Functions that differ in names or index widths alone have one kernel.
@@ -62,7 +63,7 @@ class ApplyFastTuning:
             root = Path(self.meta_database_dir or scratch).resolve()
             jobs = None if self.parallel_build else 1
             tuned = tune_functions(root, arch, functions, self.topk, jobs) if functions else Tuned(None, {}, "")
-            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING)
+            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING, asked_arch(target))
         failed = {name: tuned.failures[path] for name, func in functions.items() if (path := file_of(func)) in tuned.failures}
         self.report = _with_reasons(found, problems | failed)
         self._say(tuned.unmeasured)
@@ -72,6 +73,8 @@ class ApplyFastTuning:
         assert self.report is not None
         if unmeasured and self.report.hits:
             _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
+        for arch in sorted({kernel.arch for kernel in self.report.hits.values()} - {""}):
+            _LOG.warning("some kernels are for %s alone; compile the module for it, with kerneldecl.relax.TIR_PIPELINE", arch)
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
 
 
@@ -84,7 +87,7 @@ def apply_opt_before_tuning(mod: tvm.IRModule, params: Mapping[str, Any] | None 
     if params:
         _check_params(mod, params)
         mod = relax.transform.BindParams("main", {name: _tensor(value) for name, value in params.items()})(mod)
-    return fused(mod, target_of(arch_of(target or tvm.target.Target.current())))
+    return fused(mod, target_of(arch_of(target or tvm.target.Target.current(allow_none=True))))
 
 
 def _check_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> None:

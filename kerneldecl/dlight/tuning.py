@@ -29,7 +29,7 @@ from kerneldecl.errors import DeclarationError
 from kerneldecl.extraction import FUNCTIONS
 from kerneldecl.flow import Options
 from kerneldecl.model import Arch
-from kerneldecl.plugins import STANDARD, plugin_file
+from kerneldecl.plugins import plugin_file
 from kerneldecl.progress import Event, Finished, Note
 from kerneldecl.state import write_whole
 from kerneldecl.toolchain import PACKAGES, installed
@@ -111,17 +111,18 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
 
 
 def _write_arch(root: Path, arch: Arch) -> None:
-    """Write the file of an arch that is not standard, as the workspace has to know it too."""
+    """Write the file of a declared arch, which may be the user's own or this machine's GPU."""
     if arch.is_detected:
         return
     if arch.name == device.HERE:
         gpu = device.gpu_here()
         assert gpu is not None, "the arch was read from it"
-        write_whole(root / "archs" / f"{arch.name}.toml", proposed_arch(gpu))
-        return
-    file = plugin_file("archs", Path.cwd(), arch.name)
-    if file.parent != STANDARD / "archs" and file.parent.resolve() != (root / "archs").resolve():
-        write_whole(root / "archs" / file.name, file.read_text(encoding="utf-8"))
+        content = proposed_arch(gpu)
+    else:
+        content = plugin_file("archs", Path.cwd(), arch.name).read_text(encoding="utf-8")
+    path = root / "archs" / f"{arch.name}.toml"
+    if not path.exists() or path.read_text(encoding="utf-8") != content:
+        write_whole(path, content)
 
 
 def _text(arch: Arch, tables: Mapping[str, _Table]) -> str:

@@ -6,7 +6,7 @@ Knows nothing of how functions and kernels are matched, nor of loading what was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,6 +24,7 @@ TIR_PIPELINE = PIPELINE
 """What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
+Passes = Sequence[tvm.transform.Pass]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
 _OPAQUE = 8
@@ -106,27 +107,37 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], list(call.ty_args))
 
 
-def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
+def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
+    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine. What
+    became of each function is in `report` of the result, once a model was built with it.
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    passes = [
-        *relax.pipeline.library_dispatch_passes(target),
-        *legalize[:fused],
-        ApplyArtifact(artifact, mode, strict=strict),
-        *legalize[fused:],
-        *_lower_dataflow(),
-        *relax.pipeline.finalize_passes(target),
-    ]
+    return Pipeline(
+        before=(*relax.pipeline.library_dispatch_passes(target), *legalize[:fused]),
+        apply=ApplyArtifact(artifact, mode, strict=strict),
+        after=(*legalize[fused:], *_lower_dataflow(), *relax.pipeline.finalize_passes(target)),
+        target=target,
+    )
 
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        with target:
-            return tvm.transform.Sequential(passes)(mod)
 
-    return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
+@tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
+class Pipeline:
+    """Passes in order, one of them an artifact's."""
+
+    def __init__(self, before: Passes, apply: ApplyArtifact, after: Passes, target: tvm.target.Target) -> None:
+        self.before, self.apply, self.after, self.target = before, apply, after, target
+
+    @property
+    def report(self) -> Report | None:
+        """What became of each function of the last module; None before."""
+        return self.apply.report
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        with self.target:
+            return tvm.transform.Sequential([*self.before, self.apply, *self.after])(mod)
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:

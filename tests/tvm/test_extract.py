@@ -160,6 +160,15 @@ def test_float16_sums_and_repeated_calls_are_told(space: Space) -> None:
     assert tables["transpose"]["tags"] == ["swiglu", "swiglu.calls-2"], "of both weights of one shape"
 
 
+def test_git_ignores_what_builds_of_a_new_workspace_write(space: Space) -> None:
+    space.run("extract", "nets:mlp")
+    ignored = (space.root / ".gitignore").read_text()
+    assert {"/dist/", "/cache/*"} <= set(ignored.splitlines())
+    (space.root / ".gitignore").unlink()
+    space.run("extract", "nets:swiglu")
+    assert not (space.root / ".gitignore").exists(), "the workspace is not new any more: its owner removed it"
+
+
 def test_saved_ir_and_its_module_are_one_model(space: Space) -> None:
     (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
     space.run("extract", "nets:mlp")

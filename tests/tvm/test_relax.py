@@ -30,7 +30,7 @@ from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.key import digest
 from kerneldecl.plugins import load_arch
-from kerneldecl.relax import ApplyArtifact, Report, export_model, load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, Report, export_model, load_model, pipeline
 
 RNG = np.random.default_rng(5)
 SHAPES = ((16, 32), (32, 24), (24,), (24, 8), (8,))
@@ -312,6 +312,14 @@ def test_the_report_is_logged_and_misses_are_warnings(built: Space, caplog: pyte
     report = report_of(built, dense(n=40))
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert caplog.records[1].getMessage() == str(report)
+
+
+def test_the_pipeline_has_the_report_of_the_model_that_was_compiled(built: Space) -> None:
+    target = target_of(built)
+    passes = pipeline(built.artifact(), target)
+    assert passes.report is None
+    tvm.compile(Net, target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    assert set(passes.report.hits) == set(prim_funcs(FUSED(Net)))
 
 
 def test_strict_raises_with_the_report(built: Space) -> None:
