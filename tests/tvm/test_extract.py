@@ -308,19 +308,35 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("model", WRONG)
-def test_what_is_no_model_ends_with_a_sentence_and_nothing_written(space: Space, model: str) -> None:
+@pytest.fixture
+def wrong(space: Space) -> Space:
+    """Return a folder of things that are no model."""
     space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}'})
     function = next(func for _, func, _ in models.called(models.fused(nets(space)["mlp"]())))
     (space.root / "function.json").write_text(tvm.ir.save_json(function))
     saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])
     product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
     saved_onnx(space.root / "dynamic.onnx", product, {"w": (8, 4)}, ["n", 8], ["n", 4])
-    before = sorted(space.root.iterdir())
-    result = space.run("extract", model, code=2)
+    return space
+
+
+@pytest.mark.parametrize("model", [model for model in WRONG if model != "dynamic.onnx"])
+def test_what_is_no_model_has_a_sentence(wrong: Space, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(wrong.root)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = model if ":" in model or "." not in model else str(wrong.root / model)
+    found = actions.extract(str(wrong.root), path)
+    sys.modules.pop("nets", None)  # of this folder
+    assert WRONG[model].removeprefix(f"{model}: ") in f"{found['problem']}; {found['hint']}"
+
+
+@pytest.mark.parametrize("model", ["words.json", "dynamic.onnx"])
+def test_what_is_no_model_ends_with_its_sentence_and_nothing_written(wrong: Space, model: str) -> None:
+    before = sorted(wrong.root.iterdir())
+    result = wrong.run("extract", model, code=2)
     assert WRONG[model] in result.stderr
     assert len(result.stderr.splitlines()) == 1
-    assert sorted(path for path in space.root.iterdir() if path.name != "__pycache__") == before
+    assert sorted(path for path in wrong.root.iterdir() if path.name != "__pycache__") == before
 
 
 def test_a_file_with_mistakes_is_left_as_it_is(space: Space) -> None:
