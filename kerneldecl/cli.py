@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,10 @@ def init(settings: Settings) -> None:
 @main.command()
 @click.argument("model")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="The workspace's workloads.toml, new or not.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries; repeatable.")
 @json_option
 @click.pass_obj
-def extract(settings: Settings, model: str, output: Path | None, as_json: bool) -> None:
+def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool) -> None:
     """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
 
     Run again, it adds what is new, marks what is gone and leaves every other line as it is.
@@ -153,7 +155,17 @@ def extract(settings: Settings, model: str, output: Path | None, as_json: bool) 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")
     root = settings.root if output is None else output.resolve().parent
-    _print(as_json, extract_model(model, root), extracted_text)
+    _print(as_json, extract_model(model, root, _sizes(dims)), extracted_text)
+
+
+def _sizes(dims: Sequence[str]) -> dict[str, list[int]]:
+    sizes: dict[str, list[int]] = {}
+    for text in dims:
+        found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)", text)
+        if found is None or found[1] in sizes:
+            raise click.UsageError(f"--dim is {text}; expected each dimension once, with its sizes, such as n=1,16,128")
+        sizes[found[1]] = [int(size) for size in found[2].split(",")]
+    return sizes
 
 
 @main.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ FUNCTIONS = "functions"
 _LIMIT_SECS = 1800.0
 
 
-def extract_model(model: str, root: Path) -> dict[str, Any]:
+def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
     """Add entries for a model's functions to the workspace's file, which is made if there is none; return what came of it.
+
+    `sizes` are those that a dynamic dimension of the model is to have entries for.
 
     Raise DeclarationError for what is no model and for a file with mistakes; nothing is written then.
     """
@@ -35,7 +37,7 @@ def extract_model(model: str, root: Path) -> dict[str, Any]:
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
-    answer = _read_by_a_worker(model, root)
+    answer = _read_by_a_worker(model, root, sizes or {})
     functions = {_function(found): found.get("ir") for found in answer["functions"]}
     if not functions:
         raise _objection(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
@@ -45,10 +47,13 @@ def extract_model(model: str, root: Path) -> dict[str, Any]:
     return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
 
 
-def _read_by_a_worker(model: str, root: Path) -> dict[str, Any]:
+def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     worker = Worker({})
     try:
-        answer = worker.call({"do": "extract", "root": str(root), "model": model}, _LIMIT_SECS)
+        answer = worker.call(
+            {"do": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
+            _LIMIT_SECS,
+        )
     finally:
         worker.stop()
     if "problem" in answer:

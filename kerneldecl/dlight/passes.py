@@ -108,6 +108,7 @@ def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
 
 
 def _with_reasons(report: Report, reasons: Mapping[str, str]) -> Report:
-    """Return the report with the reason that tuning gave for what it has no kernel for."""
-    matches = (replace(m, outcome="miss", kernel=None, reason=reasons[m.function]) if m.function in reasons else m for m in report.matches)
+    """Return the report with the reason that tuning gave for each function that it should have a kernel for."""
+    missed = {match.function for match in report.missed} & reasons.keys()
+    matches = (replace(m, outcome="miss", kernel=None, reason=reasons[m.function]) if m.function in missed else m for m in report.matches)
     return Report(report.artifact, tuple(matches), ())

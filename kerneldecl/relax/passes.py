@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.sizes import Sizes, specialised_sizes
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import SCHEDULED, Report, match
@@ -51,7 +52,8 @@ class ApplyArtifact:
         """Take an artifact's folder; the target is by default the one that is current when the pass runs.
 
         The pass raises ArtifactError for an artifact that is damaged or was built for another target, and, if `strict`,
-        UnmatchedError where a function that is not scheduled has no kernel.
+        UnmatchedError where a function that is not scheduled has no kernel, unless it is for sizes that `SpecialiseSizes` was
+        not given.
         """
         if mode not in get_args(Mode):
             raise ValueError(f'mode "{mode}" is unknown; expected "schedule" or "binary"')
@@ -121,6 +123,22 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
         after=(*legalize[fused:], *_lower_dataflow(), *relax.pipeline.finalize_passes(target)),
         target=target,
     )
+
+
+@tvm.transform.module_pass(opt_level=0, name="SpecialiseSizes")
+class SpecialiseSizes:
+    """Gives a model of dynamic shape functions for declared sizes: `SpecialiseSizes({"n": (1, 16, 128)})(mod)` returns the module.
+
+    Each public function then calls, by the sizes of its arguments, a copy of itself of static shape, which an artifact may have
+    kernels for, or the copy for all other sizes, which it has none for. To be run before anything is lowered; `kerneldecl
+    extract --dim n=1,16,128` declares the same copies' functions.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return specialised_sizes(mod, self.sizes)
 
 
 @tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
