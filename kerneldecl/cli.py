@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +148,13 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
 
     Run again, it adds what is new, marks what is gone and leaves every other line as it is.
     """
-    from kerneldecl.extraction import extract_model, extracted_text
+    from kerneldecl.extraction import extract_model, extracted_text, sizes_of
     from kerneldecl.tables import FILE
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")
     root = settings.root if output is None else output.resolve().parent
-    _print(as_json, extract_model(model, root, _sizes(dims)), extracted_text)
-
-
-def _sizes(dims: Sequence[str]) -> dict[str, list[int]]:
-    sizes: dict[str, list[int]] = {}
-    for text in dims:
-        found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)", text)
-        if found is None or found[1] in sizes:
-            raise click.UsageError(f"--dim is {text}; expected each dimension once, with its sizes, such as n=1,16,128")
-        sizes[found[1]] = [int(size) for size in found[2].split(",")]
-    return sizes
+    _print(as_json, extract_model(model, root, sizes_of(dims)), extracted_text)
 
 
 @main.command()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,18 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     _write(root, merged, {dict(function.attrs)["file"]: ir for function, ir in functions.items() if ir})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.gone}
     return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
+
+
+def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
+    """Return the sizes of each dimension of texts such as n=1,16,128; raise DeclarationError for what is none."""
+    sizes: dict[str, list[int]] = {}
+    for text in dims:
+        found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)", text)
+        if found is None or found[1] in sizes:
+            sentence = "not a dimension with its sizes" if found is None else f"the sizes of {found[1]} are given already"
+            raise DeclarationError([Problem(f"--dim {text}", 0, "", sentence, "expected each dimension once, such as --dim n=1,16,128")])
+        sizes[found[1]] = [int(size) for size in found[2].split(",")]
+    return sizes
 
 
 def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any]:

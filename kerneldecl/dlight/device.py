@@ -23,8 +23,6 @@ from kerneldecl.plugins import HOST, load_arch, plugin_names
 Target = Any
 """What names a GPU: TVM's Target, a mapping or text of one ({"kind": "cuda", "arch": "sm_90"}, "cuda -arch=sm_90"), an arch of ours
 ("h200"), or a CUDA."""
-HERE = "here"
-"""The name of the arch of this machine's GPU where its model has none that is declared."""
 _ARCH = re.compile(r"sm_(\d+)(\d)[af]?")
 _OPTION = re.compile(r"cuda(?P<options>(?:\s+-{1,2}\w+=\S+)*)\s*")
 _PARTITIONS = 4
@@ -223,7 +221,7 @@ def _here() -> Arch | None:
     if gpu is None:
         return None
     declared = (arch for arch in _declared().values() if arch.model == gpu.model)
-    return next(declared, None) or read_arch(HERE, proposed_arch(gpu).encode(), "what the driver says of the GPU here")
+    return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "what the driver says of the GPU here")
 
 
 def _attrs(target: Target) -> Mapping[str, Any]:

@@ -103,10 +103,9 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
         document = parse(content)
     except DeclarationError as error:
         raise ValueError(f"{error}; remove the file, and what the store knows is found again") from None
-    (target,) = document["target"]
-    if target != arch.name:
+    if document["target"] != {arch.name: {"arch": arch.name}}:
         # A lookup in TVM's database does not ask for which target a schedule was made.
-        raise ValueError(f"{root} has what was tuned for {target}; give {arch.name} a folder of its own")
+        raise ValueError(f"{root} has what was tuned for {', '.join(document['target'])}; give {arch.name} a folder of its own")
     return {table["file"]: {"name": table["name"], "top_k": table["top_k"]} for table in document["workload"]}
 
 
@@ -114,12 +113,12 @@ def _write_arch(root: Path, arch: Arch) -> None:
     """Write the file of a declared arch, which may be the user's own or this machine's GPU."""
     if arch.is_detected:
         return
-    if arch.name == device.HERE:
-        gpu = device.gpu_here()
-        assert gpu is not None, "the arch was read from it"
-        content = proposed_arch(gpu)
-    else:
+    try:
         content = plugin_file("archs", Path.cwd(), arch.name).read_text(encoding="utf-8")
+    except DeclarationError:
+        gpu = device.gpu_here()
+        assert gpu is not None, "an arch without a file was read from it"
+        content = proposed_arch(gpu)
     path = root / "archs" / f"{arch.name}.toml"
     if not path.exists() or path.read_text(encoding="utf-8") != content:
         write_whole(path, content)

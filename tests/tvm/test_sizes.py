@@ -195,8 +195,8 @@ def test_a_dynamic_function_without_sizes_is_a_miss_that_strict_raises(built: Sp
     ("arguments", "words"),
     [
         (["--dim", "m=1"], "rows.json: the model has no dynamic dimension m; its dynamic dimensions are n"),
-        (["--dim", "n"], "--dim is n; expected each dimension once, with its sizes, such as n=1,16,128"),
-        (["--dim", "n=1", "--dim", "n=2"], "--dim is n=2; expected each dimension once"),
+        (["--dim", "n"], "--dim n: not a dimension with its sizes; expected each dimension once, such as --dim n=1,16,128"),
+        (["--dim", "n=1", "--dim", "n=2"], "--dim n=2: the sizes of n are given already; expected each dimension once"),
         (["--dim", "n=0"], "the sizes of n are 0; expected different integers above 0"),
     ],
     ids=["unknown", "text", "twice", "zero"],
