@@ -66,6 +66,12 @@ class Prebuilt:
     kernels: tuple[Kernel, ...]
 
 
+def target_of(artifact: str | Path) -> tvm.target.Target:
+    """Return the target that an artifact was built for; raise ArtifactError where it is damaged."""
+    _, manifest = checked_artifact(artifact)
+    return tvm.target.Target(manifest["arch"]["target"])
+
+
 def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     """Return an artifact's kernels; raise ArtifactError where it is damaged, or was made for another target or by another TVM."""
     folder, manifest = checked_artifact(artifact)
