@@ -13,6 +13,7 @@ from kerneldecl.dlight.device import CUDA
 from kerneldecl.dlight.passes import ApplyFastTuning, apply_opt_before_tuning
 from kerneldecl.dlight.policy import Config, DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags, why_no_tensor_cores
+from kerneldecl.relax.prebuilt import register_intrinsics
 
 __all__ = [
     "CUDA",
@@ -24,6 +25,7 @@ __all__ = [
     "apply_and_build",
     "apply_opt_before_tuning",
     "get_tensorized_func_and_tags",
+    "register_intrinsics",
     "why_no_tensor_cores",
     "workers",
 ]

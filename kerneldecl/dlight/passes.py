@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.codegen import target_of
@@ -20,11 +21,13 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.models import function_problem, fused
 from kerneldecl.dlight.device import Target, arch_of, asked_arch
 from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
+from kerneldecl.errors import ToolchainError
 from kerneldecl.relax.matching import SCHEDULED, Report, match
 from kerneldecl.relax.passes import scheduled
 from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
 
 _LOG = logging.getLogger(__name__)
+tvm_ffi.register_error(ToolchainError.__name__, ToolchainError)  # TVM calls passes from C++, which knows no other errors than these
 _NOTHING = Prebuilt(Path(), "nothing tuned", ())
 
 

@@ -77,11 +77,15 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     folder, manifest = checked_artifact(artifact)
     if objection := _objection(manifest, target):
         raise ArtifactError(f"{folder}: {objection}")
-    intrinsics.register()  # schedules were tuned with these
-    if manifest["arch"]["kind"] == "cuda":
-        intrinsics_cuda.register_all()
-        intrinsics_i4.register_all()
+    register_intrinsics()
     return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, manifest))
+
+
+def register_intrinsics() -> None:
+    """Have TVM know what schedules of kernels name: where it does not, it reads no database of a GPU's kernels."""
+    intrinsics.register()
+    intrinsics_cuda.register_all()
+    intrinsics_i4.register_all()
 
 
 def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:

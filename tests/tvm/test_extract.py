@@ -18,8 +18,10 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from spaces import REPOSITORY, Space
+from tvm import relax
 
 from kerneldecl.compiler import actions, models, tensorir
+from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.proposals import BINARY, UNARY
@@ -132,6 +134,18 @@ def test_entries_compute_exactly_what_a_relax_model_calls(space: Space, model: s
     space.run("extract", f"nets:{model}")
     assert computations(space) == computations_of(nets(space)[model]())
     space.run("check")
+
+
+@pytest.mark.parametrize("target", [{"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90"}], ids=lambda target: target["kind"])
+@pytest.mark.parametrize("model", ["mlp", "block", "swiglu"])
+def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: dict[str, str]) -> None:
+    mod, here = nets(space)[model](), tvm.target.Target(target)
+    legalize = relax.pipeline.legalize_passes(here)
+    fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
+    with here:
+        deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), *legalize[:fused]])(mod)
+    functions = [func for func in deployed.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in models.called(models.fused(mod))}
 
 
 def test_an_mlp_is_made_of_standard_rules(space: Space) -> None:
@@ -285,6 +299,14 @@ def test_gathers_are_left_out(space: Space) -> None:
     assert "its inputs say where it reads" in left_out["reason"]
 
 
+def test_operators_that_tvm_does_not_lower_are_named(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "fused", lambda mod: mod)  # TVM 0.27 lowers what its frontends emit
+    (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
+    found = actions.extract(str(space.root), str(space.root / "mlp.json"))
+    assert {"relax.matmul", "relax.nn.softmax"} <= {each["name"] for each in found["left_out"]}
+    assert {each["reason"] for each in found["left_out"]} == {"TVM lowers this operator to no TensorIR"}
+
+
 def test_dynamic_functions_are_named_and_left_out(space: Space) -> None:
     found = space.run_json("extract", "nets:swiglu_of_any_length")
     assert {entry["rule"] for entry in declared(space)} == {"transpose"}
@@ -304,6 +326,8 @@ WRONG = {
     "nets": "nets: not a model by its name; expected saved Relax IR (.json), ONNX (.onnx)",
     "nowhere:net": "No module named 'nowhere'",
     "nets:nothing": "module nets has no attribute nothing",
+    "tensorir.json": "the file has no Relax function; a module of TensorIR alone is declared with rule tensor_ir",
+    "broken:net": "broken:net: reading and lowering it failed: ZeroDivisionError: division by zero",
     "nets:number": "number is a int, not a Relax module; expected a tvm.IRModule",
 }
 
@@ -311,16 +335,17 @@ WRONG = {
 @pytest.fixture
 def wrong(space: Space) -> Space:
     """Return a folder of things that are no model."""
-    space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}'})
+    space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}', "broken.py": "net = 1 / 0"})
     function = next(func for _, func, _ in models.called(models.fused(nets(space)["mlp"]())))
     (space.root / "function.json").write_text(tvm.ir.save_json(function))
+    (space.root / "tensorir.json").write_text(tvm.ir.save_json(tvm.IRModule({"main": function})))
     saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])
     product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
     saved_onnx(space.root / "dynamic.onnx", product, {"w": (8, 4)}, ["n", 8], ["n", 4])
     return space
 
 
-@pytest.mark.parametrize("model", [model for model in WRONG if model != "dynamic.onnx"])
+@pytest.mark.parametrize("model", [model for model in WRONG if model not in {"dynamic.onnx", "broken:net"}])
 def test_what_is_no_model_has_a_sentence(wrong: Space, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(wrong.root)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -330,7 +355,7 @@ def test_what_is_no_model_has_a_sentence(wrong: Space, model: str, monkeypatch: 
     assert WRONG[model].removeprefix(f"{model}: ") in f"{found['problem']}; {found['hint']}"
 
 
-@pytest.mark.parametrize("model", ["words.json", "dynamic.onnx"])
+@pytest.mark.parametrize("model", ["words.json", "dynamic.onnx", "broken:net"])
 def test_what_is_no_model_ends_with_its_sentence_and_nothing_written(wrong: Space, model: str) -> None:
     before = sorted(wrong.root.iterdir())
     result = wrong.run("extract", model, code=2)

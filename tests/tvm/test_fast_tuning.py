@@ -18,14 +18,16 @@ import tvm
 from compilers import needs_nvcc
 from spaces import clean_environment
 from tvm import relax, te
+from tvm.s_tir.meta_schedule.database import JSONDatabase
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
 from kerneldecl import host
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import cuda_source
-from kerneldecl.dlight import CUDA, ApplyFastTuning, apply_opt_before_tuning, device
+from kerneldecl.dlight import CUDA, ApplyFastTuning, apply_opt_before_tuning, device, register_intrinsics
 from kerneldecl.dlight.device import arch_of
+from kerneldecl.errors import ToolchainError
 from kerneldecl.relax import load_model, pipeline
 
 RNG = np.random.default_rng(4)
@@ -213,7 +215,8 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_says_so(tmp_path:
     caplog.set_level(logging.WARNING)
     a, b, k = te.placeholder((128, 128), "float16", "A"), te.placeholder((128, 128), "float16", "B"), te.reduce_axis((0, 128), "k")
     product = te.compute((128, 128), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
-    before = module(product=te.create_prim_func([a, b, product]), relu=relu((4096,)))
+    functions = {"product": te.create_prim_func([a, b, product], index_dtype_override="int64"), "relu": relu((4096,))}
+    plain, before = tvm.IRModule(functions), module(**functions)
     tune = ApplyFastTuning(topk=2, target="cuda -arch=sm_90", meta_database_dir=tmp_path)
     with pytest.raises(ValueError, match="can be h100"):
         tune(before)
@@ -226,6 +229,10 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_says_so(tmp_path:
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == "nothing was measured: it must be measured on NVIDIA H200; there is none; the policies' models chose"
     tvm.ir.assert_structural_equal(tune(after), after)
+    register_intrinsics()
+    with JSONDatabase(work_dir=str(tmp_path)), CUDA("h200").target:
+        found = relax.transform.MetaScheduleApplyDatabase()(relax.transform.AnnotateTIROpPattern()(plain))
+    assert is_scheduled(found) == {"product": True, "relu": True}
     with pytest.raises(ValueError, match=r"has what was tuned for h200; give b200 a folder of its own"):
         ApplyFastTuning(target="b200", meta_database_dir=tmp_path)(before)
 
@@ -241,6 +248,15 @@ def test_folders_of_others_are_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a workspace that ApplyFastTuning did not write"):
         ApplyFastTuning(target="host", meta_database_dir=tmp_path)(module(relu=relu((64,))))
     assert (tmp_path / "database_workload.json").read_text() == "theirs"
+
+
+def test_a_missing_compiler_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(_: str) -> None:
+        raise ToolchainError("there is no nvcc")
+
+    monkeypatch.setattr("kerneldecl.dlight.tuning.nvcc.compiler_for", no_compiler)
+    with pytest.raises(ToolchainError, match="there is no nvcc"):
+        ApplyFastTuning(target="h200")(module(relu=relu((64,))))
 
 
 def test_targets_name_one_arch() -> None:
