@@ -38,10 +38,15 @@ def canonical_module(func: Any) -> tvm.IRModule:
     """Return a module that holds the function as `main`, with no attribute that deployment pipelines add."""
     for name in dict(func.attrs or {}):
         func = func.without_attr(name)
-    if isinstance(realize := func.body, tvm.s_tir.SBlockRealize):
-        # A schedule changes blocks in place that one statement alone refers to, also where two functions share that statement.
-        func = func.with_body(tvm.s_tir.SBlockRealize(realize.iter_values, realize.predicate, realize.block))
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+
+
+def private_module(func: Any) -> tvm.IRModule:
+    """Return the canonical module of a copy of the function, to be scheduled where the function itself is kept.
+
+    TVM's schedules change blocks in place that one statement alone refers to, also where two functions share that statement.
+    """
+    return load(save(canonical_module(func)))
 
 
 def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:

@@ -59,9 +59,7 @@ class ApplyFastTuning:
         arch = arch_of(target)
         waiting = {name: func for name, func in _prim_funcs(mod).items() if not (func.attrs or {}).get(SCHEDULED)}
         problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
-        # Functions that differ in names or index widths alone have one kernel.
-        distinct = {match_digest(func): (name, func) for name, func in reversed(waiting.items()) if name not in problems}
-        functions = dict(reversed(distinct.values()))
+        functions = _distinct({name: func for name, func in waiting.items() if name not in problems})
         with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
             root = Path(self.meta_database_dir or scratch).resolve()
             jobs = None if self.parallel_build else 1
@@ -74,6 +72,8 @@ class ApplyFastTuning:
 
     def _say(self, unmeasured: str) -> None:
         assert self.report is not None
+        if not self.report.matches:
+            _LOG.warning("the module has no PrimFunc to tune; apply_opt_before_tuning makes them of a model's operators")
         if unmeasured and self.report.hits:
             _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
         for arch in sorted({kernel.arch for kernel in self.report.hits.values()} - {""}):
@@ -84,21 +84,23 @@ class ApplyFastTuning:
 def apply_opt_before_tuning(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, target: Target = None) -> tvm.IRModule:
     """Return a Relax module of operators as one of fused PrimFuncs and their calls: what `ApplyFastTuning` tunes.
 
-    With `params`, arrays by the names of `main`'s arguments, these become constants and what depends on them alone is computed
-    now; arguments without an array stay.
+    With `params`, arrays by the names of its functions' arguments, these become constants and what depends on them alone is
+    computed now; arguments without an array stay.
     """
-    if params:
-        _check_params(mod, params)
-        mod = relax.transform.BindParams("main", {name: _tensor(value) for name, value in params.items()})(mod)
-    return fused(mod, target_of(arch_of(target or tvm.target.Target.current(allow_none=True))))
+    here = target_of(arch_of(target or tvm.target.Target.current(allow_none=True)))
+    return fused(_bound(mod, params or {}), here)
 
 
-def _check_params(mod: tvm.IRModule, params: Mapping[str, Any]) -> None:
-    if "main" not in {var.name_hint for var in mod.get_global_vars()}:
-        raise ValueError("the module has no function main whose params could be bound")
-    names = [var.name for var in mod["main"].params]
-    if unknown := [name for name in params if name not in names]:
-        raise ValueError(f"main has no argument {', '.join(unknown)}; it has {', '.join(names)}")
+def _bound(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
+    """Return the module with arrays in place of arguments; raise ValueError for those that no function has."""
+    public = (item for item in mod.functions_items() if isinstance(item[1], relax.Function) and "global_symbol" in (item[1].attrs or {}))
+    arguments = {var.name_hint: [param.name for param in func.params] for var, func in public}
+    if unknown := sorted(params.keys() - {name for names in arguments.values() for name in names}):
+        there = "; ".join(f"{function} has {', '.join(names)}" for function, names in arguments.items())
+        raise ValueError(f"no function has an argument {', '.join(unknown)}; {there or 'there is no Relax function'}")
+    for function, names in arguments.items():
+        mod = relax.transform.BindParams(function, {name: _tensor(params[name]) for name in names if name in params})(mod)
+    return mod
 
 
 def _tensor(value: Any) -> Any:
@@ -108,6 +110,14 @@ def _tensor(value: Any) -> Any:
 def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
     found = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
     return dict(sorted(found.items()))
+
+
+def _distinct(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of each several functions that one kernel does for."""
+    first: dict[str, tuple[str, Any]] = {}
+    for name, func in functions.items():
+        first.setdefault(match_digest(func), (name, func))
+    return dict(first.values())
 
 
 def _with_reasons(report: Report, reasons: Mapping[str, str]) -> Report:

@@ -71,7 +71,11 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], top_k: 
     failures: dict[str, str] = {}
     while tables:
         write_whole(root / FILE, _text(arch, tables))
-        done = run_build(open_workspace(root), (), Options(require_measured=not unmeasured), jobs, _log)
+        try:
+            workspace = open_workspace(root)
+        except DeclarationError as error:
+            raise ValueError(f"{root} is damaged: {error}; give it another folder, or remove it") from None
+        done = run_build(workspace, (), Options(require_measured=not unmeasured), jobs, _log)
         if not done.failures:
             [artifact] = done.artifacts.values()
             for name in _DATABASE:

@@ -19,7 +19,7 @@ from kerneldecl.artifact import checked_artifact
 from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.specialised import is_tirx
-from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, symbol
+from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, private_module, symbol
 from kerneldecl.errors import ArtifactError
 from kerneldecl.toolchain import PACKAGES, installed
 
@@ -52,7 +52,7 @@ class Kernel:
         """The PrimFunc that is compiled: the specialised one, or the trace replayed."""
         if self.specialised is not None:
             return self.specialised.without_attr("global_symbol")
-        schedule = tvm.s_tir.Schedule(canonical_module(self.func))
+        schedule = tvm.s_tir.Schedule(private_module(self.func))
         self.trace.apply_to_schedule(schedule, remove_postproc=False)
         return schedule.mod["main"].without_attr("global_symbol")
 

@@ -200,6 +200,11 @@ def test_a_module_without_anything_to_tune_comes_back(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_module_of_operators_is_told_what_makes_functions_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    tvm.ir.assert_structural_equal(ApplyFastTuning(target="host")(Net), Net)
+    assert "apply_opt_before_tuning makes them" in caplog.text
+
+
 def test_functions_are_left_where_none_can_be_tuned() -> None:
     before = module(turned=output_first())
     passed = ApplyFastTuning(target="host")
@@ -248,6 +253,15 @@ def test_folders_of_others_are_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a workspace that ApplyFastTuning did not write"):
         ApplyFastTuning(target="host", meta_database_dir=tmp_path)(module(relu=relu((64,))))
     assert (tmp_path / "database_workload.json").read_text() == "theirs"
+
+
+def test_a_folder_that_lost_a_function_is_said_to_be_damaged(tmp_path: Path) -> None:
+    tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
+    tune(module(relu=relu((64,))))
+    for path in (tmp_path / "functions").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"is damaged: workloads.toml:\d+: relu: .*give it another folder, or remove it"):
+        tune(module(relu=relu((96,))))
 
 
 def test_a_missing_compiler_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +316,7 @@ def test_what_depends_on_params_alone_is_computed_before() -> None:
 
 
 def test_params_that_are_no_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="main has no argument v; it has x, w, b"):
+    with pytest.raises(ValueError, match="no function has an argument v; main has x, w, b"):
         apply_opt_before_tuning(Net, {"v": PARAMS["w"]}, "host")
-    with pytest.raises(ValueError, match="no function main"):
+    with pytest.raises(ValueError, match="no function has an argument v; there is no Relax function"):
         apply_opt_before_tuning(module(relu=relu((4,))), {"v": PARAMS["w"]}, "host")

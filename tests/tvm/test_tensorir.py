@@ -160,6 +160,6 @@ def test_schedules_leave_the_function_as_it_was() -> None:
     func = product()
     before = func.script()
     for _ in range(2):
-        schedule = tvm.s_tir.Schedule(tensorir.canonical_module(func))
+        schedule = tvm.s_tir.Schedule(tensorir.private_module(func))
         schedule.split(schedule.get_loops(schedule.get_sblock("C"))[0], [None, 4])
         assert func.script() == before
