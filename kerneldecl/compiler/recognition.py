@@ -5,13 +5,14 @@ Knows nothing of models, of files of the workspace or of schedules.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import tvm
 
 from kerneldecl import plugins
-from kerneldecl.attributes import rule_attributes
+from kerneldecl.attributes import RuleAttributes, rule_attributes
 from kerneldecl.compiler import tensorir
 from kerneldecl.model import Arg, Value
 from kerneldecl.proposals import Proposal, proposals
@@ -29,13 +30,18 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
     for proposal in proposals(args, _constants(text)):
         if plugins.shadowed(root, proposal.rule):
             continue
-        known = rule_attributes(plugins.STANDARD, proposal.rule)
+        known = _standard(proposal.rule)
         if any(known.attributes[name].read(value)[1] for name, value in proposal.attrs.items()):
             continue  # a dtype, say, that the rule does not take
         instance = known.rule(**proposal.attrs)
         if not any(instance.problems()) and tensorir.canonical_text(tensorir.lower(instance)) == text:
             return proposal, dict(zip(known.names, known.values(instance), strict=True))
     return None
+
+
+@functools.cache  # of hundreds of proposals
+def _standard(rule: str) -> RuleAttributes:
+    return rule_attributes(plugins.STANDARD, rule)
 
 
 def _constants(text: str) -> set[float]:
