@@ -39,7 +39,8 @@ def ordered(line: str) -> str:
         (statement,) = ast.parse(text).body
     except (SyntaxError, ValueError):
         return line
-    return _rendered(statement, text) if text.isascii() else line
+    indent = line[: len(line) - len(line.lstrip())]  # which says what block a statement belongs to
+    return indent + _rendered(statement, text) if text.isascii() else line
 
 
 def _rendered(node: Any, text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tvm
 from tvm import te
+from tvm.script import from_source
 
 from kerneldecl.compiler.equivalence import match_digest, ordered
 
@@ -61,6 +62,21 @@ def test_indices_may_be_added_in_any_order_but_not_exchanged() -> None:
         return match_digest(te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[index(i, j)])]))
 
     assert shifted(lambda i, j: (i + j, j)) == shifted(lambda i, j: (j + i, j)) != shifted(lambda i, j: (j, i + j))
+
+
+def test_a_statement_stays_in_its_block() -> None:
+    script = """
+@T.prim_func(s_tir=True)
+def main(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4,), "float32")):
+    for i, k in T.grid(4, 8):
+        with T.sblock("sum"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                B[vi] = 0.0
+{indent}B[vi] = B[vi] + A[vi, vk]
+"""
+    after, inside = (match_digest(from_source(script.format(indent=" " * width))) for width in (12, 16))
+    assert after != inside
 
 
 def test_what_is_no_whole_statement_stays() -> None:

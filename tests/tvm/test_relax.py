@@ -338,6 +338,13 @@ def test_an_artifact_for_another_target_is_refused(built: Space) -> None:
         ApplyArtifact(built.artifact())(FUSED(Net))
 
 
+def test_an_artifact_for_another_gpu_is_refused(artifact: Path) -> None:
+    gpu = {**manifest_of(artifact)["arch"], "kind": "cuda", "target": {"kind": "cuda", "arch": "sm_90"}}
+    seal(artifact, arch=gpu)
+    with pytest.raises(ArtifactError, match="is for arch sm_90, this target has sm_80; compile for"):
+        ApplyArtifact(artifact, target=tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))(FUSED(Net))
+
+
 def seal(folder: Path, **changes: Any) -> None:
     """Change a manifest as one who writes artifacts would."""
     (folder / link.MANIFEST).write_bytes(link._with_digest({**manifest_of(folder), **changes}))
