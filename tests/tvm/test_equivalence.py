@@ -67,13 +67,15 @@ def test_indices_may_be_added_in_any_order_but_not_exchanged() -> None:
 def test_a_statement_stays_in_its_block() -> None:
     script = """
 @T.prim_func(s_tir=True)
-def main(A: T.Buffer((4, 8), "float32"), B: T.Buffer((4,), "float32")):
-    for i, k in T.grid(4, 8):
+def main(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
+    for i in range(4):
         with T.sblock("sum"):
-            vi, vk = T.axis.remap("SR", [i, k])
-            with T.init():
+            vi = T.axis.spatial(4, i)
+            T.reads(A[vi])
+            T.writes(B[vi])
+            if vi < 2:
                 B[vi] = 0.0
-{indent}B[vi] = B[vi] + A[vi, vk]
+{indent}B[vi] = 1.0 + A[vi]
 """
     after, inside = (match_digest(from_source(script.format(indent=" " * width))) for width in (12, 16))
     assert after != inside
