@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler import intrinsics
+from kerneldecl.compiler.float8 import exact_float8
 from kerneldecl.compiler.specialised import is_tirx, specialised_digest, specialised_module
 from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
@@ -53,18 +55,28 @@ class Applied:
 
 
 def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> Applied | None:
-    """Return what the candidate's template makes of the module, None where it does not apply; raise ValueError if that is no such thing."""
+    """Return what the candidate's template makes of the module, None where it does not apply; raise as `applied` does."""
     made = load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
     return None if made is None else applied(mod, made)
 
 
-def applied(mod: tvm.IRModule, made: tvm.s_tir.Schedule | tvm.IRModule) -> Applied:
-    """Return a schedule of the module, or a module that takes its place; raise ValueError if it is neither."""
+def applied(mod: tvm.IRModule, made: Any) -> Applied:
+    """Return a schedule of the module, or what takes the module's place; raise TypeError or ValueError if it is neither."""
+    if not isinstance(made, tvm.s_tir.Schedule | tvm.IRModule | tvm.tirx.PrimFunc):
+        raise TypeError(f"{type(made).__name__} is no Schedule, IRModule or PrimFunc")
     if isinstance(made, tvm.s_tir.Schedule):
         return Applied(made.mod, made)
-    if isinstance(made, tvm.IRModule):
-        return Applied(specialised_module(made, mod), None)
-    raise ValueError(f"{type(made).__name__} is neither a Schedule nor an IRModule")
+    return Applied(specialised_module(tvm.IRModule({"main": made}) if isinstance(made, tvm.tirx.PrimFunc) else made, mod), None)
+
+
+def replays(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule) -> bool:
+    """Say whether a schedule's trace leads from the module to what the schedule holds; it may be one of another module."""
+    again = tvm.s_tir.Schedule(mod)
+    try:
+        schedule.trace.apply_to_schedule(again, remove_postproc=False)
+    except (RuntimeError, ValueError):
+        return False
+    return bool(tvm_ffi.structural_equal(again.mod, schedule.mod))
 
 
 def target_of(arch: Arch) -> tvm.target.Target:
@@ -95,7 +107,8 @@ def _of_both_kinds() -> Any:
     """
     pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
-    def lowered(mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+    def lowered(given: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = exact_float8(given)
         done: dict[Any, Any] = {}
         with tvm.transform.PassContext(context.opt_level, config={**dict(context.config), **PASS_CONFIG}):
             for flag, (lower, *_rest) in pipelines.items():

@@ -14,6 +14,10 @@ import tvm
 from kerneldecl.compiler.tensorir import load, save, signature_of
 from kerneldecl.key import digest
 
+SCHEDULED = "tirx.is_scheduled"
+"""The attribute with which TVM's passes tell each other that a function has its schedule."""
+_OPAQUE = 8
+"""Relax's kind of function of which nothing is known (relax/op_attr_types.h, OpPatternKind)."""
 _PLACES = frozenset({"ir.Span", "ir.SequentialSpan", "ir.SourceName"})
 """What TVM's JSON holds of where a statement was written: a path and a line of somebody's machine."""
 
@@ -56,6 +60,15 @@ def _shown(signature: list[tuple[tuple[int, ...], str]]) -> str:
 def is_tirx(func: Any) -> bool:
     """Say whether a function is TIRx, which TVM lowers by another pipeline than S-TIR."""
     return not (func.attrs or {}).get("s_tir", False)
+
+
+def in_place_of(func: Any, scheduled: Any) -> Any:
+    """Return a scheduled function as it stands in a model in place of the other: with its attributes, and marked scheduled."""
+    attrs = {**dict(func.attrs or {}), SCHEDULED: True}
+    if is_tirx(scheduled):
+        # It has no blocks, which TVM's passes would look for: nothing is to be fused with it.
+        attrs = {**{name: value for name, value in attrs.items() if name != "s_tir"}, "op_pattern": _OPAQUE}
+    return scheduled.with_attr(attrs)
 
 
 def specialised_digest(mod: tvm.IRModule) -> str:

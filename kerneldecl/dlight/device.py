@@ -43,6 +43,8 @@ class CUDA:
         """
         self.arch = _one(target, archs_of(target))
         self.target = target_of(self.arch)
+        self.is_for_wgmma: bool = target.is_for_wgmma if isinstance(target, CUDA) else _arch_name(target) == (self.gpu.wgmma_arch or None)
+        """Whether the target is the arch under the name with which compilers take wgmma: sm_90a."""
 
     def __repr__(self) -> str:
         return f"CUDA({self.arch.name!r})"
@@ -123,12 +125,6 @@ def arch_of(target: Target) -> Arch:
     if (attrs := _llvm_attrs(target)) is not None:
         return _cpu_arch(target, attrs)
     return CUDA(target).arch
-
-
-def asked_arch(target: Target) -> str:
-    """Return the name that a target for GPUs has for nvcc, such as sm_90a; empty where it names an arch of ours, or a CPU."""
-    is_ours = isinstance(target, CUDA) or _is_name(target) or _llvm_attrs(target) is not None
-    return "" if is_ours else str(_attrs(target).get("arch", ""))
 
 
 def _is_name(target: Target) -> bool:
@@ -222,6 +218,11 @@ def _here() -> Arch | None:
         return None
     declared = (arch for arch in _declared().values() if arch.model == gpu.model)
     return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "what the driver says of the GPU here")
+
+
+def _arch_name(target: Target) -> str:
+    """Return the name of the arch that a target gives; empty where it gives none."""
+    return "" if isinstance(target, str) and not _OPTION.fullmatch(target) else str(_attrs(target).get("arch", ""))
 
 
 def _attrs(target: Target) -> Mapping[str, Any]:

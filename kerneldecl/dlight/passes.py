@@ -19,10 +19,12 @@ from tvm import relax
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.models import function_problem, fused
-from kerneldecl.dlight.device import Target, arch_of, asked_arch
+from kerneldecl.compiler.specialised import SCHEDULED
+from kerneldecl.dlight.device import CUDA, Target, arch_of
 from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
 from kerneldecl.errors import ToolchainError
-from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.model import Arch
+from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.passes import scheduled
 from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
 
@@ -38,6 +40,9 @@ class ApplyFastTuning:
     The folder `meta_database_dir` keeps what was tuned, and takes it from there when it comes again, in a MetaSchedule
     database that TVM's own passes open. It is a workspace of kerneldecl, too: its store tells what is known, and its
     artifact has the kernels. Without a folder nothing is kept.
+
+    Under a target with arch sm_90a, products may become functions of TIRx, which use wgmma and stand in the artifact alone;
+    compile the module for that target then, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
 
     Where the GPU is not in this machine, the policies' models choose, and a warning says so. Functions that nothing can
     schedule, such as those of dynamic shape, stay as they are for the next pass; `report` tells what became of each.
@@ -63,8 +68,9 @@ class ApplyFastTuning:
         with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
             root = Path(self.meta_database_dir or scratch).resolve()
             jobs = None if self.parallel_build else 1
-            tuned = tune_functions(root, arch, functions, self.topk, jobs) if functions else Tuned(None, {}, "")
-            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING, asked_arch(target))
+            settings = {"top_k": self.topk, "policy": _policy(target, arch)}
+            tuned = tune_functions(root, arch, functions, settings, jobs) if functions else Tuned(None, {}, "")
+            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING)
         failed = {name: tuned.failures[path] for name, func in functions.items() if (path := file_of(func)) in tuned.failures}
         self.report = _with_reasons(found, problems | failed)
         self._say(tuned.unmeasured)
@@ -76,8 +82,6 @@ class ApplyFastTuning:
             _LOG.warning("the module has no PrimFunc to tune; apply_opt_before_tuning makes them of a model's operators")
         if unmeasured and self.report.hits:
             _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
-        for arch in sorted({kernel.arch for kernel in self.report.hits.values()} - {""}):
-            _LOG.warning("some kernels are for %s alone; compile the module for it, with kerneldecl.relax.TIR_PIPELINE", arch)
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
 
 
@@ -110,6 +114,11 @@ def _tensor(value: Any) -> Any:
 def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
     found = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
     return dict(sorted(found.items()))
+
+
+def _policy(target: Target, arch: Arch) -> str:
+    """Return the policy of all kernels, or of those with a trace: the others' functions can be compiled for wgmma's arch alone."""
+    return "traced" if arch.gpu and not CUDA(target).is_for_wgmma else "auto"
 
 
 def _distinct(functions: Mapping[str, Any]) -> dict[str, Any]:

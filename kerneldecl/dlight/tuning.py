@@ -54,8 +54,8 @@ class Tuned:
     """Why winners are their policy's choice instead of the fastest; empty where they were measured."""
 
 
-def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], top_k: int, jobs: int | None) -> Tuned:
-    """Tune functions in a folder, by the names that their entries are to have; return the artifact that has them.
+def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], settings: Mapping[str, Any], jobs: int | None) -> Tuned:
+    """Tune functions in a folder, by the names that their entries are to have, with settings of theirs; return the artifact that has them.
 
     Raise ValueError where the folder holds something else, or kernels for another arch.
     """
@@ -65,8 +65,10 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], top_k: 
         path = file_of(func)
         if not (root / path).exists():
             write_whole(root / path, tvm.ir.save_json(canonical_module(func)["main"]))
-        table = tables.setdefault(path, {"name": _free(name, {known["name"] for known in tables.values()})})
-        table["top_k"] = top_k
+        table = tables.setdefault(
+            path, {"name": _free(name, {known["name"] for known in tables.values()}), "rule": "tensor_ir", "file": path}
+        )
+        table.update(settings)
     unmeasured = cannot_measure(arch)
     failures: dict[str, str] = {}
     while tables:
@@ -110,7 +112,7 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
     if document["target"] != {arch.name: {"arch": arch.name}}:
         # A lookup in TVM's database does not ask for which target a schedule was made.
         raise ValueError(f"{root} has what was tuned for {', '.join(document['target'])}; give {arch.name} a folder of its own")
-    return {table["file"]: {"name": table["name"], "top_k": table["top_k"]} for table in document["workload"]}
+    return {table["file"]: table for table in document["workload"]}
 
 
 def _write_arch(root: Path, arch: Arch) -> None:
@@ -134,10 +136,7 @@ def _text(arch: Arch, tables: Mapping[str, _Table]) -> str:
         tools["cuda"] = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
     heads = ["edition = 1", '[artifact]\nname = "tuned"\nversion = "0.1.0"', _table("[toolchain]", tools)]
     heads.append(_table(f"[target.{arch.name}]", {"arch": arch.name}))
-    entries = (
-        _table("[[workload]]", {"name": table["name"], "rule": "tensor_ir", "file": path, "targets": [arch.name], "top_k": table["top_k"]})
-        for path, table in tables.items()
-    )
+    entries = (_table("[[workload]]", table) for table in tables.values())
     return "\n\n".join([_HEADER, *heads, *entries]) + "\n"
 
 

@@ -13,11 +13,10 @@ import tvm
 
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.sizes import only_for_other_sizes
+from kerneldecl.compiler.specialised import SCHEDULED
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
-SCHEDULED = "tirx.is_scheduled"
-"""The attribute with which TVM's passes tell each other that a function has its schedule."""
 Outcome = Literal["hit", "near miss", "miss", "other sizes", "scheduled before"]
 """Other sizes: of those that have no function of their own, left to TVM's default schedule."""
 

@@ -16,20 +16,17 @@ from tvm import relax
 
 from kerneldecl.compiler.codegen import PIPELINE
 from kerneldecl.compiler.sizes import Sizes, specialised_sizes
-from kerneldecl.compiler.specialised import is_tirx
+from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
-from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
 TIR_PIPELINE = PIPELINE
 """What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
-Passes = Sequence[tvm.transform.Pass]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
-_OPAQUE = 8
-"""Relax's kind of function of which nothing is known (relax/op_attr_types.h, OpPatternKind)."""
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
@@ -37,7 +34,8 @@ _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 class ApplyArtifact:
     """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
 
-    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
+    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual, but with
+    `tir_pipeline=TIR_PIPELINE` if an artifact has kernels that are specialised in TIRx, which TVM's own pipeline refuses. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
     are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
@@ -74,11 +72,7 @@ def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     """Return the module with the schedules of kernels in place of functions, by their names, and these marked."""
     fresh = mod.clone()
     for name, kernel in kernels.items():
-        func, attrs = kernel.scheduled, {**dict(mod[name].attrs or {}), SCHEDULED: True}
-        if is_tirx(func):
-            # It has no blocks, which TVM's passes would look for: nothing is to be fused with it.
-            attrs = {**{key: value for key, value in attrs.items() if key != "s_tir"}, "op_pattern": _OPAQUE}
-        fresh.update_func(mod.get_global_var(name), func.with_attr(attrs))
+        fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
     return fresh
 
 
@@ -117,12 +111,13 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    return Pipeline(
-        before=(*relax.pipeline.library_dispatch_passes(target), *legalize[:fused]),
-        apply=ApplyArtifact(artifact, mode, strict=strict),
-        after=(*legalize[fused:], *_lower_dataflow(), *relax.pipeline.finalize_passes(target)),
-        target=target,
+    apply = ApplyArtifact(artifact, mode, strict=strict)
+    steps = (
+        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], apply), target),
+        (legalize[fused:], _without_letter(target)),
+        ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )
+    return Pipeline(steps, apply)
 
 
 @tvm.transform.module_pass(opt_level=0, name="SpecialiseSizes")
@@ -143,10 +138,10 @@ class SpecialiseSizes:
 
 @tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
 class Pipeline:
-    """Passes in order, one of them an artifact's."""
+    """Passes in order, each with the target that it is to run under; one of them is an artifact's."""
 
-    def __init__(self, before: Passes, apply: ApplyArtifact, after: Passes, target: tvm.target.Target) -> None:
-        self.before, self.apply, self.after, self.target = before, apply, after, target
+    def __init__(self, steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]], apply: ApplyArtifact) -> None:
+        self.steps, self.apply = steps, apply
 
     @property
     def report(self) -> Report | None:
@@ -154,8 +149,16 @@ class Pipeline:
         return self.apply.report
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        with self.target:
-            return tvm.transform.Sequential([*self.before, self.apply, *self.after])(mod)
+        for passes, target in self.steps:
+            with target:
+                mod = tvm.transform.Sequential(list(passes))(mod)
+        return mod
+
+
+def _without_letter(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target under the name with which TVM's default schedules find its tensor cores: sm_90 for sm_90a."""
+    config = dict(target.export())
+    return tvm.target.Target({**config, "arch": str(config["arch"]).rstrip("af")}) if target.kind.name == "cuda" else target
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:

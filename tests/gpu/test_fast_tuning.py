@@ -73,14 +73,10 @@ def test_a_module_is_tuned_once_and_computes_what_it_did(tmp_path: Path, monkeyp
     def no_worker(*_: Any) -> None:
         raise AssertionError("a worker was asked for")
 
-    for at, target in enumerate(targets()):
+    for target in targets():
         tune = ApplyFastTuning(topk=5, target=target, meta_database_dir=tmp_path / "tuned")
         mod = tune(apply_opt_before_tuning(static(), target=target))
-        outcomes = {match.outcome for match in tune.report.matches}
-        # A kernel for sm_90a cannot be compiled for sm_90, where it is told to be there.
-        assert outcomes <= {"hit", "near miss"}
-        assert all(match.reason.startswith("arch: ") for match in tune.report.missed)
-        assert outcomes == {"hit"} or at == 0
+        assert tune.report.missed == ()
         passes = relax.get_default_pipeline(target)
         executable = relax.build(mod, target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
         check(relax.VirtualMachine(executable, tvm.cuda(0)))

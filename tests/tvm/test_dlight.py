@@ -166,7 +166,7 @@ def test_configurations_are_distinct_and_best_first() -> None:
 def test_configurations_survive_json() -> None:
     config = TensorCorePolicy(matmul(256, 256, 256), "h200").emit_config(1)[0]
     assert Config.from_json(config.to_json()) == config
-    assert "gpu_matmul_tc(block_k=" in repr(config)
+    assert "wgmma_matmul(block_m=" in repr(config)
     assert " us expected" in repr(config)
 
 
@@ -263,7 +263,7 @@ def test_a_batch_that_no_launch_takes_is_refused() -> None:
 @needs_nvcc
 def test_each_result_belongs_to_its_own_configuration() -> None:
     func, arch = matmul(128, 128, 128), CUDA("h200")
-    configs = TensorCorePolicy(func=func, arch=arch).emit_config(20)
+    configs = TensorCorePolicy(func=func, arch=arch, tags={"use_wgmma": 0}).emit_config(20)
     distinct = list({config.params["warps_m"] * config.params["warps_n"]: config for config in configs}.values())  # type: ignore[operator]
     chosen = [*reversed(distinct), configs[0]]
     results, best = apply_and_build(func, chosen, arch, parallel_build=True)
@@ -277,6 +277,22 @@ def test_each_result_belongs_to_its_own_configuration() -> None:
     assert not any(result.measured for result in results)
     assert best.reason == "not measured: no GPU here; ranked by the model"
     assert (best.latency, best.error, best.spill_bytes) == (None, None, 0)
+
+
+@needs_nvcc
+def test_what_is_specialised_is_built_beside_schedules() -> None:
+    func, arch = matmul(256, 256, 256), CUDA("h200")
+    configs = TensorCorePolicy(func=func, arch=arch).emit_config(20)
+    assert {config.candidate.template for config in configs} == {"wgmma_matmul", "gpu_matmul_tc"}
+    chosen = list({config.candidate.template: config for config in reversed(configs)}.values())
+    results, _ = apply_and_build(func, chosen, arch, parallel_build=False)
+    found = {result.config.candidate.template: result for result in results}
+    wgmma, traced = found["wgmma_matmul"], found["gpu_matmul_tc"]
+    assert wgmma.schedule is None
+    assert traced.schedule.trace is not None
+    assert "wgmma.mma_async" in wgmma.code
+    assert "device_entry" in wgmma.mod["main"].script()
+    assert all(result.library and result.smem_bytes > 0 and result.registers > 0 for result in results)
 
 
 @needs_nvcc
@@ -362,4 +378,4 @@ def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: 
     done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if document == "README.md":
-        assert re.fullmatch(r"gpu_matmul_tc\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)
+        assert re.fullmatch(r"wgmma_matmul\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)

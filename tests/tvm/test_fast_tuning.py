@@ -28,7 +28,7 @@ from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight import CUDA, ApplyFastTuning, apply_opt_before_tuning, device, register_intrinsics
 from kerneldecl.dlight.device import arch_of
 from kerneldecl.errors import ToolchainError
-from kerneldecl.relax import load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, load_model, pipeline
 
 RNG = np.random.default_rng(4)
 PARAMS = {"w": RNG.standard_normal((32, 24), dtype=np.float32), "b": RNG.standard_normal(24, dtype=np.float32)}
@@ -240,6 +240,26 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_says_so(tmp_path:
     assert is_scheduled(found) == {"product": True, "relu": True}
     with pytest.raises(ValueError, match=r"has what was tuned for h200; give b200 a folder of its own"):
         ApplyFastTuning(target="b200", meta_database_dir=tmp_path)(before)
+
+
+@needs_nvcc
+def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough, also where CUDA is installed
+    a, b, k = te.placeholder((256, 256), "float16", "A"), te.placeholder((256, 256), "float16", "B"), te.reduce_axis((0, 256), "k")
+    product = te.compute((256, 256), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
+    before = module(product=te.create_prim_func([a, b, product]))
+    target = tvm.target.Target({**dict(CUDA("h200").arch.tvm_target), "arch": "sm_90a"})
+    tune = ApplyFastTuning(topk=1, target=target, meta_database_dir=tmp_path)
+    first, second = tune(before), tune(before)
+    assert first["product"].script() == second["product"].script()
+    assert "wgmma" in cuda_source(tvm.IRModule({"main": second["product"]}), CUDA("h200").arch, "product")
+    library = tvm.tirx.build(second, target=target.with_host(tvm.target.Target("llvm")), pipeline=TIR_PIPELINE)
+    assert library.imports
+    # Under the arch's other name, TVM could not compile it.
+    plain = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(before)
+    assert "mma.sync" in cuda_source(tvm.IRModule({"main": plain["product"]}), CUDA("h200").arch, "product")
 
 
 # What is refused

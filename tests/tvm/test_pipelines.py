@@ -19,7 +19,7 @@ COPY = "cp.async.cg.shared.global"
 def test_copies_of_schedules_are_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough
     arch = CUDA("h200")
-    config = next(each for each in TensorCorePolicy(nn, arch).emit_config(20) if each.params["stages"] > 2)  # type: ignore[operator]
+    config = next(each for each in TensorCorePolicy(nn, arch, {"use_wgmma": 0}).emit_config(20) if each.params["stages"] > 2)  # type: ignore[operator]
     made = apply_candidate(Path(), canonical_module(nn), config.candidate, arch.arch)
     assert made is not None
     library = tvm.compile(made.mod, target=arch.target.with_host("llvm"), tir_pipeline=TIR_PIPELINE)
