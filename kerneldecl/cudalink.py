@@ -27,15 +27,15 @@ from pathlib import Path
 from kerneldecl.cxx import compiler
 from kerneldecl.errors import ToolchainError
 
-_SECTION = "kerneldecl_modules"
+SECTION = "kerneldecl_modules"
 _KIND = b"cuda"
-_LIBRARY = b"_lib"
+LIBRARY = b"_lib"
 """The kind that stands for the library itself, which has no content here."""
 
 # Of ELF64 (System V ABI, "Object Files"): the fields of a file's header and of a section's.
-_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
+ELF_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
 _TABLE_OFFSET, _COUNT, _NAMES = 6, 12, 13
-_ENTRY = struct.Struct("<IIQQQQIIQQ")
+ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
 _OFFSET, _SIZE = 4, 5
 _PROGBITS, _ALLOC = 1, 2
 
@@ -59,30 +59,30 @@ def embed(host: bytes, module: bytes) -> bytes:
 
     Written here and not by `ld -r`, so that one kernel is the same bytes whichever linker a machine has.
     """
-    header = list(_FILE.unpack_from(host))
-    size = header[_COUNT] * _ENTRY.size
-    entries = [list(entry) for entry in _ENTRY.iter_unpack(host[header[_TABLE_OFFSET] : header[_TABLE_OFFSET] + size])]
+    header = list(ELF_FILE.unpack_from(host))
+    size = header[_COUNT] * ELF_SECTION.size
+    entries = [list(entry) for entry in ELF_SECTION.iter_unpack(host[header[_TABLE_OFFSET] : header[_TABLE_OFFSET] + size])]
     names = entries[header[_NAMES]]
-    longer = host[names[_OFFSET] : names[_OFFSET] + names[_SIZE]] + _SECTION.encode() + b"\0"
+    longer = host[names[_OFFSET] : names[_OFFSET] + names[_SIZE]] + SECTION.encode() + b"\0"
     content = sized(_KIND) + sized(module)
     # An alignment of one byte: the linker joins sections without gaps.
     entries.append([names[_SIZE], _PROGBITS, _ALLOC, 0, len(host) + len(longer), len(content), 0, 0, 1, 0])
     names[_OFFSET : _SIZE + 1] = [len(host), len(longer)]
-    body = host[_FILE.size :] + longer + content
-    body += bytes(-(_FILE.size + len(body)) % 8)
-    header[_TABLE_OFFSET], header[_COUNT] = _FILE.size + len(body), len(entries)
-    return _FILE.pack(*header) + body + b"".join(_ENTRY.pack(*entry) for entry in entries)
+    body = host[ELF_FILE.size :] + longer + content
+    body += bytes(-(ELF_FILE.size + len(body)) % 8)
+    header[_TABLE_OFFSET], header[_COUNT] = ELF_FILE.size + len(body), len(entries)
+    return ELF_FILE.pack(*header) + body + b"".join(ELF_SECTION.pack(*entry) for entry in entries)
 
 
 def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
     """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last words."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=_SECTION)
+        script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=SECTION)
         (path / "modules.ld").write_text(script, encoding="ascii")
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,modules.ld"]
-        _run([compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *flags], path, f"linking {library.name}")
+        run([compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *flags], path, f"linking {library.name}")
 
 
 def _head(count: int) -> list[str]:
@@ -90,7 +90,7 @@ def _head(count: int) -> list[str]:
     begins = [0] + [count] * (count + 1)
     imports = list(range(1, count + 1))
     tree = [len(begins), *begins, len(imports), *imports]
-    return [*(f"QUAD({number})" for number in (*tree, len(_LIBRARY))), *(f"BYTE({byte})" for byte in _LIBRARY)]
+    return [*(f"QUAD({number})" for number in (*tree, len(LIBRARY))), *(f"BYTE({byte})" for byte in LIBRARY)]
 
 
 def sized(content: bytes) -> bytes:
@@ -98,7 +98,8 @@ def sized(content: bytes) -> bytes:
     return struct.pack("<Q", len(content)) + content
 
 
-def _run(command: Sequence[str], folder: Path, what: str) -> None:
+def run(command: Sequence[str], folder: Path, what: str) -> None:
+    """Run a linker in a folder; raise ToolchainError with its last words where it fails."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         words = result.stderr.strip().splitlines() or ["no message"]

@@ -5,7 +5,7 @@ Knows nothing of TVM itself, of tuning or of plans.
     <name>-<version>/<target>/
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
-      objects/<symbol>.o                    each kernel of a CPU by itself, for programs that link it into their own library
+      objects/<symbol>.o                    each kernel by itself, for models that link it into their own library
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
       specialised/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
@@ -97,8 +97,7 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
-    if linked.arch.kind == "cpu":
-        _write_objects(records, store, folder / "objects")  # a GPU's have device code in them, which only its own linker joins
+    _write_objects(records, store, folder / "objects")
     held = {record.result["computation"]: json.loads(_blob(store, record, "database")) for record in records}
     specialised = {computation: found for computation, found in held.items() if "trace" not in found}
     _write_database([record for record in records if record.result["computation"] not in specialised], held, folder / "database")

@@ -65,6 +65,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
+            relax.transform.RewriteDataflowReshape(),  # what only renames places becomes a view, which needs no kernel
             relax.transform.DeadCodeElimination(),
         ]
     )
@@ -102,8 +103,8 @@ def unlowered(mod: tvm.IRModule) -> list[str]:
 
 
 def _is_call(operator: str) -> bool:
-    """Whether an operator calls what stands elsewhere, or is the virtual machine's own: no kernel belongs to it."""
-    return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm."))
+    """Whether an operator calls what stands elsewhere, or is the virtual machine's own, as views are: no kernel belongs to it."""
+    return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm.", "relax.reshape"))
 
 
 def _from_json(path: Path) -> tvm.IRModule:

@@ -25,8 +25,10 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
 
     A rule that the workspace at `root` has a file of its own for may compute anything: it is not tried.
     """
-    text = tensorir.canonical_text(mod)
+    text, sums = tensorir.canonical_text(mod), _sums(mod)
     args = [Arg(f"x{i}", shape, dtype) for i, (shape, dtype) in enumerate(tensorir.signature_of(mod["main"]))]
+    # Most proposals compute other sums, whatever their epilogue: those that differ in it alone are told by one of them.
+    has_sums: dict[str, bool] = {}
     for proposal in proposals(args, _constants(text)):
         if plugins.shadowed(root, proposal.rule):
             continue
@@ -34,14 +36,27 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
         if any(known.attributes[name].read(value)[1] for name, value in proposal.attrs.items()):
             continue  # a dtype, say, that the rule does not take
         instance = known.rule(**proposal.attrs)
-        if not any(instance.problems()) and tensorir.canonical_text(tensorir.lower(instance)) == text:
+        if any(instance.problems()):
+            continue
+        family = str((proposal.rule, {name: value for name, value in proposal.attrs.items() if name != "epilogue"}))
+        if not has_sums.get(family, True):
+            continue
+        lowered = tensorir.lower(instance)
+        if tensorir.canonical_text(lowered) == text:
             return proposal, dict(zip(known.names, known.values(instance), strict=True))
+        has_sums[family] = _sums(lowered) == sums
     return None
 
 
 @functools.cache  # of hundreds of proposals
 def _standard(rule: str) -> RuleAttributes:
     return rule_attributes(plugins.STANDARD, rule)
+
+
+def _sums(mod: tvm.IRModule) -> set[str]:
+    """Return the loop nests that reduce, each as canonical text of its own."""
+    found = (nest for nest in tensorir.nests(mod) if any("T.init()" in line for line in nest))
+    return {"\n".join(tensorir.canonical_lines(nest)) for nest in found}
 
 
 def _constants(text: str) -> set[float]:

@@ -5,6 +5,7 @@ Knows nothing of schedules, targets or keys other than that a digest identifies 
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from kerneldecl.rule import Rule
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
+_NEST = ("    for ", "    with T.sblock(")
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
 
@@ -81,6 +83,13 @@ def code_lines(mod: tvm.IRModule) -> list[str]:
     """Return the lines of the module's script but for comments and empty ones."""
     script = mod["main"].script(show_meta=True)
     return [line for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def nests(mod: tvm.IRModule) -> list[list[str]]:
+    """Return the lines of each outermost loop nest of the module's script."""
+    lines = code_lines(mod)
+    starts = [at for at, line in enumerate(lines) if line.startswith(_NEST)]
+    return [lines[start:end] for start, end in itertools.pairwise([*starts, len(lines)])]
 
 
 def canonical_lines(lines: Iterable[str]) -> list[str]:

@@ -62,7 +62,7 @@ class ApplyFastTuning:
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         target = self.target or tvm.target.Target.current(allow_none=True)
         arch = arch_of(target)
-        waiting = {name: func for name, func in _prim_funcs(mod).items() if not (func.attrs or {}).get(SCHEDULED)}
+        waiting = {name: func for name, func in _prim_funcs(mod).items() if _needs_schedule(func)}
         problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
         functions = _distinct({name: func for name, func in waiting.items() if name not in problems})
         with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
@@ -109,6 +109,11 @@ def _bound(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
 
 def _tensor(value: Any) -> Any:
     return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(value)
+
+
+def _needs_schedule(func: Any) -> bool:
+    """Say whether a function has no schedule yet and is more than a view, which needs no kernel."""
+    return not (func.attrs or {}).get(SCHEDULED) and not relax.analysis.has_reshape_pattern(func)
 
 
 def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:

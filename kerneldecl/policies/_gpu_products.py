@@ -49,6 +49,18 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
     return kept
 
 
+def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu) -> list[int]:
+    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice."""
+    filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
+    return [1, *(parts for parts in filling if steps // parts >= least_steps)]
+
+
+def adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
+    """Return the time of the kernel that adds the parts of a reduction."""
+    batch, m, n, _ = product.extents
+    return gpu.launch_secs + batch * m * n * dtype_bytes(product.sums_dtype) * parts / gpu.l2_bytes_per_s
+
+
 @functools.cache
 def raster_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
     """Return how many rows of tiles to walk before the next column: a divisor of the rows with which the tiles at work need least."""

@@ -14,6 +14,7 @@ BY_KIND = {
         "gpu_gemv",
         "gpu_matmul_simt",
         "gpu_rowwise",
+        "gpu_window",
         "gpu_reduce",
         "gpu_elementwise",
         "gpu_fallback",

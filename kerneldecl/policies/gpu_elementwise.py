@@ -42,9 +42,14 @@ def _transposed(block: Block) -> tuple[int, int] | None:
     return None
 
 
-def _last_extent(block: Block) -> int:
+def _run(block: Block) -> int:
+    """Return how many elements lie side by side, in what is written and in what is read along it: rows may be parts of longer ones."""
     axis = contiguous_axis(block, block.writes[0])
-    return 1 if axis is None else block.axes[axis].extent
+    if axis is None:
+        return 1
+    along = [access for access in block.reads if contiguous_axis(block, access) == axis]
+    rows = (next((size for size in reversed(access.shape) if size > 1), 1) for access in along)
+    return math.gcd(block.axes[axis].extent, *rows)
 
 
 def _narrowest(space: IterSpace) -> int:
@@ -56,7 +61,7 @@ def _narrowest(space: IterSpace) -> int:
 def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
     last = space.blocks[-1]
     element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
-    for width, threads, unroll in itertools.product(access_widths(_last_extent(last), element), THREADS, UNROLL):
+    for width, threads, unroll in itertools.product(access_widths(_run(last), element), THREADS, UNROLL):
         vectors = size // width
         # Not mostly idle threads, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kerneldecl.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
 
 TEMPLATES = ("gpu_matmul_simt",)
 
@@ -26,6 +26,8 @@ WARP_ROWS, WARP_COLUMNS = 4, 8
 """The template's: lanes of a warp."""
 THREADS = range(32, 513)
 STAGES = (2, 4)
+LEAST_STEPS = 32
+"""Of the reduction, in each part of it."""
 SAME_TILE = 4
 OTHER_REGISTERS = 24
 """Of a thread, beside sums, two steps' operands and what waits to be written to shared memory: what nvcc gives for sm_90."""
@@ -64,6 +66,7 @@ class Tiling:
     thread_n: int
     stages: int
     raster: int = 1
+    parts: int = 1
 
     @property
     def threads(self) -> int:
@@ -92,16 +95,23 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
         rows, columns = -(-m // block_m), -(-n // block_n)
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(product, bare)))
         raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
-        for stages in _stages(product, bare, gpu):
-            yield Tiling(block_m, block_n, BLOCK_K, thread_m, thread_n, stages, raster)
+        steps = -(-product.extents[3] // BLOCK_K)
+        for parts in parts_of(product.extents[0] * rows * columns, steps, LEAST_STEPS, gpu):
+            for stages in _stages(product, replace(bare, parts=parts), gpu):
+                yield replace(bare, stages=stages, raster=raster, parts=parts)
 
 
 def _stages(product: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
     """Return numbers of stages worth trying: more than two where cp.async can copy, and as many as fit shared memory."""
     can = gpu.async_copy and min(_copied_bytes(product.left), _copied_bytes(product.right)) >= 4
-    steps, stage_bytes = -(-product.extents[3] // bare.block_k), smem_bytes(product, bare)
+    steps, stage_bytes = _steps(product, bare), smem_bytes(product, bare)
     fitting = (stages for stages in STAGES if stages == 2 or (can and stages * stage_bytes <= gpu.smem_per_block_optin_bytes))
     return [stages for stages in fitting if stages <= steps] or [1]
+
+
+def _steps(product: Contraction, tiling: Tiling) -> int:
+    """Return the tiles along k that one block goes through."""
+    return -(-product.extents[3] // (tiling.block_k * tiling.parts))
 
 
 def _copied_bytes(factor: Factor) -> int:
@@ -136,9 +146,9 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     serves them, which overlaps in part; one block alone waits at its barriers; and what was asked for so many tiles
     before must have come.
     """
-    batch, m, n, k = product.extents
-    steps = -(-k // tiling.block_k)
-    blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n)
+    batch, m, n, _ = product.extents
+    steps = _steps(product, tiling)
+    blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
     most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(product, tiling))
     if not most:
         return Estimate(tiling.candidate(), math.inf, (tiling.block_m, tiling.block_n))
@@ -156,6 +166,8 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
         blocks * steps * tile_bytes / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
+    if tiling.parts > 1:
+        secs += adding_secs(product, tiling.parts, gpu)
     return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, ranked, raster_of
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
 from kerneldecl.policies._gpu_tensor_model import SM_BYTES_PER_CYCLE, Blocks, Step, hidden_part, multiplies_per_cycle, sm_secs, together
 from kerneldecl.policies._gpu_windows import estimates, windows_of
 
@@ -103,17 +103,11 @@ def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) 
         if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
-        for parts in _parts(product.extents[0] * rows * columns, -(-k // block_k), gpu):
+        for parts in parts_of(product.extents[0] * rows * columns, -(-k // block_k), LEAST_STEPS, gpu):
             bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
             for tiling in _staged(product, bare, gpu, all_stages):
                 resident = _resident(product, tiling, gpu) * gpu.sm_count
                 yield tiling._replace(raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
-
-
-def _parts(blocks: int, steps: int, gpu: Gpu) -> list[int]:
-    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice."""
-    filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
-    return [1, *(parts for parts in filling if steps // parts >= LEAST_STEPS)]
 
 
 def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
@@ -176,7 +170,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     count = batch * rows * columns * tiling.parts
     resident = _resident(product, tiling, gpu)
     steps = -(-k // (tiling.block_k * tiling.parts))
-    out_bytes = dtype_bytes(product.sums_dtype) * (tiling.parts if tiling.parts > 1 else 0.5)
+    out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
     # Lanes alone store half of what L2 takes in one go.
     stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
     step = _step(product, tiling, gpu)
@@ -189,7 +183,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
         dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / gpu.dram_bytes_per_s,
     )
     if tiling.parts > 1:
-        secs += gpu.launch_secs + batch * m * n * dtype_bytes(product.sums_dtype) * tiling.parts / gpu.l2_bytes_per_s
+        secs += adding_secs(product, tiling.parts, gpu)
     return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 

@@ -5,6 +5,7 @@ Knows nothing of compiling: TVM's runtime is enough, and for linking kernels int
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from kerneldecl.artifact import checked_artifact, load
 from kerneldecl.errors import ArtifactError
+from kerneldecl.modellink import link_model
 
 _KERNEL = re.compile(r"\bkd_[0-9a-f]{20}\b")
 
@@ -41,19 +43,19 @@ class Model:
 def export_model(executable: Any, library: str | Path, artifact: str | Path | None = None) -> None:
     """Export what `relax.build` returned; with an artifact, link those of its kernels that the model calls into the library.
 
-    Raise ArtifactError where the artifact is damaged, is for a GPU, or lacks a kernel that the model calls.
+    Raise ArtifactError where the artifact is damaged or lacks a kernel that the model calls.
     """
-    objects = _objects(executable, artifact) if artifact else []
-    executable.export_library(str(library), addons=objects)
-
-
-def _objects(executable: Any, artifact: str | Path) -> list[str]:
+    if artifact is None:
+        executable.export_library(str(library))
+        return
     folder, manifest = checked_artifact(artifact)
-    if manifest["arch"]["kind"] != "cpu":
-        raise ArtifactError(f"{folder}: kernels of a GPU cannot be linked into a model; export it alone and load the artifact beside it")
     called = _called(executable)
     _check_all(called, {entry["symbol"] for entry in manifest["entries"]}, folder)
-    return [str(folder / "objects" / f"{symbol}.o") for symbol in called]
+    kernels = [folder / "objects" / f"{symbol}.o" for symbol in called]
+    if manifest["arch"]["kind"] == "cpu":
+        executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
+    else:
+        executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
 
 
 def load_model(library: str | Path, artifact: str | Path | None = None, device: Any = None) -> Model:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kerneldecl.compiler.equivalence import without_widths
-from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code_lines, signature_of
+from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, nests, signature_of
 
 _VALUE = re.compile(r'(?P<dtype>"[a-z]+\d\w*"|(?<=T\.)(?:b?float|u?int)\d\w*(?=\())|(?<![\w.])(?P<number>\d[\w.]*)')
 _INDICES = re.compile(r"\[([^\[\]]*)\]")
-_NEST = ("    for ", "    with T.sblock(")
 _BLOCK = re.compile(r'T\.sblock\("(?P<name>[^"]+)"\)')
 
 
@@ -60,11 +59,10 @@ def shape_of(func: Any) -> Shape:
 
 
 def _nests(func: Any) -> Iterator[Nest]:
-    lines = [without_widths(line) for line in code_lines(canonical_module(func))]
-    starts = [at for at, line in enumerate(lines) if line.startswith(_NEST)]
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        text = "\n".join(canonical_lines(lines[start:end]))
-        blocks = tuple(found["name"] for found in _BLOCK.finditer("\n".join(lines[start:end])))
+    for nest in nests(canonical_module(func)):
+        lines = [without_widths(line) for line in nest]
+        text = "\n".join(canonical_lines(lines))
+        blocks = tuple(found["name"] for found in _BLOCK.finditer("\n".join(lines)))
         values = tuple(found[0] for found in _VALUE.finditer(text))
         yield Nest(blocks, _VALUE.sub(lambda found: "dtype" if found["dtype"] else "number", text), values)
 

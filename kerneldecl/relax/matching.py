@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
+from tvm import relax
 
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.sizes import only_for_other_sizes
@@ -17,8 +18,9 @@ from kerneldecl.compiler.specialised import SCHEDULED
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
-Outcome = Literal["hit", "near miss", "miss", "other sizes", "scheduled before"]
-"""Other sizes: of those that have no function of their own, left to TVM's default schedule."""
+Outcome = Literal["hit", "view", "near miss", "miss", "other sizes", "scheduled before"]
+"""A view needs no kernel: TVM's RewriteDataflowReshape has a tensor of another shape over the same memory. Other sizes are those that
+have no function of their own, left to TVM's default schedule."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Report:
         return tuple(match for match in self.matches if match.outcome in {"miss", "near miss"})
 
     def __str__(self) -> str:
-        head = f"{self.artifact}: kernels for {len(self.hits)} of {len(self.matches)} functions"
+        needed = sum(match.outcome != "view" for match in self.matches)
+        head = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
         return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
 
@@ -79,6 +82,8 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterato
         elif kernel := by_digest.get(match_digest(func)):
             fits = not arch or kernel.arch in {"", arch}
             yield Match(name, "hit", kernel) if fits else Match(name, "near miss", kernel, _other_arch(kernel, arch))
+        elif relax.analysis.has_reshape_pattern(func):
+            yield Match(name, "view")
         else:
             missed = _missed(name, func, shapes)
             yield Match(name, "other sizes", reason=missed.reason) if name in others else missed

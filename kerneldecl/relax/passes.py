@@ -112,8 +112,9 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
+    views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
     steps = (
-        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], apply), target),
+        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
         (legalize[fused:], _without_letter(target)),
         ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )

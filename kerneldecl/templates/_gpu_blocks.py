@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
@@ -51,7 +52,8 @@ def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf
     """
     row, along, lanes = _row_loops(sch, leaf, cut.width)
     size, rows, block = _blocks.extent(sch, along), _blocks.extent(sch, row), leaf.rv
-    if rows % (cut.rows * cut.tile) or size % cut.chunks or (cut.tile > 1 and len(leaf.loops_of("spatial")) != 1):
+    long = [axis for axis in leaf.block.axes if axis.kind == "spatial" and axis.extent > 1]
+    if rows % (cut.rows * cut.tile) or size % cut.chunks or (cut.tile > 1 and len(long) != 1):
         return False
     row, tile = sch.split(row, [None, cut.tile])
     if cut.chunks > 1:
@@ -126,9 +128,13 @@ def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], cut: RowCut) -> boo
 
 
 def load_vectors(sch: Schedule, block: Any, loop: Any) -> None:
-    """Copy what a block reads of global memory in one turn of a loop to registers, in vectors."""
+    """Copy what a block reads of global memory in one turn of a loop to registers, in vectors.
+
+    What it reads in several places at once, as a concatenation does, stays where it is: between them may be anything.
+    """
     for at in range(len(sch.get(block).reads)):
-        if sch.get(block).reads[at].source.scope() != "global":
+        read = sch.get(block).reads[at]
+        if read.source.scope() != "global" or any(not isinstance(dim.extent, tirx.IntImm) or dim.extent != 1 for dim in read.region):
             continue
         copy = sch.cache_read(block, at, "local", consumer_blocks=[block])
         sch.compute_at(copy, loop, preserve_unit_loops=True)

@@ -22,8 +22,11 @@ from kerneldecl.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
 
+WARP = 32
 SUMMED_AT_ONCE = 4
 SUMMING_THREADS = 256
+SUMMING_BLOCKS = 128
+"""Of threads at least, where there are so many warps: few blocks would draw from L2 what few SMs can."""
 MAX_GRID_Z = 65535
 """The launch's limit (CUDA C++ Programming Guide, table of technical specifications)."""
 
@@ -106,7 +109,8 @@ def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
     *places, column, part = sch.get_loops(whole)
     vector = math.gcd(product.out_run, SUMMED_AT_ONCE)
     column, element = sch.split(column, [None, vector])
-    place, thread = sch.split(sch.fuse(*places, column), [None, SUMMING_THREADS])
+    place = sch.fuse(*places, column)
+    place, thread = sch.split(place, [None, _summing_threads(int(sch.get(place).extent))])
     sch.bind(place, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     sch.reorder(part, element)
@@ -118,6 +122,10 @@ def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
     start = sch.decompose_reduction(whole, part)
     if vector > 1:
         sch.vectorize(sch.get_loops(start)[-1])
+
+
+def _summing_threads(places: int) -> int:
+    return min(SUMMING_THREADS, max(WARP, places // SUMMING_BLOCKS // WARP * WARP))
 
 
 def place_store(sch: Schedule, store: Any, loop: Any) -> None:

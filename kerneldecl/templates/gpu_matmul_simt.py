@@ -9,6 +9,7 @@ Parameters:
   stages              1 copies and computes in turn; 2 has the next tiles wait in registers while it computes; more is how many
                       tiles of the operands are in shared memory at once, copied by cp.async
   raster              rows of tiles that are walked before the next column; divides the number of them
+  parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
 
 Copies by cp.async are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -33,6 +34,7 @@ from kerneldecl.templates._gpu_matmul import (
     place_store,
     product_of,
     rasterize,
+    sum_parts,
     vector_of,
 )
 
@@ -53,6 +55,7 @@ class _Tiles(NamedTuple):
     thread_n: int
     stages: int
     raster: int
+    parts: int
 
     @property
     def threads(self) -> int:
@@ -72,7 +75,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are neighbours.
-    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True)
+    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True, parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
@@ -113,6 +116,8 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         sch.annotate(k, "software_pipeline_order", [0, 3, 1, 4, 2])
     else:
         pipeline(sch, k, stages, asynchronous=True)
+    if normal.whole is not None:
+        sum_parts(sch, normal.whole, product)
     return True
 
 
@@ -123,7 +128,7 @@ def _fits(tiles: _Tiles, extents: tuple[int, int, int, int]) -> bool:
         and tiles.block_k % UNROLLED_STEPS == 0
         and tiles.block_n % (tiles.thread_n * WARP_COLUMNS) == 0
         and -(-m // tiles.block_m) % tiles.raster == 0
-        and -(-k // tiles.block_k) >= tiles.stages
+        and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages
     )
 
 

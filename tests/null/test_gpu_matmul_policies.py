@@ -152,9 +152,10 @@ def test_a_product_without_overlapping_windows_is_no_image() -> None:
     assert _gpu_windows.windows_of(space, product(space)) is None
 
 
-def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle() -> None:
+@pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
+def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(policy: Any) -> None:
     def parts(size: tuple[int, int, int]) -> set[object]:
-        return {dict(proposal.candidate.params)["parts"] for proposal in gpu_matmul_tc.propose(matmul(size), H200, 5, ())}
+        return {dict(proposal.candidate.params)["parts"] for proposal in policy.propose(matmul(size), H200, 5, ())}
 
     assert parts((128, 128, 65536)).isdisjoint({1})
     assert parts((8192, 8192, 8192)) == {1}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kerneldecl import plugins
 from kerneldecl.model import Access, Axis, Block, Candidate, IterSpace
-from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise
+from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
 from kerneldecl.policies._gpu_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
 STANDARD = Path(plugins.__file__).parent / "archs"
@@ -77,11 +77,18 @@ def matmul(m: int, n: int) -> IterSpace:
     return IterSpace((Block("C", mnk, (access("A", mnk, 0, 2), access("B", mnk, 2, 1)), (access("C", mnk, 0, 1),), 2),), ("A", "B"), ("C",))
 
 
+def pool(rows: int, channels: int) -> IterSpace:
+    ijk = axes({"i": rows, "j": channels}, {"k": 3})
+    window = Access("X", (2 * rows + 1, channels), "float16", (((0, 2), (2, 1)), ((1, 1),) if channels > 1 else ()))
+    return IterSpace((Block("Y", ijk, (window,), (access("Y", ijk, 0, 1),), 1),), ("X",), ("Y",))
+
+
 SUITED: list[tuple[ModuleType, Make]] = [
     (gpu_elementwise, add),
     (gpu_elementwise, transpose),
     (gpu_reduce, row_sum),
     (gpu_reduce, column_sum),
+    (gpu_window, pool),
     (gpu_rowwise, softmax),
     (gpu_gemv, gemv),
     (gpu_fallback, matmul),
@@ -137,6 +144,14 @@ def test_large_functions_move_16_bytes_a_thread_first(policy: ModuleType, make: 
 def test_few_rows_are_cut_into_chunks_first() -> None:
     first, *_ = gpu_reduce.propose(row_sum(4, 1 << 20), H200, 20, ())
     assert dict(first.candidate.params)["chunks"] != 1
+
+
+def test_sums_without_windows_and_windows_of_many_places_are_left_to_others() -> None:
+    assert gpu_window.propose(column_sum(4096, 4096), H200, 20, ()) == ()
+    assert gpu_window.propose(gemv(64, 64), H200, 20, ()) == ()
+    space = pool(64, 64)
+    block = replace(space.blocks[0], axes=axes({"i": 64, "j": 64}, {"k": 65}))
+    assert gpu_window.propose(replace(space, blocks=(block,)), H200, 20, ()) == ()
 
 
 def test_no_policy_predicts_less_than_memory_allows() -> None:

@@ -200,6 +200,14 @@ def test_a_module_without_anything_to_tune_comes_back(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_views_are_left_as_they_are(tmp_path: Path) -> None:
+    x = te.placeholder((8, 6), "float32", "X")
+    view = te.create_prim_func([x, te.compute((48,), lambda i: x[i // 6, i % 6], name="Y")], index_dtype_override="int64")
+    tune = ApplyFastTuning(target="host", meta_database_dir=tmp_path / "new")
+    assert is_scheduled(tune(module(view=view))) == {"view": False}
+    assert [match.outcome for match in tune.report.matches] == ["view"]
+
+
 def test_a_module_of_operators_is_told_what_makes_functions_of_them(caplog: pytest.LogCaptureFixture) -> None:
     tvm.ir.assert_structural_equal(ApplyFastTuning(target="host")(Net), Net)
     assert "apply_opt_before_tuning makes them" in caplog.text

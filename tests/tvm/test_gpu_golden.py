@@ -22,11 +22,12 @@ ARCH = load_arch(ROOT, "h200")
 PRODUCT = {"m": 256, "n": 192, "k": 128}
 TENSOR = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
 WINDOWS = {"rows": 2, "columns": 16, "block_n": 64, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "gather": 1}
-SIMT = {"block_m": 32, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 8, "stages": 2, "raster": 1}
+SIMT = {"block_m": 32, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 8, "stages": 2, "raster": 1, "parts": 1}
 CONV = {"n": 2, "h": 28, "w": 28, "c": 32, "f": 64, "kh": 3, "kw": 3, "padding": 1}
 ROWS = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
 COLUMNS = {"across": True, "chunks": 1, "rows": 32, "threads": 4, "unroll": 8, "width": 4}
 VECTORS = {"threads": 128, "unroll": 1, "width": 8}
+WINDOW = {"rows": 4, "threads": 4, "width": 8}
 KEPT = {"kept": True, "rows": 4, "threads": 32, "width": 4}
 LONG = {"across": False, "chunks": 16, "rows": 1, "threads": 256, "unroll": 4, "width": 4}
 # fmt: off
@@ -40,6 +41,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "reduce_float16": ("gpu_reduce", "reduce", {"op": "sum", "shape": (512, 1024), "axes": (1,), "dtype": "float16"}, ROWS),
     "reduce_float32": ("gpu_reduce", "reduce", {"op": "max", "shape": (512, 1024), "axes": (0,)}, COLUMNS),
     "reduce_split_float32": ("gpu_reduce", "reduce", {"op": "sum", "shape": (4, 65536), "axes": (1,)}, LONG),
+    "window_float16": ("gpu_window", "tensor_ir", {"file": "tests/windows.py", "function": "max_pool"}, WINDOW),
     "softmax_float16": ("gpu_rowwise", "softmax", {"shape": (512, 1024), "dtype": "float16"}, KEPT),
     "layer_norm_float32": ("gpu_rowwise", "layer_norm", {"shape": (512, 1024)}, KEPT),
     "rms_norm_bfloat16": ("gpu_rowwise", "rms_norm", {"shape": (512, 1024), "dtype": "bfloat16"}, KEPT),
@@ -59,6 +61,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "tc_windows_float16": ("gpu_conv2d_tc", "conv2d", {**CONV, "c": 3, "dtype": "float16"}, WINDOWS),
     "simt_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt"}, SIMT),
     "simt_ahead_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "epilogue": ("bias",)}, {**SIMT, "stages": 4}),
+    "simt_parts_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "epilogue": ("bias", "relu")}, {**SIMT, "parts": 3}),
     "simt_float16": ("gpu_matmul_simt", "matmul", {**PRODUCT, "dtype": "float16"}, SIMT),
     "simt_int8": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "dtype": "int8"}, SIMT),
     "simt_conv2d_float32": ("gpu_matmul_simt", "conv2d", CONV, SIMT),

@@ -33,7 +33,7 @@ ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
 TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
-SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1}
+SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1, "parts": 1}
 
 
 def lowered(rule: str = "matmul", **attrs: Any) -> tvm.IRModule:
@@ -220,6 +220,14 @@ def test_fragments_out_of_an_image_stay_in_registers(tmp_path: Path) -> None:
 def test_sums_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None:
     params = {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8, "stages": 1}
     assert_no_stack(gpu_matmul_simt, matmul(1024, 1024, 1024, dtype="float32", layout="nt"), params, load_arch(ROOT, arch), tmp_path)
+
+
+@needs_nvcc
+def test_parts_on_cuda_cores_compile(tmp_path: Path) -> None:
+    schedule = gpu_matmul_simt.apply(matmul(128, 128, 5000, dtype="float32", layout="nt"), {**SIMT, "stages": 2, "parts": 3}, H200)
+    made = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path))
+    assert [launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches] == [0, 0]
+    assert made.launches[0].grid == (4, 1, 3)
 
 
 def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], arch: Any, folder: Path) -> None:

@@ -30,11 +30,17 @@ from kerneldecl.rule import Rule
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
 ELEMENTWISE, REDUCE, ROWWISE, GEMV, FALLBACK = "gpu_elementwise", "gpu_reduce", "gpu_rowwise", "gpu_gemv", "gpu_fallback"
+WINDOW = "gpu_window"
 
 MARGIN_BYTES = 1 << 16
 
 Case = tuple[str, str, dict[str, Any]]
 """A template, a rule, its attributes."""
+
+
+def windows(function: str) -> Case:
+    return WINDOW, "tensor_ir", {"file": "tests/windows.py", "function": function}
+
 
 SMALL: list[Case] = [
     *((ELEMENTWISE, "elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50)]),
@@ -42,6 +48,7 @@ SMALL: list[Case] = [
     (ELEMENTWISE, "elementwise", {"op": "gelu", "shape": (65, 128), "dtype": "float16"}),
     *((ELEMENTWISE, "transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (64, 128), (96, 40)]),
     (ELEMENTWISE, "transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": "bfloat16"}),
+    *((ELEMENTWISE, "tensor_ir", {"file": "tests/places.py", "function": name}) for name in ("joined", "cut", "turned")),
     *(
         (REDUCE, "reduce", {"op": "sum", "shape": shape, "axes": axes})
         for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,))]
@@ -50,10 +57,13 @@ SMALL: list[Case] = [
     *((REDUCE, "reduce", {"op": "mean", "shape": (64, 1000), "axes": (axis,), "dtype": "float16"}) for axis in (0, 1)),
     (REDUCE, "reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": (1, 3), "dtype": "bfloat16"}),
     (REDUCE, "reduce", {"op": "sum", "shape": (4096, 8), "axes": (0,)}),
+    *map(windows, ["max_pool", "max_pool_of_integers", "mean_pool", "mean_of_few_channels", "depthwise"]),
     *((ROWWISE, "softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (3, 4, 256), (1, 100)]),
     *((ROWWISE, "layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45)]),
     (ROWWISE, "rms_norm", {"shape": (2, 3, 512), "dtype": "bfloat16"}),
     *((GEMV, "gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 512)]),
+    (GEMV, "matmul", {"m": 1, "n": 64, "k": 512, "layout": "nt", "epilogue": ("bias", "relu"), "dtype": "float16"}),
+    (GEMV, "matmul", {"batch": 3, "m": 1, "n": 40, "k": 64, "layout": "nt"}),
     *((GEMV, "gemv", {"n": 16, "k": 128, "layout": layout, "dtype": "int8"}) for layout in "nt"),
     *((GEMV, "gemv_i4", {"n": n, "k": k, "group": group}) for n, k, group in [(1, 32, 16), (33, 96, 6), (16, 512, 128)]),
     *((FALLBACK, "softmax", {"shape": shape, "axis": axis}) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1)]),
@@ -66,6 +76,7 @@ LARGE: list[Case] = [
     (REDUCE, "reduce", {"op": "sum", "shape": (16384, 1024), "axes": (1,), "dtype": "float16"}),
     (REDUCE, "reduce", {"op": "sum", "shape": (4096, 16384), "axes": (0,), "dtype": "float16"}),
     (REDUCE, "reduce", {"op": "max", "shape": (4, 1 << 20), "axes": (1,), "dtype": "float16"}),
+    windows("large_max_pool"),
     (ROWWISE, "softmax", {"shape": (16384, 1024), "dtype": "float16"}),
     (ROWWISE, "layer_norm", {"shape": (4096, 4096), "dtype": "float16"}),
     (GEMV, "gemv", {"n": 16384, "k": 16384, "dtype": "float16"}),
@@ -129,7 +140,7 @@ def cuda_source(sch: Any) -> str:
 def test_proposed_schedules_compute_the_reference(template: str, rule: str, attrs: dict[str, Any]) -> None:
     made, mod = lowered(rule, attrs)
     inputs = made.inputs(np.random.default_rng(0))
-    want = made.reference(*inputs)
+    want = np.asarray(made.reference(*inputs)).reshape(made.signature().outputs[0].shape)  # of one output, or a list of one
     # What an intrinsic stands for is computed in its place.
     with mock.patch.object(tvm.s_tir.Schedule, "tensorize"):
         distinct = {tvm_ffi.structural_hash(sch.mod): sch for sch in schedules(template, mod)}
@@ -197,7 +208,7 @@ def test_traces_replay_from_a_database(tmp_path: Path) -> None:
         assert tvm_ffi.structural_equal(again.mod, sch.mod)
 
 
-@pytest.mark.parametrize("template", [ELEMENTWISE, REDUCE, ROWWISE, GEMV])
+@pytest.mark.parametrize("template", [ELEMENTWISE, REDUCE, WINDOW, ROWWISE, GEMV])
 @pytest.mark.parametrize(("other", "rule", "attrs"), SMALL[::2], ids=name_of)
 def test_unsuitable_functions_give_none_and_never_an_error(template: str, other: str, rule: str, attrs: dict[str, Any]) -> None:
     """Parameters made for one function are tried on all others."""

@@ -1,0 +1,147 @@
+"""Whole networks on the CPU: what an artifact of their own functions computes, in both modes, and that it has a kernel for each."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from _networks import Network, NumpyOps, Weights, mlp_network, networks, small_networks
+from _networks_relax import module_of
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from spaces import REAL, Space
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
+
+from kerneldecl.arrays import relative_error
+from kerneldecl.compiler import models, tensorir
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.plugins import STANDARD, load_arch, load_policy
+from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.relax import export_model, load_model, pipeline
+
+H200 = load_arch(STANDARD, "h200")
+SMALL = small_networks()
+TOLERANCE = {"float16": 2e-2, "float32": 1e-4}
+HEAD = REAL["workloads.toml"].split("[[workload]]")[0].replace("top_k = 2", "top_k = 1")
+
+
+def name_of(network: Network) -> str:
+    return f"{network.name}-{network.dtype}"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """Return a workspace with an artifact of the functions of all small networks, each by a schedule that is quickly found."""
+    space = Space(tmp_path_factory.mktemp("networks")).write(REAL).write({"workloads.toml": HEAD})
+    for network in SMALL:
+        space.write({f"{name_of(network)}.json": tvm.ir.save_json(module_of(network))})
+        space.run("extract", f"{name_of(network)}.json")
+    space.run("build")
+    return space
+
+
+def arguments(network: Network) -> list[Any]:
+    """Return the inputs and the weights, in the order of the module's arguments."""
+    weights = Weights(network.dtype)
+    inputs = network.arrays()
+    network.build(NumpyOps(), {name: array.astype("float32") for name, array in inputs.items()}, lambda *of: weights(*of).astype("float32"))
+    return [tvm.runtime.tensor(array) for array in (*inputs.values(), *weights.arrays.values())]
+
+
+@pytest.mark.parametrize("form", ["schedule", "binary"])
+@pytest.mark.parametrize("network", SMALL, ids=name_of)
+def test_a_network_computes_its_reference_with_its_own_artifact(built: Space, network: Network, form: Any, tmp_path: Path) -> None:
+    target = tvm.target.Target(json.loads((built.artifact() / "manifest.json").read_text())["arch"]["target"])
+    executable = relax.build(module_of(network), target, relax_pipeline=pipeline(built.artifact(), target, form, strict=True))
+    export_model(executable, tmp_path / "model.so")
+    got = load_model(tmp_path / "model.so", built.artifact() if form == "binary" else None)["main"](*arguments(network)).numpy()
+    assert relative_error(got, network.reference()) <= TOLERANCE[network.dtype]
+
+
+def rules(space: Space, network: Network) -> Counter[str]:
+    """Return how often each rule is declared for a network."""
+    tables = tomllib.loads(space.read("workloads.toml"))["workload"]
+    return Counter(table["rule"] for table in tables if name_of(network) in table["tags"])
+
+
+def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
+    found = {network.name: rules(built, network) for network in SMALL if network.dtype == "float32"}
+    assert found["mlp"] == {"matmul": 3, "softmax": 1}
+    # Residuals that a 1x1 convolution makes are added in it before the block's own bias: no epilogue of the rule has two operands so.
+    assert found["resnet18"] == {"conv2d": 15, "tensor_ir": 4, "reduce": 1, "matmul": 1}
+    assert found["llama_prefill"]["rms_norm"] == 1
+
+
+@pytest.mark.parametrize("network", networks(), ids=name_of)
+def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> None:
+    policies = {name: policy_of(func) for name, func, _ in models.called(models.fused(module_of(network)))}
+    assert "gpu_fallback" not in policies.values()
+    products = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
+    if network.name == "llama_decode":
+        assert products == {"gpu_gemv"}
+    elif network.dtype == "float32":
+        assert products == {"gpu_matmul_simt"}
+    else:
+        assert products.isdisjoint({"gpu_gemv", "gpu_matmul_simt", "gpu_reduce"}), "tensor cores take them"
+
+
+def policy_of(func: Any) -> str:
+    """Return the first policy that proposes anything on an H200."""
+    space = iter_space(tensorir.canonical_module(func))
+    return next(name for name in BY_KIND["cuda"] if load_policy(STANDARD, name).propose(space, H200, 1, ()))
+
+
+@pytest.mark.parametrize(("dtype", "policy"), [("float16", "gpu_matmul_tc"), ("float32", "gpu_matmul_simt")])
+def test_the_first_layer_of_an_mlp_is_cut_so_that_it_fills_the_gpu(dtype: str, policy: str) -> None:
+    functions = models.called(models.fused(module_of(mlp_network(dtype))))
+    first = next(func for name, func, _ in functions if "matmul" in name)
+    (proposal,) = load_policy(STANDARD, policy).propose(iter_space(tensorir.canonical_module(first)), H200, 1, ())
+    assert dict(proposal.candidate.params)["parts"] in {132, 264}
+
+
+def imported() -> tuple[Any, Any]:
+    """Return a small residual network as ONNX has it, channels first, and the same as Relax imports it, converted to NHWC."""
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 16, 3, 3), "b2": (16,), "w3": (10, 16), "b3": (10,)}
+    weights = [numpy_helper.from_array(rng.standard_normal(shape).astype("float32") * 0.2, name) for name, shape in shapes.items()]
+    three = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], **three, strides=[2, 2]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("MaxPool", ["r1"], ["p1"], **three, strides=[2, 2]),
+        helper.make_node("Conv", ["p1", "w2", "b2"], ["c2"], **three),
+        helper.make_node("Add", ["c2", "p1"], ["s2"]),
+        helper.make_node("Relu", ["s2"], ["r2"]),
+        helper.make_node("GlobalAveragePool", ["r2"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"], transB=1),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in (("x", (2, 3, 24, 24)), ("y", (2, 10)))]
+    model = helper.make_model(helper.make_graph(nodes, "net", *ends, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model, relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(from_onnx(model))
+
+
+def test_an_imported_network_is_converted_and_computes_what_onnx_says(tmp_path: Path) -> None:
+    model, module = imported()
+    space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
+    space.run("extract", "net.json")
+    space.run("build")
+    functions = {name: tensorir.signature_of(func) for name, func, _ in models.called(models.fused(module))}
+    image, weights = (2, 6, 6, 16), (3, 3, 16, 16)
+    assert [shape for shape, _ in functions["fused_conv2d1_add1_add2_relu1"]] == [image, weights, (1, 1, 1, 16), image]
+    target = tvm.target.Target(json.loads((space.artifact() / "manifest.json").read_text())["arch"]["target"])
+    executable = relax.build(module, target, relax_pipeline=pipeline(space.artifact(), target, "binary", strict=True))
+    export_model(executable, tmp_path / "model.so")
+    x = np.random.default_rng(4).standard_normal((2, 3, 24, 24)).astype("float32")
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x})
+    got = load_model(tmp_path / "model.so", space.artifact())["main"](tvm.runtime.tensor(x))
+    assert relative_error(got.numpy(), want) <= 1e-4
