@@ -174,6 +174,7 @@ def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: 
     with here:
         deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), *legalize[:fused]])(mod)
     functions = [func for func in deployed.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    functions = [func for func in functions if not relax.analysis.has_reshape_pattern(func)]  # a view
     assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in models.called(models.fused(mod))}
 
 
