@@ -27,6 +27,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
@@ -72,7 +73,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     nvcc rejects the source, ToolchainError if there is no compiler for the arch.
     """
     func = mod["main"].with_attr("global_symbol", symbol)
-    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), target_of(arch))
+    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), target_of(arch), overlaps=can_overlap(arch.the_gpu))
     functions, source = _serialized(library)
     cubin = _cubin(source, arch_name, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
@@ -82,7 +83,8 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
-    library, _, _ = _generated(tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)}), target_of(arch))
+    mod = tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)})
+    library, _, _ = _generated(mod, target_of(arch), overlaps=can_overlap(arch.the_gpu))
     return _serialized(library)[1]
 
 
@@ -101,7 +103,7 @@ def _source_only() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, list[Call]]:
+def _generated(mod: tvm.IRModule, target: tvm.target.Target, *, overlaps: bool) -> tuple[Any, str, list[Call]]:
     """Return host code with CUDA source imported, the arch that the source is for, and the launches.
 
     These are the steps of tvm.tirx.build, whose result does not tell how kernels are launched.
@@ -116,7 +118,10 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, str, 
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
         calls = [call for func in host.functions.values() for call in _calls(func.body)]
-        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(own_parts(one_barrier(device)))}, host_target)
+        device = own_parts(one_barrier(device))
+        if overlaps:
+            host, device = overlapping_launches(host), overlapping_kernels(device)
+        library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
     return library, str(device_target.attrs["arch"]), calls
 
 

@@ -1,0 +1,68 @@
+"""Owns how kernels that follow one another overlap: the next one is brought to the multiprocessors while the last one ends.
+
+Knows nothing of schedules, policies or what a kernel computes.
+
+Programmatic dependent launch, of compute capability 9.0 (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+Synchronization"): a kernel that was launched so may begin once every block of the one before it in its stream has begun and
+said so. It waits, before it touches memory, until that one has ended and what it wrote can be seen. What is saved is the time
+that a launch takes, about a microsecond; kernels of others, before or after, are not concerned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.ir import Call
+from tvm.tirx import Evaluate, SeqStmt
+from tvm_ffi import structural
+
+from kerneldecl.model import Gpu
+
+FIRST_CAPABILITY = (9, 0)
+TAG, DYNAMIC_SMEM_TAG = "tirx.use_programtic_dependent_launch", "tirx.use_dyn_shared_memory"
+"""Of TVM's launch parameters; TVM spells it so. The latter must be the last one."""
+PARAMS = "tirx.kernel_launch_params"
+WAIT = "kd_after_the_last_kernel"
+SOURCE = f"""
+__device__ __forceinline__ void {WAIT}() {{
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}}
+"""
+
+
+def can_overlap(gpu: Gpu) -> bool:
+    return gpu.compute_capability >= FIRST_CAPABILITY
+
+
+def overlapping_kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions that wait for the kernel before them, and then let the one after them begin."""
+    return tvm.IRModule({name: _waiting(func) for name, func in mod.functions.items()})
+
+
+def overlapping_launches(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return host functions that launch such kernels."""
+    return tvm.IRModule(
+        {name: func.with_body(structural.structural_map(func.body, [(Call, _launch)])) for name, func in mod.functions.items()}
+    )
+
+
+def _waiting(func: Any) -> Any:
+    from tvm.script import tirx as T
+
+    wait = Evaluate(T.cuda.func_call(WAIT, source_code=SOURCE, return_type="void"))
+    return func.with_body(SeqStmt([wait, func.body])).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
+
+
+def _launch(call: Any) -> Any:
+    if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
+        return call
+    attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=_tagged(call.attrs.launch_params))
+    return Call(call.op, call.args, attrs, call.ty_args, call.span, call.ty)
+
+
+def _tagged(params: Any) -> list[str]:
+    names = [str(name) for name in params]
+    place = len(names) - (names[-1:] == [DYNAMIC_SMEM_TAG])
+    return [*names[:place], TAG, *names[place:]]
