@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kerneldecl.measuring import Preparation, known, measure
+from kerneldecl.measuring import Preparation, known, measure, recall
 from kerneldecl.model import Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
 from kerneldecl.policies.gpu_matmul_tc import tensor_cores
@@ -22,8 +22,8 @@ from kerneldecl.task import BUILD_SECS, Runner, Step, Task
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "failure")
 """What a build's answer tells of a candidate: fields of a `Measurement`."""
-RANKED_AT_ONCE = 4
-"""Candidates that are compiled side by side in search of one that does not spill."""
+BUILT_AT_ONCE = 4
+"""Candidates that are compiled side by side where the first ones may be enough."""
 
 
 class Group(NamedTuple):
@@ -67,6 +67,28 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group
     return Outcome(failed, 0, "")
 
 
+def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outcome | None:
+    """Return what `tune` would where measurements of all candidates are known, say after a policy was edited; None where one is missing.
+
+    Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.
+    """
+    failed: list[Measurement] = []
+    for policy in task.policies:
+        measured: list[Measurement] = []
+        while proposals := _proposals(task, policy, measured):
+            found: list[Measurement] = []
+            for start in range(0, len(proposals), BUILT_AT_ONCE):
+                some = recall(task, build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step), store)
+                if some is None:
+                    return None
+                found += some
+            measured += found
+        if any(m.samples for m in measured):
+            return Outcome(*ranking([*measured, *failed]), policy)
+        failed += measured
+    return None
+
+
 def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
     for policy in task.policies:
@@ -83,9 +105,9 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
     for policy in task.policies:
         proposals = _proposals(task, policy, ())
         built: list[Measurement] = []
-        for start in range(0, len(proposals), RANKED_AT_ONCE):
-            built += build_all(task, proposals[start : start + RANKED_AT_ONCE], runner, step)
-            if outcome := chosen(Group(policy, tuple(built)), is_complete=start + RANKED_AT_ONCE >= len(proposals)):
+        for start in range(0, len(proposals), BUILT_AT_ONCE):
+            built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step)
+            if outcome := chosen(Group(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
                 return Outcome([*outcome, *failed], 0, policy)
         failed += built
     return Outcome(failed, 0, "")

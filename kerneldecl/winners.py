@@ -22,11 +22,14 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
 from kerneldecl.task import BUILD_SECS, Task
 from kerneldecl.task import Step as Told
-from kerneldecl.tune import Group, Outcome, groups, rank, record_result, tune, winner_object
+from kerneldecl.tune import Group, Outcome, groups, rank, recalled, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
     from kerneldecl.workspace import Workspace
+
+RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
+"""What is told of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
 
 def tune_entries(at_work: Build) -> None:
@@ -108,7 +111,8 @@ def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> N
         return
     found = {"code": code, "build_key": key(f"{winner.scheduled} {code}"), **blobs}
     if winner.samples:
-        result = record_result(task, outcome, {**found, **measured_on(task, at_work.the_runner)})
+        told = RECALLED if cannot_measure(task.arch) else measured_on(task, at_work.the_runner)
+        result = record_result(task, outcome, {**found, **told})
         store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
         figure = f"{winner.run_secs * 1e6:.4g} us"
     else:
@@ -118,18 +122,21 @@ def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> N
 
 
 def _rank_entry(at_work: Build, entry: EntryPlan, folder: Path, objection: str) -> None:
-    """Choose a winner for a GPU that is not here; nothing else may be linked unmeasured."""
+    """Choose a winner for a GPU that is not here, by what was measured before or else unmeasured; nothing else may be linked so."""
     action = entry.action("tune")
     if not entry.arch.gpu:
         at_work.fail(action, objection)
-    elif at_work.options.require_measured:
+        return
+    task, step = _task(at_work.workspace, entry, folder / action.key), _step(at_work, entry)
+    outcome = recalled(task, at_work.the_runner, at_work.workspace.store, step)
+    if outcome is None and at_work.options.require_measured:
         at_work.fail(action, f"{objection}; measure it there: `kerneldecl build`, or --no-measure here and `kerneldecl measure` there")
+        return
+    outcome = outcome or rank(task, at_work.the_runner, step)
+    if outcome.policy:
+        _record(at_work, entry, task, outcome)
     else:
-        outcome = rank(task := _task(at_work.workspace, entry, folder / action.key), at_work.the_runner, _step(at_work, entry))
-        if outcome.policy:
-            _record(at_work, entry, task, outcome)
-        else:
-            at_work.fail(action, no_winner(outcome.measurements))
+        at_work.fail(action, no_winner(outcome.measurements))
 
 
 def _bundle_entries(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> None:
