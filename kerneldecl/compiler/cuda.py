@@ -37,7 +37,9 @@ from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.stores.local import LocalStore, Record
 
 # Only loops whose schedule asks for it (software_pipeline_async_stages) become asynchronous copies.
-_PASSES = {"tirx.use_async_copy": True}
+# Storage is not shared between buffers: nvcc does that for registers, and TVM would place one thread's own values where a
+# block's threads have exchanged theirs, which is shared memory, and volatile.
+_PASSES = {"tirx.use_async_copy": True, "tirx.disable_storage_rewrite": True}
 
 Call = tuple[str, dict[str, int]]
 """A kernel's name, and the extent of each launch parameter."""

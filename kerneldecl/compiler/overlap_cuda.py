@@ -49,9 +49,9 @@ def overlapping_launches(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _waiting(func: Any) -> Any:
-    from tvm.script import tirx as T
+    from tvm.script import tirx
 
-    wait = Evaluate(T.cuda.func_call(WAIT, source_code=SOURCE, return_type="void"))
+    wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=SOURCE, return_type="void"))
     return func.with_body(SeqStmt([wait, func.body])).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
 
 
