@@ -27,7 +27,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches
+from kerneldecl.compiler.overlap_cuda import TAG, can_overlap, overlapping_kernels, overlapping_launches
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
@@ -75,7 +75,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     nvcc rejects the source, ToolchainError if there is no compiler for the arch.
     """
     func = mod["main"].with_attr("global_symbol", symbol)
-    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), target_of(arch), overlaps=can_overlap(arch.the_gpu))
+    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), arch)
     functions, source = _serialized(library)
     cubin = _cubin(source, arch_name, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
@@ -85,8 +85,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
-    mod = tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)})
-    library, _, _ = _generated(mod, target_of(arch), overlaps=can_overlap(arch.the_gpu))
+    library, _, _ = _generated(tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)}), arch)
     return _serialized(library)[1]
 
 
@@ -105,7 +104,7 @@ def _source_only() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _generated(mod: tvm.IRModule, target: tvm.target.Target, *, overlaps: bool) -> tuple[Any, str, list[Call]]:
+def _generated(mod: tvm.IRModule, arch: Arch) -> tuple[Any, str, list[Call]]:
     """Return host code with CUDA source imported, the arch that the source is for, and the launches.
 
     These are the steps of tvm.tirx.build, whose result does not tell how kernels are launched.
@@ -113,16 +112,16 @@ def _generated(mod: tvm.IRModule, target: tvm.target.Target, *, overlaps: bool) 
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("s_tir")
     host_target = tvm.target.Target("llvm")
     with tvm.transform.PassContext(config=_PASSES), _source_only():
-        bound = tvm.tirx.transform.BindTarget(target.with_host(host_target))(narrowed(mod))
+        bound = tvm.tirx.transform.BindTarget(target_of(arch).with_host(host_target))(narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:
             raise ValueError("no kernel: nothing is bound to threads")
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
-        calls = [call for func in host.functions.values() for call in _calls(func.body)]
         device = own_parts(one_barrier(device))
-        if overlaps:
-            host, device = overlapping_launches(host), overlapping_kernels(device)
+        if can_overlap(arch.the_gpu):
+            host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
+        calls = [call for func in host.functions.values() for call in _calls(func.body)]
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
     return library, str(device_target.attrs["arch"]), calls
 
@@ -136,7 +135,7 @@ def _calls(stmt: Any) -> Iterator[Call]:
         raise ValueError("a part of the function is bound to no threads and would run on the host")  # noqa: TRY004  the schedule is at fault
     call = stmt.value if isinstance(stmt, tvm.tirx.Evaluate) else None
     if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
-        names = [str(name) for name in call.attrs.launch_params]
+        names = [str(name) for name in call.attrs.launch_params if str(name) != TAG]
         extents = [int(extent) for extent in call.args[-len(names) :]]
         yield str(call.args[0].value), dict(zip(names, extents, strict=True))
     for part in (*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))):

@@ -10,6 +10,7 @@ that a launch takes, about a microsecond; kernels of others, before or after, ar
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
@@ -41,11 +42,34 @@ def overlapping_kernels(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule({name: _waiting(func) for name, func in mod.functions.items()})
 
 
-def overlapping_launches(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return host functions that launch such kernels."""
+def overlapping_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
+    """Return host functions that launch such kernels.
+
+    Blocks that come early go where there is room first, and would pile up there: a kernel whose blocks find room all at once asks
+    for so much shared memory that no multiprocessor holds more of them than its share.
+    """
+
+    def launch(call: Any) -> Any:
+        if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
+            return call
+        names, args = [str(name) for name in call.attrs.launch_params], list(call.args)
+        blocks = math.prod(int(extent) for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx."))
+        if names[-1] == DYNAMIC_SMEM_TAG:
+            args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), spread_smem_bytes(gpu, blocks, int(args[-1])))
+        attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=_tagged(names))
+        return Call(call.op, args, attrs, call.ty_args, call.span, call.ty)
+
     return tvm.IRModule(
-        {name: func.with_body(structural.structural_map(func.body, [(Call, _launch)])) for name, func in mod.functions.items()}
+        {name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in mod.functions.items()}
     )
+
+
+def spread_smem_bytes(gpu: Gpu, blocks: int, smem_bytes: int) -> int:
+    """Return the shared memory with which multiprocessors hold no more blocks than their share; less where not all fit at once."""
+    share = -(-blocks // gpu.sm_count)
+    least = gpu.smem_per_sm_bytes // (share + 1) - gpu.smem_reserved_per_block_bytes + 1
+    fits = share * (max(least, smem_bytes) + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
+    return max(least, smem_bytes) if fits and least <= gpu.smem_per_block_optin_bytes else smem_bytes
 
 
 def _waiting(func: Any) -> Any:
@@ -53,13 +77,6 @@ def _waiting(func: Any) -> Any:
 
     wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=SOURCE, return_type="void"))
     return func.with_body(SeqStmt([wait, func.body])).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
-
-
-def _launch(call: Any) -> Any:
-    if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
-        return call
-    attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=_tagged(call.attrs.launch_params))
-    return Call(call.op, call.args, attrs, call.ty_args, call.span, call.ty)
 
 
 def _tagged(params: Any) -> list[str]:
