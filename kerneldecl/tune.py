@@ -44,21 +44,21 @@ class Outcome(NamedTuple):
     """That proposed the winner; empty where there is none."""
 
 
-def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group | None = None) -> Outcome:
+def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Callable[[], Group | None] | None = None) -> Outcome:
     """Build and measure candidates until a policy has one that passes verification.
 
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
-    `ahead` is what `next(groups(…))` has built already.
+    `ahead` waits for what `next(groups(…))` builds already, if it does.
     """
     failed: list[Measurement] = []
     for policy in task.policies:
         measured: list[Measurement] = []
         while proposals := _proposals(task, policy, measured):
-            is_ahead = ahead is not None and ahead.policy == policy and not measured
             preparation = Preparation(task, runner, store)
             if task.arch.gpu:
                 preparation.start()  # its compilers take seconds, and so do the references of its large operators
-            built = ahead.built if ahead and is_ahead else build_all(task, proposals, runner, step, preparation.start_for)
+            group, ahead = ahead() if ahead else None, None
+            built = group.built if group else build_all(task, proposals, runner, step, preparation.start_for)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)
         if any(m.samples for m in measured):

@@ -51,6 +51,7 @@ def _at_hand(described: Mapping[str, Any]) -> _AtHand:
         _AT_HAND.clear()
         case = make_case(described)
         time.sleep(SETTLE_SECS)
+        case = dataclasses.replace(case, inputs=tuple(map(aligned, case.inputs)))
         _AT_HAND[text] = _AtHand(case, [aligned(poisoned(arg)) for arg in case.signature.outputs], {})
     return _AT_HAND[text]
 
