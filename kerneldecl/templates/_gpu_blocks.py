@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.s_tir import Schedule
@@ -94,6 +94,8 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     for loop, thread in ((grid, "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
         sch.bind(loop, thread)
     sch.unroll(inner)
+    if not cut.is_paired:
+        sch.unroll(tile)
     load_vectors(sch, partial, inner if cut.is_paired else tile)
     # 3. What all threads of a row found, then what follows.
     sch.reverse_compute_at(block, ty, preserve_unit_loops=True)
@@ -105,10 +107,9 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     if rest:
         sch.set_scope(block, 0, "local")
     sch.decompose_reduction(partial, outer)
-    if cut.is_paired and _dot_i4(sch, partial, [tile, *lanes], cut):
-        return
-    sch.unroll(tile)
-    if not _dot_i4(sch, partial, lanes, replace(cut, is_paired=False)):
+    if cut.is_paired:
+        lanes = [tile, *lanes]
+    if not _dot_i4(sch, partial, lanes, cut):
         for loop in lanes:
             sch.unroll(loop)
 

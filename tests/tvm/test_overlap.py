@@ -13,9 +13,10 @@ from compilers import needs_nvcc
 from kerneldecl import nvcc
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.overlap_cuda import TAG, WAIT
+from kerneldecl.compiler.overlap_cuda import TAG, WAIT, spread_smem_bytes
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.stores.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
@@ -65,9 +66,21 @@ def test_how_a_kernel_is_launched(name: str, tmp_path: Path) -> None:
     assert made.content.count(TAG.encode()) == len(made.launches)
     without = compile_cuda_object(scheduled(name, A100), A100, "kd_main", LocalStore(tmp_path))
     assert TAG.encode() not in without.content
-    assert [(launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in made.launches] == [
-        (launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in without.launches
-    ]
+    assert [(launch.grid, launch.block) for launch in made.launches] == [(launch.grid, launch.block) for launch in without.launches]
+    for launch, other in zip(made.launches, without.launches, strict=True):
+        assert launch.dynamic_smem_bytes >= other.dynamic_smem_bytes
+        assert bool(launch.dynamic_smem_bytes) == bool(other.dynamic_smem_bytes)
+
+
+@pytest.mark.parametrize("blocks", [1, 64, 132, 133, 256, 264, 265, 528, 1000, 5000])
+@pytest.mark.parametrize("smem_bytes", [1024, 20_000, 49_152, 65_536, 98_304, 116_000, 232_448])
+def test_blocks_that_come_early_cannot_pile_up(blocks: int, smem_bytes: int) -> None:
+    """No SM can hold more than its share where all fit at once; otherwise nothing is asked for that a kernel does not need."""
+    gpu = H200.the_gpu
+    share, held = -(-blocks // gpu.sm_count), occupancy(gpu, 32, 32, smem_bytes)
+    asked = spread_smem_bytes(gpu, blocks, smem_bytes)
+    assert smem_bytes <= asked <= gpu.smem_per_block_optin_bytes
+    assert occupancy(gpu, 32, 32, asked) == (min(share, held))
 
 
 @pytest.mark.parametrize("name", KERNELS)
