@@ -37,7 +37,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], gpu: Gpu) -> bool:
 
 
 def _is_paired(leaf: _blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool:
-    """Say whether tensor cores may multiply 4-bit weights: rows as an intrinsic has them, whole warps on one, quads on weights of one scale."""
+    """Say whether tensor cores may multiply 4-bit weights: rows as an intrinsic has them, warps on one, quads on weights of one scale."""
     axis = _reductions.contiguous_axis(leaf)
     names = [(access.dtype, len(access.shape)) for access in leaf.block.reads]
     if params["across"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
