@@ -31,7 +31,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "gemv_i4": ("gemv_i4", {"n": 64, "k": 2048}, "gpu_gemv", {**ROWS, "tile": 2}),
     "product": ("matmul", {"m": 128, "n": 128, "k": 128, "layout": "nt"}, "gpu_matmul_tc", TILE),
 }
-MEMORY = re.compile(r"^\s*(?:@%p\d+ )?(?:ld|st|cp|red|atom|prefetch)\.(?!param)")
+MEMORY = re.compile(r"^\s*(?:@%p\d+ )?(?:ld|st|cp|red|atom)\.(?!param)")
 
 
 def scheduled(name: str, arch: Arch) -> Any:
