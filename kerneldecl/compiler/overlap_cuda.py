@@ -100,7 +100,8 @@ def _waiting(func: Any) -> Any:
 
 def _first_loads(func: Any) -> list[Any]:
     """Return what each thread loads of the arguments in any case, of loops in their first turn."""
-    params, arguments = set(func.params), set[Any]()
+    params = set(func.params)
+    arguments: set[Any] = set()
     values: dict[Any, Any] = {}
     found: dict[str, Any] = {}
 
