@@ -104,15 +104,30 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
     import tvm  # noqa: F401  its runtime launches kernels
     import tvm_ffi
 
+    from kerneldecl.kernels import Placed
+
     kernel = tvm_ffi.load_module(built.library)[built.symbol]
-    given = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
+    rows = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
+    placed = [[_placed(argument) for argument in args] for args in rows]
+    given = [[argument.tensor() if isinstance(argument, Placed) else argument for argument in args] for args in placed]
 
     def call(i: int) -> Any:
         with tvm_ffi.use_torch_stream():
             kernel(*given[i])
         return sets[i][-1]
 
+    call.placed = placed  # type: ignore[attr-defined]  # what tensors are made of must outlive them
+
     return call
+
+
+def _placed(argument: Any) -> Any:
+    """Return a torch tensor as a kernel takes it, or as what that is made of: torch does not export its tensors in float8."""
+    from kerneldecl.kernels import Placed
+    from kerneldecl.model import Arg
+
+    dtype = str(argument.dtype).removeprefix("torch.")
+    return Placed(Arg("", tuple(argument.shape), dtype), argument.data_ptr(), Placed.CUDA) if dtype.startswith("float8") else argument
 
 
 def held(job: Job) -> Row:

@@ -31,33 +31,33 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
         return bandwidth(row) / add_bytes_per_s
 
     return [
-        _figure("table, of default dlight: slowest", 1.0, min, _each(published, dlight_ratio)),
-        _figure("table, of default dlight: geometric mean", 4.0, geometric_mean, _each(published, dlight_ratio)),
-        _figure("memory bound, over 64 MB: of torch's addition", 0.92, min, _each(large, bandwidth_share)),
-        _figure("memory bound, up to 64 MB: of torch", 1.0, min, _each(small, torch_ratio)),
-        _figure("table but large float16 products, of the vendor: geometric mean", 1.2, geometric_mean, _each(vendor, torch_ratio)),
-        _figure("products in float32: of cuBLAS", 0.9, min, _each(float32, torch_ratio)),
-        _figure("products in float16, 4096 and 8192: of cuBLAS", 0.55, min, _each(float16, torch_ratio)),
+        figure("table, of default dlight: slowest", 1.0, min, each(published, dlight_ratio)),
+        figure("table, of default dlight: geometric mean", 4.0, geometric_mean, each(published, dlight_ratio)),
+        figure("memory bound, over 64 MB: of torch's addition", 0.92, min, each(large, bandwidth_share)),
+        figure("memory bound, up to 64 MB: of torch", 1.0, min, each(small, torch_ratio)),
+        figure("table but large float16 products, of the vendor: geometric mean", 1.2, geometric_mean, each(vendor, torch_ratio)),
+        figure("products in float32: of cuBLAS", 0.9, min, each(float32, torch_ratio)),
+        figure("products in float16, 4096 and 8192: of cuBLAS", 0.55, min, each(float16, torch_ratio)),
         *(
-            _figure(f"{name}: of cuDNN", asked, min, _each([row for row in published if row["entry"] == name], torch_ratio))
+            figure(f"{name}: of cuDNN", asked, min, each([row for row in published if row["entry"] == name], torch_ratio))
             for name, asked in CONVOLUTIONS.items()
         ),
-        _figure("first by the model, of the best: geometric mean", 0.85, geometric_mean, _each(rows, lambda row: row["first_share"])),
+        figure("first by the model, of the best: geometric mean", 0.85, geometric_mean, each(rows, lambda row: row["first_share"])),
     ]
 
 
 def lattice_figure(rows: Sequence[Row]) -> dict[str, Any]:
     """Return how near the best of few candidates comes to the best of many, of rows where the former stands as first choice."""
-    shares = _each(rows, lambda row: row["first_share"])
-    return _figure("best of few candidates, of the best of many: geometric mean", 0.97, geometric_mean, shares)
+    shares = each(rows, lambda row: row["first_share"])
+    return figure("best of few candidates, of the best of many: geometric mean", 0.97, geometric_mean, shares)
 
 
 def tuning_figures(tuning_secs: Mapping[str, float], rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the figures of tuning time; asked is the most allowed."""
     secs = {row["entry"]: tuning_secs.get(row["entry"]) for row in rows if "published" in row["tags"]}
     return [
-        _figure("tuning an operator, s at most", 6.0, max, secs, is_most=True),
-        _figure("tuning the table, s at most", 90.0, sum, secs, is_most=True),
+        figure("tuning an operator, s at most", 6.0, max, secs, is_most=True),
+        figure("tuning the table, s at most", 90.0, sum, secs, is_most=True),
     ]
 
 
@@ -85,12 +85,12 @@ def _is_judged_float16_product(row: Row) -> bool:
     return _is_large_float16_product(row) and row["attrs"]["m"] in {4096, 8192} and row["attrs"]["accum_dtype"] != "float16"
 
 
-def _each(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict[str, float | None]:
+def each(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict[str, float | None]:
     """Return the value of each row by entry; None where nothing passed, or where there is nothing to compare with."""
     return {row["entry"]: value(row) if "secs" in row else None for row in rows}
 
 
-def _figure(
+def figure(
     what: str, asked: float, combine: Callable[[Any], float], values: Mapping[str, float | None], *, is_most: bool = False
 ) -> dict[str, Any]:
     """Return the row of a figure; `is_most` where less is better."""

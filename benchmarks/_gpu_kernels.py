@@ -62,9 +62,9 @@ def build_candidate(case: Case, candidate: Candidate, folder: str) -> Built:
     from kerneldecl.plugins import load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    schedule = apply_candidate(case.root, tensorir.lower(rule), candidate, case.arch)
-    assert schedule is not None, "tuning has applied it before"
-    return _linked(label_of(candidate), schedule.mod, case, folder)
+    applied = apply_candidate(case.root, tensorir.lower(rule), candidate, case.arch)
+    assert applied is not None, "tuning has applied it before"
+    return _linked(label_of(candidate), applied.mod, case, folder)
 
 
 def build_default(case: Case, folder: str) -> Built:

@@ -29,26 +29,26 @@ def dtype_of(arg: Arg) -> Any:
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
     """Return random inputs distributed as the rule's own: factors of sums scaled so that sums have unit variance."""
     torch.manual_seed(0)
-    made = [_random(arg, device) for arg in rule.signature().inputs]
-    if rule_name in {"matmul", "conv2d"}:
-        made[1] *= _terms(rule_name, attrs) ** -0.5
-    elif rule_name == "gemv":
-        made[0] *= attrs["k"] ** -0.5
-    elif rule_name == "gemv_i4":
+    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    args = rule.signature().inputs
+    made = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
+    if rule_name == "gemv_i4":
         made[1].uniform_(0.01, 0.1)
     return made
 
 
-def _random(arg: Arg, device: str) -> Tensor:
+def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
     dtype = dtype_of(arg)
     if dtype.is_floating_point:
-        return torch.randn(arg.shape, device=device, dtype=dtype)
+        # torch draws no numbers of 8 bits.
+        drawn = torch.float32 if dtype.itemsize == 1 else dtype
+        return torch.randn(arg.shape, device=device, dtype=drawn).mul_(scale).to(dtype)
     info = torch.iinfo(dtype)
     return torch.randint(max(info.min, -128), min(info.max, 255) + 1, arg.shape, device=device, dtype=dtype)
 
 
 def _terms(rule_name: str, attrs: Attrs) -> int:
-    return int(attrs["k"] if rule_name == "matmul" else attrs["kh"] * attrs["kw"] * attrs["c"] // attrs["groups"])
+    return int(attrs["kh"] * attrs["kw"] * attrs["c"] // attrs["groups"] if rule_name == "conv2d" else attrs["k"])
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -69,14 +69,22 @@ def poison(out: Tensor) -> None:
 
 def reference(rule_name: str, attrs: Attrs, inputs: Args) -> Tensor:
     """Return what the rule's reference computes; raise KeyError for a rule that is not here."""
-    if attrs.get("epilogue"):
+    if attrs.get("epilogue") and rule_name != "matmul":
         raise KeyError(f"{rule_name} with an epilogue")
     return _REFERENCES[rule_name](attrs, inputs)
 
 
 def _matmul_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    a, b = _as_nn(attrs, *(x.double() for x in inputs))
-    return a @ b
+    left, right, *operands = (x.double() for x in inputs)
+    a, b = _as_nn(attrs, left, right)
+    result = a @ b
+    for step in attrs["epilogue"]:
+        result = _STEPS[step](result) if step in _STEPS else _WITH_OPERAND[step](result, operands.pop(0))
+    return result
+
+
+_STEPS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
+_WITH_OPERAND: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"bias": torch.add, "add": torch.add}
 
 
 def _as_nn(attrs: Attrs, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,11 +152,34 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
 
 def ways(rule_name: str, attrs: Attrs, sets: Sequence[Args]) -> Ways:
     """Return calls that compute what the rule does, by name; none for a rule that is not here."""
+    if attrs.get("epilogue"):
+        return _epilogue_ways(attrs, sets) if rule_name == "matmul" else {}
     found = _WAYS.get(rule_name)
-    return {} if found is None or attrs.get("epilogue") else found(attrs, sets)
+    return {} if found is None else found(attrs, sets)
+
+
+def _epilogue_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+    """Return a bias with an activation behind a product: as a kernel of its own, and in cuBLAS's own epilogue where it has one."""
+    if len(attrs["epilogue"]) != 2 or attrs["epilogue"][0] != "bias" or attrs["epilogue"][1] not in _STEPS:
+        return {}
+    activation = attrs["epilogue"][1]
+
+    def views(i: int) -> tuple[Tensor, Tensor, Tensor]:
+        a, b, bias, _ = sets[i]
+        return (bias, *_as_nn(attrs, a, b))
+
+    found = {"two kernels": lambda i: _STEPS[activation](torch.addmm(*views(i)))}
+    if activation in {"relu", "gelu"}:
+        # cuBLAS's gelu is the one with tanh, which 16 bits hardly tell from the other.
+        found["fused"] = lambda i: torch._addmm_activation(*views(i), use_gelu=activation == "gelu")  # noqa: SLF001  it has no other name
+    return found
 
 
 def _matmul_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+    if attrs["dtype"].startswith("float8"):
+        return _float8_ways(attrs, sets)
+    if attrs["dtype"] == "int8":
+        return {"int_mm": lambda i: torch._int_mm(*_as_nn(attrs, *sets[i][:2]), out=sets[i][2])}  # noqa: SLF001  it has no other name
     # cuBLAS sums in float16 where that is allowed; every contender keeps its sums as the rule says.
     torch.backends.cuda.matmul.allow_fp16_accumulation = attrs["accum_dtype"] == "float16"
 
@@ -157,6 +188,17 @@ def _matmul_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
         return torch.matmul(*_as_nn(attrs, a, b), out=out)
 
     return {"matmul": matmul}
+
+
+def _float8_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+    """Return cuBLAS's product in float8 without scales, in sums that are as precise as ours and in quicker ones."""
+    one = torch.ones((), device=sets[0][0].device)
+
+    def scaled(i: int, *, is_quick: bool) -> Tensor:
+        a, b, out = sets[i]
+        return torch._scaled_mm(*_as_nn(attrs, a, b), one, one, out_dtype=out.dtype, use_fast_accum=is_quick)  # noqa: SLF001  it has no other name
+
+    return {"scaled_mm": lambda i: scaled(i, is_quick=False), "scaled_mm quick": lambda i: scaled(i, is_quick=True)}
 
 
 def _gemv_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:

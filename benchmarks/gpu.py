@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
@@ -31,15 +31,16 @@ QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
 
-def cases_of(target: str, patterns: Sequence[str]) -> list[Case]:
-    """Return the entries of workloads.toml for a target that the patterns select."""
+def cases_of(root: Path, target: str, patterns: Sequence[str], policy: str = "") -> list[Case]:
+    """Return the entries of a workspace for a target that the patterns select, tuned by another policy if one is named."""
     from kerneldecl.declare import declare
     from kerneldecl.patterns import select
     from kerneldecl.plugins import load_arch
 
-    declaration = declare(ROOT)
-    arch = load_arch(ROOT, dict(declaration.targets)[target])
-    return [Case(ROOT, workload, arch) for workload in select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])]
+    declaration = declare(root)
+    arch = load_arch(root, dict(declaration.targets)[target])
+    chosen = select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])
+    return [Case(root, replace(workload, policy=policy or workload.policy), arch) for workload in chosen]
 
 
 def table_row(row: Row) -> Row:
@@ -95,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time tuned kernels on this GPU beside TVM's default schedules, torch and Triton.")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, as `kerneldecl build` takes them; default: all")
     parser.add_argument("--target", default="h200", help="target of workloads.toml that this GPU is")
+    parser.add_argument("--policy", default="", help="the one policy to ask, such as gpu_matmul_tc, instead of each entry's own")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
@@ -106,17 +108,21 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    cases = cases_of(given.target, given.only or ["*"])
+    cases = cases_of(ROOT, given.target, given.only or ["*"], given.policy)
     top_k = QUICK_TOP_K if given.quick else given.top_k
     asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = lattice(cases, asked, given.lattice, Path(folder)) if given.lattice else compared(cases, asked, Path(folder))
+        found = lattice(cases, asked, given.lattice, Path(folder)) if given.lattice else compared(cases, asked, Path(folder), _judged)
     show("Figures", found["figures"])
     write_json(given.json, found.pop("machine"), {"asked": vars(asked) | {"rivals": given.rivals}, **found})
 
 
-def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any]:
+Judge = Callable[[Sequence[Row], float, Mapping[str, float]], list[dict[str, Any]]]
+"""Makes figures of rows, of what torch's addition moves in a second, and of the seconds that tuning each entry took."""
+
+
+def compared(cases: Sequence[Case], asked: Asked, folder: Path, judge: Judge) -> dict[str, Any]:
     """Tune all cases, hold their contests, print their rows; return what the JSON holds."""
     start = time.perf_counter()
     gpu = GpuProcess()
@@ -132,8 +138,12 @@ def compared(cases: Sequence[Case], asked: Asked, folder: Path) -> dict[str, Any
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show(TITLE, [table_row(row) for row in rows])
-    verdicts = [*figures(rows, ceiling), *tuning_figures(tuning_secs, rows)]
+    verdicts = judge(rows, ceiling, tuning_secs)
     return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
+
+
+def _judged(rows: Sequence[Row], add_bytes_per_s: float, tuning_secs: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [*figures(rows, add_bytes_per_s), *tuning_figures(tuning_secs, rows)]
 
 
 def lattice(cases: Sequence[Case], asked: Asked, most: int, folder: Path) -> dict[str, Any]:

@@ -178,15 +178,15 @@ def _extent(block: Block, axes: Sequence[int]) -> int:
 def _factor(space: IterSpace, block: Block, position: int, groups: tuple[Sequence[int], Sequence[int]]) -> Factor:
     spatial, reduced = groups
     access = block.reads[position]
-    stored = _stored(space, access)
-    extents = {axis: block.axes[axis].extent for axis, _ in _fastest(stored)}
+    base = stored(space, access)
+    extents = {axis: block.axes[axis].extent for axis, _ in _fastest(base)}
     # Of several axes in one index (a window's place and the place in it) the longer one makes the longer runs.
     fastest = max(extents, key=lambda axis: (extents[axis], axis in reduced), default=None)
     is_k_last = fastest is None or fastest in reduced
-    return Factor(position, access.dtype, stored.shape, is_k_last, _run(block, stored, reduced if is_k_last else spatial))
+    return Factor(position, access.dtype, base.shape, is_k_last, _run(block, base, reduced if is_k_last else spatial))
 
 
-def _stored(space: IterSpace, access: Access) -> Access:
+def stored(space: IterSpace, access: Access) -> Access:
     """Return an operand's access to the memory that it comes from, through transposes, padding and casts, which are never stored."""
     makers = [block for block in space.blocks if any(write.operand == access.operand for write in block.writes)]
     if len(makers) != 1 or makers[0].is_reduction or len(makers[0].reads) != 1:
@@ -197,7 +197,7 @@ def _stored(space: IterSpace, access: Access) -> Access:
     if None in read.index or not places.keys() >= set(used):
         return access
     index = tuple(_substituted(terms or (), places, access) for terms in read.index)
-    return _stored(space, Access(read.operand, read.shape, access.dtype, index))
+    return stored(space, Access(read.operand, read.shape, access.dtype, index))
 
 
 def _substituted(terms: Terms, places: Mapping[int, int], access: Access) -> Terms | None:

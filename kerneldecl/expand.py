@@ -14,7 +14,7 @@ from kerneldecl.attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.axes import Attrs, Axis, combinations, label_findings, size_findings, split
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
-from kerneldecl.plugins import blamed
+from kerneldecl.plugins import blamed, specialize_problem
 from kerneldecl.tables import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
 from kerneldecl.wording import nearest, show, unknown
 
@@ -55,6 +55,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
     cases_are_right = not any(finding.path == ("cases",) for finding in findings)
     findings += unknown_settings(table, scope.targets, scope.policies)
+    findings += _specialize_findings(table.get("specialize"), scope.root)
     rule = _rule(table, scope, findings)
     if rule is None or not cases_are_right:
         return _wrong(findings, table)
@@ -66,12 +67,13 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     steps = [[_read(rule, step, axis.key, scope.root, findings) for step in axis.steps] for axis in axes]
     if findings:
         return _wrong(findings, table)
-    chosen, tags, generation = settings(table, scope.defaults), tuple(table.get("tags", ())), table.get("generation", 0)
+    chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
+    own = (table.get("generation", 0), table.get("specialize", ""))
     workloads: list[Workload] = []
     for name, attrs in combinations(table["name"], axes, steps):
         instance = _values(rule, values | attrs, name, scope.root, findings)
         workloads += [
-            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line, generation)
+            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line, *own)
             for target in chosen.targets
         ]
     return _wrong(findings, table) if findings else Expansion(tuple(workloads))
@@ -132,6 +134,15 @@ def _read(rule: RuleAttributes, attrs: Attrs, key: str, root: Path, findings: li
             mistakes = tuple(_file_mistakes(name, values[name], root))
         findings += [Finding.of((key or name,), *mistake) for mistake in mistakes]
     return values
+
+
+def _specialize_findings(path: object, root: Path) -> Iterator[Finding]:
+    if not isinstance(path, str) or not WORKLOAD["specialize"].is_right(path):
+        return  # `wrong_values` has said so, where there is one
+    mistakes = [Finding.of(("specialize",), *mistake) for mistake in _file_mistakes("specialize", path, root)]
+    yield from mistakes
+    if not mistakes and (problem := specialize_problem(root, path)):
+        yield Finding(("specialize",), problem)
 
 
 def _file_mistakes(name: str, value: Value, root: Path) -> Iterator[tuple[str, str]]:

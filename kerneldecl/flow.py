@@ -55,6 +55,8 @@ class Build:
     runner: Runner | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    variants: dict[str, int] = field(default_factory=dict)
+    """By entry: how many functions of the user's own compete."""
     bundles: dict[str, Path] = field(default_factory=dict)
     """By target: what was built to be measured elsewhere."""
     shows_ranked: bool = True

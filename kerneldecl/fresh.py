@@ -23,7 +23,7 @@ _PLUGINS = ("rules", "policies", "templates", "archs")
 # Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each is
 # most of a null build of ten thousand entries, and neither can make the artifact wrong.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
-_ARTIFACT = ("", "lib", "database")
+_ARTIFACT = ("", "lib", "database", "specialised")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
 
 

@@ -8,6 +8,7 @@ Knows nothing of TVM itself, of tuning or of plans.
       objects/<symbol>.o                    each kernel of a CPU by itself, for programs that link it into their own library
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
+      specialised/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
       source/<symbol>.py                    the scheduled TensorIR of each kernel
 """
 
@@ -17,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,7 @@ from kerneldecl.model import Arch, Workload
 from kerneldecl.planning import is_measured
 from kerneldecl.stores.local import LocalStore, Miss, Record
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 _NO_DIGEST = "0" * 64
 Linker = Callable[[Path, Sequence[Path]], None]
@@ -98,7 +99,11 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
     library = _write_library(linked, records, store, folder, linker)
     if linked.arch.kind == "cpu":
         _write_objects(records, store, folder / "objects")  # a GPU's have device code in them, which only its own linker joins
-    _write_database(records, store, folder / "database")
+    held = {record.result["computation"]: json.loads(_blob(store, record, "database")) for record in records}
+    specialised = {computation: found for computation, found in held.items() if "trace" not in found}
+    _write_database([record for record in records if record.result["computation"] not in specialised], held, folder / "database")
+    for computation, found in specialised.items():
+        _write_file(folder / specialised_file(computation), json.dumps(found, sort_keys=True).encode())
     for record in records:
         _write_file(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"))
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -111,7 +116,7 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "arch": {"name": linked.arch.name, **arch_fields(linked.arch)},
         "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
-        "entries": [_entry(part, kernels) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
+        "entries": [_entry(part, kernels, specialised) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
         "files": files,
     }
     _write_file(folder / MANIFEST, _with_digest(manifest))
@@ -168,11 +173,16 @@ def _write_objects(records: Sequence[Record], store: LocalStore, folder: Path) -
         _write_file(folder / f"{record.result['symbol']}.o", _blob(store, record, "code"))
 
 
-def _write_database(records: Sequence[Record], store: LocalStore, folder: Path) -> None:
+def specialised_file(computation: str) -> str:
+    """Return where an artifact keeps the specialised function of a computation, by the digest of its canonical TensorIR."""
+    return f"specialised/{computation}.json"
+
+
+def _write_database(records: Sequence[Record], held: Mapping[str, Any], folder: Path) -> None:
     workloads: list[str] = []
     lines: list[str] = []
     for record in records:
-        database = json.loads(_blob(store, record, "database"))
+        database = held[record.result["computation"]]
         for workload in database["workloads"]:
             fields = [database["trace"], [record.result["run_secs"]], database["target"], database["args"]]
             lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
@@ -188,7 +198,7 @@ def _blob(store: LocalStore, record: Record, name: str) -> bytes:
     return content
 
 
-def _entry(part: Part, kernels: Mapping[str, Record]) -> dict[str, Any]:
+def _entry(part: Part, kernels: Mapping[str, Record], specialised: Collection[str]) -> dict[str, Any]:
     workload, lowered, record = part
     result = kernels[record.result["symbol"]].result
     return {
@@ -200,6 +210,7 @@ def _entry(part: Part, kernels: Mapping[str, Record]) -> dict[str, Any]:
         **lowered["signature"],
         "key": record.key,
         "computation": result["computation"],
+        "specialised": specialised_file(result["computation"]) if result["computation"] in specialised else "",
         "winner": result["winner"],
         "run_secs": result["run_secs"],
         "flops": lowered["flops"],

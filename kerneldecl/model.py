@@ -57,6 +57,8 @@ class Workload:
     """Line of the entry's table in workloads.toml, counted from 1."""
     generation: int = 0
     """Raised by hand to tune again what a record exists of."""
+    specialize: str = ""
+    """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
 
     @property
     def entry(self) -> str:
@@ -253,6 +255,10 @@ class IterSpace:
     outputs: tuple[str, ...]
 
 
+SPECIALIZE = "specialize"
+"""In place of a template: the candidate is a function of the user's own, `variant` its place among those that the file gives."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A template's name with the parameters it is to be applied with."""
@@ -307,6 +313,8 @@ class Measurement:
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
     """Seconds of one call each; empty unless the error is within the tolerance."""
+    is_specialised: bool = False
+    """Whether no schedule's trace leads to the function."""
     failure: str = ""
     """Why there are no samples."""
 

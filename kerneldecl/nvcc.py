@@ -37,7 +37,11 @@ FLAGS = (
     "--ptxas-options=-v",
 )
 QUICK_FLAGS = (*FLAGS, "--use_fast_math")
+TIRX_FLAGS = ("--ptxas-options=--register-usage-level=10",)
+"""Beside the others for TIRx, with which TVM compiles it: ptxas may use more registers where that hides latencies."""
 
+_LOSS = re.compile(r"\(C75\d\d\) Potential Performance Loss: (?P<words>[^\n]*)")
+"""What ptxas says where it takes from wgmma what it is for: multiplications wait for one another, or setmaxnreg is ignored."""
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?Used (?P<registers>\d+) registers(?:[^\n]*?, (?P<smem>\d+) bytes smem)?", re.DOTALL
 )
@@ -129,7 +133,8 @@ def _output(*command: str) -> str:
 
 
 def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin:
-    """Compile CUDA C++; raise ToolchainError without a compiler for the arch, ValueError with its words if the source is wrong.
+    """Compile CUDA C++; raise ToolchainError without a compiler for the arch, ValueError with its words if the source is wrong
+    or its use of wgmma is undone.
 
     One source, arch, set of flags and version of nvcc give one content, in whichever folder or process.
     """
@@ -139,6 +144,8 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {_last_words(result)}")
+        if loss := _LOSS.search(result.stderr):
+            raise ValueError(f"ptxas: {loss['words'].strip()}")
         content = (Path(folder) / "kernel.cubin").read_bytes()
     return Cubin(content, _usage(result.stderr))
 

@@ -6,11 +6,11 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kerneldecl import key as keys
-from kerneldecl.model import Arch, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Workload
 from kerneldecl.stores.local import NEVER, Miss, Record
 
 Kind = Literal["lower", "tune", "build", "link"]
@@ -45,6 +45,8 @@ class Inputs:
     """The policies that a declared policy stands for, in order, by (policy, kind of arch)."""
     plugins: Mapping[tuple[str, str], Mapping[str, str]]
     """Digests of those policies and of the templates they may use, by (policy, kind of arch)."""
+    specialize: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each file that an entry's `specialize` names with what it imports, by path."""
 
 
 class Action(NamedTuple):
@@ -158,7 +160,10 @@ def tune_manifest(workload: Workload, lowered: Mapping[str, Any], inputs: Inputs
     arch = inputs.archs[workload.target]
     search: keys.Fields = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation}
     search = {**search, **MEASURING[arch.kind]}
-    return keys.tune_manifest(lowered["computation"], arch, search, inputs.plugins[workload.policy, arch.kind], inputs.toolchain)
+    plugins = inputs.plugins[workload.policy, arch.kind]
+    if workload.specialize:
+        plugins = {**plugins, SPECIALIZE: inputs.specialize[workload.specialize]}
+    return keys.tune_manifest(lowered["computation"], arch, search, plugins, inputs.toolchain)
 
 
 def tolerance(workload: Workload, lowered: Mapping[str, Any]) -> float:

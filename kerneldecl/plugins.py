@@ -16,13 +16,13 @@ import itertools
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.model import Arch
+from kerneldecl.model import SPECIALIZE, Arch
 from kerneldecl.rule import Rule
 from kerneldecl.wording import unknown
 
@@ -39,7 +39,7 @@ _SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
 _SINGULAR = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}
 _METHODS = ("signature", "lower", "reference", "flops")
 # Attributes share a table with these keys of every workload.
-_RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "generation", "tags", "cases"})
+_RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "generation", "specialize", "tags", "cases"})
 
 
 # Finding
@@ -111,10 +111,18 @@ def rule_files(root: Path, name: str) -> tuple[Path, ...]:
 
 def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
     """Return a plug-in's file and all that it imports from its folders and the workspace, transitively: its own first, the rest sorted."""
-    first = plugin_file(kind, root, name)
+    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root)
+
+
+def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
+    """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
+    return _with_imports(root / path, ((root / path).parent,), root)
+
+
+def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[Path, ...]:
     found, waiting = {first}, [first] if first.suffix == ".py" else []
     while waiting:
-        imported = set(_imported_files(waiting.pop(), plugin_folders(kind, root), root)) - found
+        imported = set(_imported_files(waiting.pop(), folders, root)) - found
         found |= imported
         waiting += sorted(imported)
     return (first, *sorted(found - {first}))
@@ -198,6 +206,32 @@ def load_module(kind: Kind, root: Path, name: str) -> ModuleType:
     return _imported(kind, root, name)
 
 
+def specialize_problem(root: Path, path: str) -> Problem | None:
+    """Return why a file cannot be what an entry's `specialize` names, as far as its text tells; it is not run."""
+    file = root / path
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        return Problem(displayed(file, root), error.lineno or 0, "", f"{file.name} is not Python: {error.msg}")
+    except ValueError as error:
+        return Problem(displayed(file, root), 0, "", f"{file.name} is not Python: {error}")
+    if any(isinstance(node, ast.FunctionDef) and node.name == SPECIALIZE for node in tree.body):
+        return None
+    return Problem(displayed(file, root), 0, "", "there is no function specialize(mod, arch)", "define it at the file's top level")
+
+
+def own_functions(root: Path, path: str, mod: Any, arch: Arch) -> list[Any]:
+    """Return what the function of a file that an entry names makes of a module; raise DeclarationError where the file fails."""
+    file = root / path
+    package = _package_of(SPECIALIZE, (file.parent,), specialize_files(root, path))
+    with blamed(file, root, f"{file.name} fails to import"), _no_bytecode():
+        module = importlib.import_module(f"{package}.{file.stem}")
+    with blamed(file, root, "specialize() fails"):
+        made = module.specialize(mod, arch)
+        several = list(made) if isinstance(made, Iterator | list | tuple) else [made]
+        return [each for each in several if each is not None]
+
+
 @contextlib.contextmanager
 def blamed(file: Path, root: Path, doing: str) -> Iterator[None]:
     """Turn whatever a plug-in's code raises into a DeclarationError that names its file and line."""
@@ -236,8 +270,12 @@ def _imported(kind: Kind, root: Path, name: str) -> ModuleType:
 def _package(kind: Kind, root: Path) -> str:
     """Return the name of the package whose modules are the files of a kind; edited files make another package."""
     folders = plugin_folders(kind, root)
+    return _package_of(kind, folders, (file for folder in folders for file in folder.rglob("*.py")))
+
+
+def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path]) -> str:
     content = hashlib.sha256(repr(tuple(folder.resolve() for folder in folders)).encode())
-    for file in sorted(file for folder in folders for file in folder.rglob("*.py")):
+    for file in sorted(files):
         content.update(f"\n{file}\n".encode() + file.read_bytes())
     name = f"{_SYNTHETIC}{kind}_{content.hexdigest()[:16]}"
     if name not in sys.modules:

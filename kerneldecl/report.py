@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kerneldecl.lockfile import shown
-from kerneldecl.model import Arch, Candidate
+from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.planning import Action, EntryPlan
 from kerneldecl.state import State
 
@@ -88,6 +88,8 @@ def show_json(entry: EntryPlan) -> Json:
         "symbol": result["symbol"],
         "policy": result["policy"],
         "tensor_cores": result.get("tensor_cores", ""),
+        "specialised": result["measurements"][0].get("is_specialised", False),
+        "specialize": entry.workload.specialize,
         "tied": result["tied"],
         "tolerance": result["tolerance"],
         "flops": lowered["flops"],
@@ -129,6 +131,10 @@ def show_text(json: Json) -> str:
     lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
     if told := json["tensor_cores"]:
         lines.append(f"tensor cores: {told if told == 'used' else f'not used: {told}'}")
+    if json["specialised"]:
+        lines.append("the winner is specialised TensorIR: no schedule's trace leads to it")
+    if path := json["specialize"]:
+        lines.append(f"{SPECIALIZE}(…) are the functions that {path} gives")
     lines.append("")
     lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
     for rank, c in enumerate(verified, start=1):

@@ -121,6 +121,12 @@ WORKLOAD: Mapping[str, Key] = {
         {"type": "integer", "minimum": 0},
         "Raised by hand to tune again what a record exists of.",
     ),
+    "specialize": Key(
+        lambda value: isinstance(value, str) and value.endswith(".py"),
+        "the path of a .py file, relative to the workspace",
+        {"type": "string", "pattern": r"\.py$"},
+        "File whose specialize(mod, arch) gives functions of your own, which compete with the policy's candidates.",
+    ),
     "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once", _NAMES_SCHEMA, "Words that the pattern tag:WORD selects by."),
     "cases": Key(
         lambda value: isinstance(value, list) and bool(value) and all(isinstance(case, dict) and case for case in value),

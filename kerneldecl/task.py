@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import Arch, Candidate, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 
@@ -46,12 +46,15 @@ class Task:
     toolchain: Mapping[str, str]
     folder: Path
     """Where objects and libraries of candidates go until the winner is known."""
+    variants: int = 0
+    """How many functions of the user's own compete."""
 
     @property
     def case(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
         names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
-        return {**names, "computation": self.lowered["computation"]}
+        own = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
+        return {**names, "computation": self.lowered["computation"], **own}
 
     @property
     def measured_case(self) -> dict[str, Any]:
@@ -60,6 +63,9 @@ class Task:
 
     def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
         return {"do": action, "device": self.arch.kind, "model": self.arch.model, **fields}
+
+    def specialize_request(self) -> dict[str, Any]:
+        return {"do": "specialize", "case": self.case, "arch": to_json(self.arch)}
 
     def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}

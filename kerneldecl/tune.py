@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kerneldecl.measuring import Preparation, known, measure, recall
-from kerneldecl.model import Candidate, Measurement, Proposal
+from kerneldecl.model import SPECIALIZE, Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
-from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore
 from kerneldecl.task import BUILD_SECS, Runner, Step, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
-BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "failure")
+BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "is_specialised", "failure")
 """What a build's answer tells of a candidate: fields of a `Measurement`."""
 BUILT_AT_ONCE = 4
 """Candidates that are compiled side by side where the first ones may be enough."""
@@ -51,9 +51,9 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Calla
     `ahead` waits for what `next(groups(…))` builds already, if it does.
     """
     failed: list[Measurement] = []
-    for policy in task.policies:
-        measured: list[Measurement] = []
-        while proposals := _proposals(task, policy, measured):
+    for policy, first in _first_proposals(task):
+        proposals, measured = first, list[Measurement]()
+        while proposals:
             preparation = Preparation(task, runner, store)
             if task.arch.gpu:
                 preparation.start()  # its compilers take seconds, and so do the references of its large operators
@@ -61,6 +61,7 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Calla
             built = group.built if group else build_all(task, proposals, runner, step, preparation.start_for)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)
+            proposals = _proposals(task, policy, measured)
         if any(m.samples for m in measured):
             return Outcome(*ranking([*measured, *failed]), policy)
         failed += measured
@@ -73,16 +74,15 @@ def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outco
     Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.
     """
     failed: list[Measurement] = []
-    for policy in task.policies:
-        measured: list[Measurement] = []
-        while proposals := _proposals(task, policy, measured):
-            found: list[Measurement] = []
+    for policy, first in _first_proposals(task):
+        proposals, measured = first, list[Measurement]()
+        while proposals:
             for start in range(0, len(proposals), BUILT_AT_ONCE):
                 some = recall(task, build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step), store)
                 if some is None:
                     return None
-                found += some
-            measured += found
+                measured += some
+            proposals = _proposals(task, policy, measured)
         if any(m.samples for m in measured):
             return Outcome(*ranking([*measured, *failed]), policy)
         failed += measured
@@ -91,9 +91,8 @@ def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outco
 
 def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
-    for policy in task.policies:
-        if proposals := _proposals(task, policy, ()):
-            yield Group(policy, tuple(build_all(task, proposals, runner, step)))
+    for policy, proposals in _first_proposals(task):
+        yield Group(policy, tuple(build_all(task, proposals, runner, step)))
 
 
 def rank(task: Task, runner: Runner, step: Step) -> Outcome:
@@ -102,8 +101,7 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
     Candidates behind the winner are not built.
     """
     failed: list[Measurement] = []
-    for policy in task.policies:
-        proposals = _proposals(task, policy, ())
+    for policy, proposals in _first_proposals(task):
         built: list[Measurement] = []
         for start in range(0, len(proposals), BUILT_AT_ONCE):
             built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step)
@@ -123,9 +121,34 @@ def chosen(group: Group, *, is_complete: bool) -> list[Measurement]:
     return [winner, *(m for m in group.built if m is not winner)]
 
 
+def _first_proposals(task: Task) -> Iterator[tuple[str, tuple[Proposal, ...]]]:
+    """Yield each policy that proposes anything, with what it proposes without knowing any measurement.
+
+    Functions of the user's own stand behind what the first one proposes: none of them is linked for want of a measurement.
+    """
+    own = _own_proposals(task)
+    for policy in task.policies:
+        if proposals := _proposals(task, policy, ()):
+            yield policy, (*proposals, *own)
+            own = ()
+    if own:
+        yield SPECIALIZE, own
+
+
+def _own_proposals(task: Task) -> tuple[Proposal, ...]:
+    """Return the user's own functions, each with the time that none can be faster than: no model knows more of them."""
+    if not task.variants:
+        return ()
+    dtype, device = task.lowered["signature"]["inputs"][0]["dtype"], task.arch.device
+    least_secs = max(task.lowered["flops"] / device.peak_flops_per_s(dtype), task.lowered["least_bytes"] / device.dram_bytes_per_s)
+    return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
+
+
 def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tuple[Proposal, ...]:
-    space = space_from_json(task.lowered["space"])
-    return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, tuple(measured)))
+    if policy == SPECIALIZE:
+        return ()
+    space, told = space_from_json(task.lowered["space"]), tuple(m for m in measured if m.candidate.template != SPECIALIZE)
+    return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, told))
 
 
 def build_all(
@@ -197,7 +220,9 @@ def record_result(task: Task, outcome: Outcome, found: Mapping[str, Any]) -> dic
 
 def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
     """Return what the record tells of a GPU's tensor cores; nothing where they are out of the question."""
-    told = tensor_cores(space_from_json(task.lowered["space"]), task.arch, winner.template) if task.arch.gpu else ""
+    if not task.arch.gpu or winner.template == SPECIALIZE:
+        return {}
+    told = tensor_cores(space_from_json(task.lowered["space"]), task.arch, winner.template)
     return {"tensor_cores": told} if told else {}
 
 
@@ -207,7 +232,8 @@ def measurement_json(measurement: Measurement) -> dict[str, Any]:
         "candidate": measurement.candidate.to_json(),
         "predicted_secs": float(f"{measurement.predicted_secs:.4g}"),
     }
-    return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in DEVICE_FIELDS)}
+    optional = (*DEVICE_FIELDS, "is_specialised")
+    return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in optional)}
 
 
 def measurement_from_json(json: Mapping[str, Any]) -> Measurement:

@@ -15,7 +15,7 @@ from kerneldecl import bundle, gpus, host, lockfile
 from kerneldecl.key import key
 from kerneldecl.lock import exclusive
 from kerneldecl.measuring import measured_on
-from kerneldecl.model import Arch, Candidate, Measurement
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
 from kerneldecl.planning import MEASURING, EntryPlan, tolerance
 from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
@@ -26,7 +26,6 @@ from kerneldecl.tune import Group, Outcome, groups, rank, recalled, record_resul
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
-    from kerneldecl.workspace import Workspace
 
 Ahead = Callable[[], Group | None]
 """Waits for what is being built of an entry before its turn has come."""
@@ -39,6 +38,8 @@ RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 def tune_entries(at_work: Build) -> None:
     """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
     waiting = at_work.pending("tune")
+    _count_own_functions(at_work, waiting)
+    waiting = [entry for entry in waiting if entry.entry not in at_work.failures]
     objections = {entry.arch.name: cannot_measure(entry.arch) for entry in waiting}
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
@@ -54,13 +55,27 @@ def tune_entries(at_work: Build) -> None:
     at_work.replan()
 
 
+def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
+    """Find out how many functions the files give that entries name; fail the entries whose file is wrong."""
+    entries = [entry for entry in waiting if entry.workload.specialize]
+    requests = [_task(at_work, entry, Path()).specialize_request() for entry in entries]
+    for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):
+        entry = entries[index]
+        if "failure" in answer:
+            at_work.fail(entry.action("tune"), answer["failure"])
+            continue
+        at_work.variants[entry.entry] = answer["variants"]
+        if not answer["variants"]:
+            at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
+
+
 def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Ahead | None]]:
     """Yield one entry after the other with its task: what is timed must have its device for itself.
 
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
     of an entry leave cores idle. On a CPU that would disturb.
     """
-    tasks = [_task(at_work.workspace, entry, folder / str(index)) for index, entry in enumerate(waiting)]
+    tasks = [_task(at_work, entry, folder / str(index)) for index, entry in enumerate(waiting)]
     builders = ThreadPoolExecutor(BUILT_AHEAD, "build-ahead")
 
     def built(task: Task) -> Group | None:
@@ -101,6 +116,8 @@ def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, ahead: Ahead | Non
         if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
             return  # another build has done it meanwhile
         outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), ahead)
+        for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
+            at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
         if outcome.policy:
             _record(at_work, entry, task, outcome)
         else:
@@ -133,7 +150,7 @@ def _rank_entry(at_work: Build, entry: EntryPlan, folder: Path, objection: str) 
     if not entry.arch.gpu:
         at_work.fail(action, objection)
         return
-    task, step = _task(at_work.workspace, entry, folder / action.key), _step(at_work, entry)
+    task, step = _task(at_work, entry, folder / action.key), _step(at_work, entry)
     outcome = recalled(task, at_work.the_runner, at_work.workspace.store, step)
     if outcome is None and at_work.options.require_measured:
         at_work.fail(action, f"{objection}; measure it there: `kerneldecl build`, or --no-measure here and `kerneldecl measure` there")
@@ -152,7 +169,7 @@ def _bundle_entries(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) 
     for entry in waiting:
         if at_work.is_over:
             return
-        task = _task(workspace, entry, folder / entry.action("tune").key)
+        task = _task(at_work, entry, folder / entry.action("tune").key)
         made, outcome = bundle.build_entry(task, entry.action("tune").manifest, at_work.the_runner, _step(at_work, entry))
         if outcome.policy:
             by_target.setdefault(entry.workload.target, []).append(made)
@@ -165,13 +182,14 @@ def _bundle_entries(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) 
         at_work.bundles[target] = path
 
 
-def _task(workspace: Workspace, entry: EntryPlan, folder: Path) -> Task:
+def _task(at_work: Build, entry: EntryPlan, folder: Path) -> Task:
     """Return the task; its folder is there."""
     assert entry.lowered is not None
+    workspace, variants = at_work.workspace, at_work.variants.get(entry.entry, 0)
     folder.mkdir(exist_ok=True)
     limit = tolerance(entry.workload, entry.lowered)
     given = (entry.workload, entry.arch, entry.policies, entry.lowered)
-    return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder)
+    return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder, variants)
 
 
 def no_winner(measurements: Sequence[Measurement]) -> str:
@@ -197,7 +215,7 @@ def make_objects(at_work: Build) -> None:
     """Make winners' objects, database lines and sources that the store has lost, or never had, from their records."""
     wanted = at_work.pending("build")
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        tasks = [_task(at_work.workspace, e, Path(folder)) for e in wanted]
+        tasks = [_task(at_work, e, Path(folder)) for e in wanted]
         requests = [task.build_request(_winner(e), afresh=True) for task, e in zip(tasks, wanted, strict=True)]
         for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):
             _made(at_work, wanted[index], tasks[index], answer)

@@ -14,7 +14,7 @@ from kerneldecl.declare import Declaration, declare
 from kerneldecl.key import digest
 from kerneldecl.memo import plugins_key
 from kerneldecl.planning import Inputs
-from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files
+from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files, specialize_files
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.stores.local import LocalStore
 
@@ -59,6 +59,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
     found = {chosen: {name: _digest(files) for name, files in several.items()} for chosen, several in plugins.items()}
+    own_functions = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
@@ -67,10 +68,12 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
+        specialize={path: _digest(files) for path, files in own_functions.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
-    extra = {root / path for _, path in paths} | {file for files in rules.values() for file in files} | own
+    files_of_entries = (*rules.values(), *own_functions.values())
+    extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
     return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
 

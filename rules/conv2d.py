@@ -50,7 +50,7 @@ class Conv2d(Rule):
     out_dtype: Dtype | Literal[""] = ""
     """Of Y, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step, ...] = ()
-    """Steps applied in order: bias adds a vector [f], add a residual of the shape of Y."""
+    """Steps in order: bias adds a vector [f], add a residual like Y, scale and scale_columns multiply by float32 factors."""
 
     @property
     def _accum(self) -> str:
@@ -133,9 +133,9 @@ class Conv2d(Rule):
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return weights such that sums have unit variance."""
-        x, w, *operands = self.signature().inputs
+        x, w, *_ = self.signature().inputs
         weights = random_array(rng, w, 1 / math.sqrt(self._terms))
-        return [random_array(rng, x), weights, *(random_array(rng, operand) for operand in operands)]
+        return [random_array(rng, x), weights, *self._epilogue.inputs(rng, self._terms, self.dtype)]
 
     def tolerance(self) -> float:
         return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms)

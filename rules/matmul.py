@@ -13,7 +13,7 @@ import numpy as np
 from kerneldecl.arrays import PERIOD, Array, distinct, random_array, repeated, widened
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
-from ._epilogue import Epilogue, Step
+from ._epilogue import Epilogue, RowStep, Step
 from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, reference_dtype, sum_problems, sum_tolerance
 
 
@@ -37,8 +37,8 @@ class Matmul(Rule):
     """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
     out_dtype: Dtype | Literal[""] = ""
     """Of C, the bias and the residual; by default dtype, int32 for integers."""
-    epilogue: tuple[Step, ...] = ()
-    """Steps applied in order: bias adds a vector [n], add a residual of the shape of C."""
+    epilogue: tuple[Step | RowStep, ...] = ()
+    """Steps in order: bias adds a vector [n], add a residual like C, scale, scale_columns, scale_rows multiply by float32 factors."""
 
     @property
     def _accum(self) -> str:
@@ -92,11 +92,11 @@ class Matmul(Rule):
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return factors whose product has unit variance. Of large ones rows of A and columns of B repeat: see `PERIOD`."""
-        a, b, *operands = self.signature().inputs
+        a, b, *_ = self.signature().inputs
         return [
             _factor(rng, a, -2 if self.layout[0] == "n" else -1, 1.0),
             _factor(rng, b, -1 if self.layout[1] == "n" else -2, 1 / math.sqrt(self.k)),
-            *(random_array(rng, operand) for operand in operands),
+            *self._epilogue.inputs(rng, self.k, self.dtype),
         ]
 
     def tolerance(self) -> float:

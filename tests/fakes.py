@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.errors import DeclarationError
 from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.model import Arch
-from kerneldecl.plugins import load_rule, load_template
+from kerneldecl.plugins import load_rule, load_template, own_functions
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
@@ -189,9 +190,22 @@ def _scheduled(case: Answer, candidate: Answer, arch: Arch) -> str | None:
     text = _computation(case["root"], case["rule"], case["attrs"])
     assert digest(text.encode()) == case["computation"]
     root, name = Path(case["root"]), candidate["template"]
+    if name == "specialize":
+        return _own(case, arch)[candidate["params"]["variant"]]
     template = _loaded(load_template, root, name, (root / f"templates/{name}.py").read_bytes())
     made = template.apply(text, candidate["params"], arch)
     return None if made is None else str(made)
+
+
+def _own(case: Answer, arch: Arch) -> list[str]:
+    return own_functions(Path(case["root"]), case["specialize"], _computation(case["root"], case["rule"], case["attrs"]), arch)
+
+
+def _specialize(case: Answer, arch: Answer) -> Answer:
+    try:
+        return {"variants": len(_own(case, arch_from_json(arch)))}
+    except DeclarationError as error:
+        return {"failure": str(error)}
 
 
 def _build(case: Answer, candidate: Answer, arch: Answer, toolchain: Answer, folder: str, *, afresh: bool) -> Answer:
@@ -253,6 +267,7 @@ def _secs(library: str) -> float:
 
 _ACTIONS = {
     "lower": _lower,
+    "specialize": _specialize,
     "build": _build,
     "describe": _describe,
     "prepare": _prepare,

@@ -6,6 +6,7 @@ Knows nothing of processes, policies, keys of records or the order of actions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +16,12 @@ import tvm
 
 from kerneldecl.compiler import codegen, cuda, tensorir
 from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.specialised import specialised_function
+from kerneldecl.errors import DeclarationError
 from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.link import LINKERS
-from kerneldecl.model import Arch, Candidate
-from kerneldecl.plugins import load_rule
+from kerneldecl.model import SPECIALIZE, Arch, Candidate
+from kerneldecl.plugins import blamed, load_rule, own_functions
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.stores.local import LocalStore, Record
@@ -49,16 +52,18 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     no files.
     """
     mod, parsed = _lowered(case), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
-    if schedule is None:
+    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
+    if applied is None:
         return {"failure": "the template does not apply"}
-    scheduled, symbol = tensorir.module_digest(schedule.mod), tensorir.symbol(case["computation"])
+    scheduled, symbol = applied.digest, tensorir.symbol(case["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
     store = LocalStore(Path(case["root"]) / "cache")
     known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
     if isinstance(known, Record) and not afresh:
         return {"scheduled": scheduled, **known.result}
-    content, built = _compiled(schedule.mod, parsed, symbol, store)
+    content, built = _compiled(applied.mod, parsed, symbol, store)
+    if applied.schedule is None:
+        built["is_specialised"] = True
     path = Path(folder) / f"{built['code']}.o"
     path.write_bytes(content)
     LINKERS[parsed.kind](path.with_suffix(".so"), [path])
@@ -80,13 +85,43 @@ def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> 
     return made.content, {"code": made.code, "code_bytes": len(made.content), **used}
 
 
+def specialize(case: Case, arch: Json) -> dict[str, Any]:
+    """Return how many functions the case's file gives, or what is wrong with it."""
+    try:
+        return {"variants": len(_specialised(json.dumps(case, sort_keys=True), json.dumps(arch, sort_keys=True)))}
+    except DeclarationError as error:
+        return {"failure": str(error)}
+
+
+@functools.lru_cache(maxsize=1)
+def _specialised(case_text: str, arch_text: str) -> tuple[codegen.Applied, ...]:
+    """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
+    case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
+    root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
+    several = own_functions(root, path, mod, arch)
+    with blamed(root / path, root, "what specialize() returns cannot be used"):
+        # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
+        ours = (isinstance(each, tvm.s_tir.Schedule) and not codegen.replays(each, mod) for each in several)
+        return tuple(codegen.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
+
+
+def _applied(case: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> codegen.Applied | None:
+    if candidate.template != SPECIALIZE:
+        return codegen.apply_candidate(Path(case["root"]), mod, candidate, arch)
+    made = _specialised(json.dumps(case, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
+    return made[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
+
+
 def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
-    """Return what an artifact holds of a candidate beside its object file: database lines and the scheduled source."""
+    """Return what an artifact holds of a candidate beside its object file: database lines or a specialised function, and the source."""
     mod, parsed = _lowered(case), arch_from_json(arch)
-    schedule = codegen.apply_candidate(Path(case["root"]), mod, Candidate.from_json(candidate), parsed)
-    assert schedule is not None, "a winner applies"
-    lines = codegen.database_lines(schedule, mod, parsed)
-    return {"database": json.dumps(dataclasses.asdict(lines), sort_keys=True), "source": schedule.mod["main"].script()}
+    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
+    assert applied is not None, "a winner applies"
+    if applied.schedule:
+        held = dataclasses.asdict(codegen.database_lines(applied.schedule, mod, parsed))
+    else:
+        held = dataclasses.asdict(specialised_function(mod, applied.mod))
+    return {"database": json.dumps(held, sort_keys=True), "source": applied.mod["main"].script()}
 
 
 def extract(root: str, model: str) -> dict[str, Any]:

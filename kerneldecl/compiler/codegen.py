@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler import intrinsics
+from kerneldecl.compiler.float8 import exact_float8
+from kerneldecl.compiler.specialised import is_tirx, specialised_digest, specialised_module
+from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
 
@@ -32,9 +36,44 @@ class DatabaseLines:
     args: Any
 
 
-def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> tvm.s_tir.Schedule | None:
-    """Return the schedule that the candidate's template makes of the module, None where the template does not apply."""
-    return load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+@dataclass(frozen=True)
+class Applied:
+    """What a candidate makes of a module."""
+
+    mod: tvm.IRModule
+    """Its function, scheduled, as `main`."""
+    schedule: tvm.s_tir.Schedule | None
+    """Whose trace leads there; None where the function is specialised."""
+
+    @property
+    def digest(self) -> str:
+        """What stands for the scheduled module in keys."""
+        return module_digest(self.mod) if self.schedule else specialised_digest(self.mod)
+
+
+def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> Applied | None:
+    """Return what the candidate's template makes of the module, None where it does not apply; raise as `applied` does."""
+    made = load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+    return None if made is None else applied(mod, made)
+
+
+def applied(mod: tvm.IRModule, made: Any) -> Applied:
+    """Return a schedule of the module, or what takes the module's place; raise TypeError or ValueError if it is neither."""
+    if not isinstance(made, tvm.s_tir.Schedule | tvm.IRModule | tvm.tirx.PrimFunc):
+        raise TypeError(f"{type(made).__name__} is no Schedule, IRModule or PrimFunc")
+    if isinstance(made, tvm.s_tir.Schedule):
+        return Applied(made.mod, made)
+    return Applied(specialised_module(tvm.IRModule({"main": made}) if isinstance(made, tvm.tirx.PrimFunc) else made, mod), None)
+
+
+def replays(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule) -> bool:
+    """Say whether a schedule's trace leads from the module to what the schedule holds; it may be one of another module."""
+    again = tvm.s_tir.Schedule(mod)
+    try:
+        schedule.trace.apply_to_schedule(again, remove_postproc=False)
+    except (RuntimeError, ValueError):
+        return False
+    return bool(tvm_ffi.structural_equal(again.mod, schedule.mod))
 
 
 def target_of(arch: Arch) -> tvm.target.Target:
@@ -55,19 +94,26 @@ def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
         return path.read_bytes()
 
 
-def _any_alignment() -> Any:
-    """Return TVM's S-TIR pipeline followed by a pass that takes back what it promises of the arguments' alignment.
+def _of_both_kinds() -> Any:
+    """Return TVM's pipelines for S-TIR and TIRx as one, which takes back what they promise of the arguments' alignment.
+
+    Either refuses functions of the other kind, but a model may have both.
 
     TVM assumes that every argument starts at a multiple of 64 bytes. NumPy's arrays start at multiples of 16, slices of
     them anywhere; the kernel would crash. Loads of vectors from unaligned addresses are as fast where they are aligned.
     """
-    lower, *finalize = tvm.tirx.get_tir_pipeline("s_tir")
+    pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
-    def lowered(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        functions = lower(mod).functions.items()
-        return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in functions})
+    def lowered(given: tvm.IRModule, _: Any) -> tvm.IRModule:
+        mod = exact_float8(given)
+        done: dict[Any, Any] = {}
+        for flag, (lower, *_rest) in pipelines.items():
+            part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}
+            done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
+        return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in done.items()}, attrs=mod.attrs)
 
-    return tvm.transform.module_pass(lowered, opt_level=0), *finalize
+    # Of both kinds, what follows the lowering is the same.
+    return tvm.transform.module_pass(lowered, opt_level=0), *pipelines[False][1:]
 
 
 def _unaligned(stmt: Any) -> Any:
@@ -81,8 +127,9 @@ def _unaligned(stmt: Any) -> Any:
 
 
 PIPELINE = "kerneldecl"
+"""The name of TVM's registry under which both kinds of function are lowered."""
 intrinsics.register()
-compilation_pipeline.register_tir_pipeline(PIPELINE, _any_alignment)
+compilation_pipeline.register_tir_pipeline(PIPELINE, _of_both_kinds)
 
 
 def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) -> DatabaseLines:

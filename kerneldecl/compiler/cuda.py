@@ -2,6 +2,9 @@
 
 Knows nothing of candidates, measurements or drivers; it needs neither a GPU nor its driver.
 
+A function in S-TIR goes through TVM's pipeline for it and our passes; one in TIRx says itself what each thread does, and goes
+through TVM's own pipeline alone, for the arch with wgmma where there is one.
+
 TVM compiles device code itself, by a callback, where it finds CUDA's runtime and driver, and else leaves source in the
 module, to be compiled where it is loaded. Here it always leaves source (TVM_COMPILE_FORCE_FALLBACK), so that machines
 with and without a GPU go the same way; the source is compiled by nvcc, and the serialised module gets the cubin in its
@@ -16,19 +19,21 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
+from tvm_ffi import structural
 
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.overlap_cuda import TAG, can_overlap, overlapping_kernels, overlapping_launches
+from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
+from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
 from kerneldecl.key import digest, key, manifest
@@ -40,6 +45,8 @@ from kerneldecl.stores.local import LocalStore, Record
 # Storage is not shared between buffers: nvcc does that for registers, and TVM would place one thread's own values where a
 # block's threads have exchanged theirs, which is shared memory, and volatile.
 _PASSES = {"tirx.use_async_copy": True, "tirx.disable_storage_rewrite": True}
+_DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
+_TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 
 Call = tuple[str, dict[str, int]]
 """A kernel's name, and the extent of each launch parameter."""
@@ -54,6 +61,8 @@ class Launch:
     block: tuple[int, int, int]
     dynamic_smem_bytes: int
     """Asked for at launch, by each block; `usage.smem_bytes` comes on top."""
+    cluster: tuple[int, int, int]
+    """Blocks that run side by side and reach each other's shared memory."""
     usage: Usage
 
 
@@ -75,18 +84,17 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     nvcc rejects the source, ToolchainError if there is no compiler for the arch.
     """
     func = mod["main"].with_attr("global_symbol", symbol)
-    library, arch_name, calls = _generated(tvm.IRModule({symbol: func}), arch)
-    functions, source = _serialized(library)
-    cubin = _cubin(source, arch_name, _flags(func), store)
-    launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in calls)
+    made = _generated(func, symbol, arch)
+    functions, source = _serialized(made.library)
+    cubin = _cubin(source, made.arch, _flags(func), store)
+    launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in made.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
-    return CudaObject(embed(_host_object(library), module), _code_digest(cubin, launches, signature_of(func)), launches)
+    return CudaObject(embed(_host_object(made.library), module), _code_digest(cubin, launches, func, made), launches)
 
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
-    library, _, _ = _generated(tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)}), arch)
-    return _serialized(library)[1]
+    return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
 
 
 @contextmanager
@@ -104,26 +112,56 @@ def _source_only() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _generated(mod: tvm.IRModule, arch: Arch) -> tuple[Any, str, list[Call]]:
-    """Return host code with CUDA source imported, the arch that the source is for, and the launches.
+class _Generated(NamedTuple):
+    """What TVM generates of a function."""
 
-    These are the steps of tvm.tirx.build, whose result does not tell how kernels are launched.
-    """
-    lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("s_tir")
+    library: Any
+    """Host code, with CUDA source imported."""
+    arch: str
+    """That the source is for."""
+    calls: tuple[Call, ...]
+    tensor_maps: tuple[str, ...]
+    """The calls of the host that describe arrays to the unit that copies tiles of them (TMA)."""
+
+
+def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
+    """Return what TVM generates, by the steps of tvm.tirx.build, whose result does not tell how kernels are launched."""
+    lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
+    mod = tvm.IRModule({symbol: func})
     with tvm.transform.PassContext(config=_PASSES), _source_only():
-        bound = tvm.tirx.transform.BindTarget(target_of(arch).with_host(host_target))(narrowed(mod))
+        bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:
             raise ValueError("no kernel: nothing is bound to threads")
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
-        device = own_parts(one_barrier(device))
-        if can_overlap(arch.the_gpu):
-            host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
-        calls = [call for func in host.functions.values() for call in _calls(func.body)]
+        if not is_tirx(func):
+            device = own_parts(one_barrier(device))
+            if can_overlap(arch.the_gpu):
+                host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
+        bodies = [each.body for each in host.functions.values()]
+        calls = tuple(call for body in bodies for call in _calls(body))
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
-    return library, str(device_target.attrs["arch"]), calls
+    return _Generated(library, str(device_target.attrs["arch"]), calls, tuple(text for body in bodies for text in _tensor_maps(body)))
+
+
+def _target(func: Any, arch: Arch) -> tvm.target.Target:
+    """Return the target of a function that names none: of TIRx the arch whose instructions only TIRx has."""
+    if is_tirx(func) and arch.the_gpu.wgmma_arch:
+        return target_of(replace(arch, tvm_target=tuple({**dict(arch.tvm_target), "arch": arch.the_gpu.wgmma_arch}.items())))
+    return target_of(arch)
+
+
+def _tensor_maps(body: Any) -> list[str]:
+    found: list[str] = []
+
+    def note(call: Any) -> None:
+        if call.op.name == "tirx.tvm_call_packed" and str(getattr(call.args[0], "value", "")) == _TENSOR_MAP:
+            found.append(", ".join(map(str, call.args[1:])))
+
+    structural.structural_walk(body, [(tvm.ir.Call, note)])
+    return found
 
 
 def _calls(stmt: Any) -> Iterator[Call]:
@@ -135,20 +173,21 @@ def _calls(stmt: Any) -> Iterator[Call]:
         raise ValueError("a part of the function is bound to no threads and would run on the host")  # noqa: TRY004  the schedule is at fault
     call = stmt.value if isinstance(stmt, tvm.tirx.Evaluate) else None
     if isinstance(call, tvm.ir.Call) and call.op.name == "tirx.call_ffi_kernel":
-        names = [str(name) for name in call.attrs.launch_params if str(name) != TAG]
+        params = [str(name) for name in call.attrs.launch_params]
+        names = [name for name in params if "Idx." in name or name == _DYNAMIC_SMEM]  # the others are flags without a value
         extents = [int(extent) for extent in call.args[-len(names) :]]
-        yield str(call.args[0].value), dict(zip(names, extents, strict=True))
+        yield str(call.args[0].value), {**dict.fromkeys(params, 1), **dict(zip(names, extents, strict=True))}
     for part in (*getattr(stmt, "seq", ()), *(getattr(stmt, name, None) for name in ("body", "then_case", "else_case"))):
         if part is not None:
             yield from _calls(part)
 
 
 def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
-    grid_x, grid_y, grid_z, block_x, block_y, block_z = (
-        extents.get(f"{name}Idx.{axis}", 1) for name in ("block", "thread") for axis in "xyz"
-    )
-    dynamic_smem_bytes = extents.get("tirx.use_dyn_shared_memory", 0)
-    return Launch(kernel, (grid_x, grid_y, grid_z), (block_x, block_y, block_z), dynamic_smem_bytes, usage)
+    def dims(name: str) -> tuple[int, int, int]:
+        x, y, z = (extents.get(f"{name}Idx.{axis}", 1) for axis in "xyz")
+        return x, y, z
+
+    return Launch(kernel, dims("block"), dims("thread"), extents.get(_DYNAMIC_SMEM, 0), dims("clusterCta"), usage)
 
 
 def _serialized(library: Any) -> tuple[bytes, str]:
@@ -174,7 +213,8 @@ def _host_object(library: Any) -> bytes:
 def _flags(func: Any) -> tuple[str, ...]:
     """Return nvcc's flags: quick arithmetic where nothing that goes in or out has more than 16 bits."""
     is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
-    return nvcc.QUICK_FLAGS if is_narrow else nvcc.FLAGS
+    flags = nvcc.QUICK_FLAGS if is_narrow else nvcc.FLAGS
+    return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
 
 def _cubin(source: str, arch: str, flags: tuple[str, ...], store: LocalStore) -> Cubin:
@@ -193,6 +233,8 @@ def _cubin(source: str, arch: str, flags: tuple[str, ...], store: LocalStore) ->
     return made
 
 
-def _code_digest(cubin: Cubin, launches: Sequence[Launch], signature: Sequence[object]) -> str:
+def _code_digest(cubin: Cubin, launches: Sequence[Launch], func: Any, made: _Generated) -> str:
     launched = [(launch.kernel, launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in launches]
-    return digest(json.dumps([digest(cubin.content), launched, signature]).encode())
+    # How a launch differs from the plain one, and what copies are described as, stands in the host's code alone.
+    beyond = [[sorted(extents.items()) for _, extents in made.calls], made.tensor_maps] if is_tirx(func) else []
+    return digest(json.dumps([digest(cubin.content), launched, signature_of(func), *beyond]).encode())

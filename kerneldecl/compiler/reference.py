@@ -91,7 +91,7 @@ def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
     """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
     for policy in BY_KIND[arch.kind]:
         for proposal in load_policy(STANDARD, policy).propose(space, arch, 4, ()):
-            schedule = apply_candidate(STANDARD, mod, proposal.candidate, arch)
-            if schedule is not None:
-                return schedule.mod
+            applied = apply_candidate(STANDARD, mod, proposal.candidate, arch)
+            if applied is not None:
+                return applied.mod
     raise AssertionError("cpu_fallback applies to every function")

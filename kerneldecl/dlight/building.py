@@ -19,7 +19,7 @@ import tvm
 
 from kerneldecl import host, nvcc
 from kerneldecl.compiler import actions, tensorir
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.codegen import Applied, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import Config
@@ -84,18 +84,25 @@ class Result:
         return self.latency is not None
 
     @functools.cached_property
-    def schedule(self) -> Any:
-        """TVM's schedule of the function, its trace included; raise TuningError where the template does not apply."""
+    def _applied(self) -> Applied:
         mod = tensorir.canonical_module(self._func)
-        schedule = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
-        if schedule is None:
+        applied = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
+        if applied is None:
             raise TuningError(f"{self.config} has no schedule: {self.reason}")
-        return schedule
+        return applied
+
+    @property
+    def schedule(self) -> Any:
+        """TVM's schedule of the function, its trace included; None where `mod` is specialised, which no trace leads to.
+
+        Raise TuningError where the template does not apply.
+        """
+        return self._applied.schedule
 
     @property
     def mod(self) -> tvm.IRModule:
-        """The scheduled module, its function named `main`."""
-        return self.schedule.mod
+        """The scheduled module, its function named `main`; raise TuningError where the template does not apply."""
+        return self._applied.mod
 
     @functools.cached_property
     def code(self) -> str:

@@ -43,6 +43,8 @@ class CUDA:
         """
         self.arch = _one(target, archs_of(target))
         self.target = target_of(self.arch)
+        self.is_for_wgmma: bool = target.is_for_wgmma if isinstance(target, CUDA) else _arch_name(target) == (self.gpu.wgmma_arch or None)
+        """Whether the target is the arch under the name with which compilers take wgmma: sm_90a."""
 
     def __repr__(self) -> str:
         return f"CUDA({self.arch.name!r})"
@@ -170,6 +172,11 @@ def _here() -> Arch | None:
         return None
     declared = (arch for arch in _declared().values() if arch.model == gpu.model)
     return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "what the driver says of the GPU here")
+
+
+def _arch_name(target: Target) -> str:
+    """Return the name of the arch that a target gives; empty where it gives none."""
+    return "" if isinstance(target, str) and not _OPTION.fullmatch(target) else str(_attrs(target).get("arch", ""))
 
 
 def _attrs(target: Target) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ Knows nothing of Relax: a module's other functions stay as they are.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler.specialised import SCHEDULED, in_place_of, specialised_function
+from kerneldecl.compiler.tensorir import canonical_module, load, module_digest
 from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
@@ -21,7 +23,8 @@ from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
 from kerneldecl.errors import TuningError
 from kerneldecl.runners.local import LocalRunner
 
-_DONE = "tirx.is_scheduled"
+SPECIALISED = "specialised"
+"""The folder, beside the database, of functions that no trace leads to."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
@@ -29,9 +32,12 @@ class ApplyFastTuning:
     """Schedules each PrimFunc that is not scheduled yet by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
 
     Functions that have no iteration space or no right configuration stay unscheduled, for the next pass to take. What was
-    measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, and taken from there
-    when it comes again; what was only ranked, for want of the GPU, is not. Compile the module with the pass option
-    `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+    measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, functions without a trace
+    beside it, and taken from there when it comes again; what was only ranked, for want of the GPU, is not. Compile the
+    module with the pass option `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+
+    Under a target with arch sm_90a, products may become functions of TIRx, which use wgmma; compile the module for that
+    target then, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
     """
 
     def __init__(
@@ -47,30 +53,39 @@ class ApplyFastTuning:
         tuned = dict(mod.functions)
         with workers(parallel_build=self.parallel_build) as runner:
             for name, func in mod.functions.items():
-                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(_DONE):
+                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(SCHEDULED):
                     scheduled = self._scheduled(func, device, database, runner)
-                    tuned[name] = func if scheduled is None else _with_attrs_of(func, scheduled)
+                    tuned[name] = func if scheduled is None else in_place_of(func, scheduled)
         return tvm.IRModule(tuned, attrs=mod.attrs)
 
     def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
         """Return the scheduled function; None where there is none."""
-        if (known := _replayed(func, device, database)) is not None:
+        mod = canonical_module(func)
+        if (known := _replayed(mod, device, database)) is not None:
             return known
+        kept = Path(self.meta_database_dir or "") / SPECIALISED / f"{module_digest(mod)}-{device.arch.name}.json"
+        if device.is_for_wgmma and self.meta_database_dir is not None and kept.is_file():
+            return load(json.loads(kept.read_text(encoding="utf-8"))["function"])["main"]
         try:
             best = self._best(func, device, runner)
         except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
             return None
         if database is not None and best.latency is not None:
-            workload = database.commit_workload(canonical_module(func))
-            args = ArgInfo.from_entry_func(workload.mod)
-            database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
+            if best.schedule is not None:
+                workload = database.commit_workload(mod)
+                args = ArgInfo.from_entry_func(workload.mod)
+                database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
+            else:
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_text(json.dumps({**vars(specialised_function(mod, best.mod)), "latency": best.latency}), encoding="utf-8")
         return best.mod["main"]
 
     def _best(self, func: Any, device: CUDA, runner: LocalRunner) -> Result:
         func, tags = get_tensorized_func_and_tags(func, device.target)
-        if tags:
+        configs = TensorCorePolicy(func, device, {**tags, "use_wgmma": int(device.is_for_wgmma)}).emit_config(self.topk) if tags else []
+        if configs:
             try:
-                return apply_and_build(func, TensorCorePolicy(func, device, tags).emit_config(self.topk), device, runner=runner)[1]
+                return apply_and_build(func, configs, device, runner=runner)[1]
             except TuningError:
                 pass  # CUDA cores are left
         return apply_and_build(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner=runner)[1]
@@ -86,9 +101,9 @@ def _database(folder: str | Path | None) -> JSONDatabase | None:
     return JSONDatabase(work_dir=str(folder), module_equality="structural")
 
 
-def _replayed(func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
+def _replayed(mod: tvm.IRModule, device: CUDA, database: JSONDatabase | None) -> Any:
     """Return the function as the database has it scheduled for the device; None where it has not."""
-    if database is None or not database.has_workload(mod := canonical_module(func)):
+    if database is None or not database.has_workload(mod):
         return None
     records = database.get_top_k(database.commit_workload(mod), len(database))
     best = next((record for record in records if str(record.target) == str(device.target)), None)  # TVM looks at no target
@@ -97,7 +112,3 @@ def _replayed(func: Any, device: CUDA, database: JSONDatabase | None) -> Any:
     schedule = tvm.s_tir.Schedule(mod)
     best.trace.apply_to_schedule(schedule, remove_postproc=False)
     return schedule.mod["main"]
-
-
-def _with_attrs_of(func: Any, scheduled: Any) -> Any:
-    return scheduled.with_attr({**dict(func.attrs or {}), _DONE: True})

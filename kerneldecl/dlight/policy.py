@@ -14,11 +14,12 @@ from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Arch, Candidate, Proposal, Value
 from kerneldecl.plugins import STANDARD, load_policy
-from kerneldecl.policies import gpu_matmul_tc
+from kerneldecl.policies import gpu_matmul, gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.wording import show, unknown
 
-_TENSOR_CORES = "gpu_matmul_tc"
+_TENSOR_CORES = ("gpu_matmul", "gpu_matmul_tc")
+_ON_TENSOR_CORES = tuple(name for policy in gpu_matmul.ON_TENSOR_CORES for name in policy.TEMPLATES)
 
 
 @dataclass(frozen=True)
@@ -63,27 +64,29 @@ class DefaultPolicy:
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model."""
         for name in BY_KIND["cuda"]:
-            proposals = () if name == _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+            proposals = () if name in _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
             if proposals:
                 return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
         raise AssertionError("gpu_fallback takes every function")
 
 
 class TensorCorePolicy:
-    """Proposes schedules of products for tensor cores, within what the tags say."""
+    """Proposes schedules of products for tensor cores, and specialised functions where there is wgmma, within what the tags say."""
 
     def __init__(self, func: Any, arch: CUDA | Target, tags: Tags | None = None) -> None:
         """Raise ValueError where tensor cores do not take the function, or a tag is unknown or asks for what cannot be.
 
         Tags, each of which may be missing: `tensorcore_config`, the dimensions of the product's output that m and n
-        index; `pipeline_stage`, the tiles in shared memory at once; `use_async_copy`, 0 or 1, whether they come by cp.async.
+        index; `pipeline_stage`, the tiles in shared memory at once; `use_async_copy`, 0 or 1, whether they come by cp.async;
+        `use_wgmma`, 0 or 1, whether functions of TIRx may be proposed. They are not, either, where `pipeline_stage` is given
+        or `use_async_copy` is 0.
         """
         self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
         self.tags = dict(tags or {})
         self._space = space_of(func)
         if reason := why_not(self._space, self.arch):
             raise ValueError(f"tensor cores do not take the function: {reason}; use DefaultPolicy")
-        _check_known(self.tags, ("tensorcore_config", "pipeline_stage", "use_async_copy"))
+        _check_known(self.tags, ("tensorcore_config", "pipeline_stage", "use_async_copy", "use_wgmma"))
         self._check_values()
 
     def _check_values(self) -> None:
@@ -93,17 +96,24 @@ class TensorCorePolicy:
         stages = self.tags.get("pipeline_stage", 1)
         if type(stages) is not int or stages < 1:
             raise ValueError(f"pipeline_stage is {show(stages)}; expected an integer above 0")
-        copies = self.tags.get("use_async_copy", 0)
-        if copies not in {0, 1}:
-            raise ValueError(f"use_async_copy is {show(copies)}; expected 0 or 1")
-        if copies and not self.arch.gpu.async_copy:
+        for name in ("use_async_copy", "use_wgmma"):
+            if (value := self.tags.get(name, 0)) not in {0, 1}:
+                raise ValueError(f"{name} is {show(value)}; expected 0 or 1")
+        if self.tags.get("use_async_copy", 0) and not self.arch.gpu.async_copy:
             raise ValueError(f"use_async_copy is 1, but {self.arch.arch.name} has no cp.async")
 
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model; none if no tile has so many stages."""
         stages = self.tags.get("pipeline_stage")
         space, arch = self._space, self.arch.arch
-        proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages) if stages else gpu_matmul_tc.propose(space, arch, topk, ())
+        if stages:
+            proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages)
+        elif self.tags.get("use_wgmma", 1) and self.tags.get("use_async_copy", 1):
+            # Among twice as many are enough that use tensor cores: of four candidates, three are of the best policy.
+            found = gpu_matmul.propose(space, arch, 2 * topk, ())
+            proposals = tuple(each for each in found if each.candidate.template in _ON_TENSOR_CORES)[:topk]
+        else:
+            proposals = gpu_matmul_tc.propose(space, arch, topk, ())
         return [self._config(proposal) for proposal in proposals]
 
     def _config(self, proposal: Proposal) -> Config:

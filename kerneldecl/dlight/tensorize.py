@@ -15,7 +15,7 @@ from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight.device import Target, archs_of
 from kerneldecl.model import IterSpace
-from kerneldecl.policies import gpu_matmul_tc
+from kerneldecl.policies import gpu_matmul
 
 Tags = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def why_no_tensor_cores(func: Any, target: Target) -> str:
 
 def why_not(space: IterSpace, target: Target) -> str:
     """Return why tensor cores do not take a computation; GPUs of one compute capability have the same ones."""
-    return gpu_matmul_tc.why_not(space, archs_of(target)[0])
+    return gpu_matmul.why_not(space, archs_of(target)[0])
 
 
 def prim_func(func: Any) -> Any:

@@ -53,10 +53,11 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
 def raster_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
     """Return how many rows of tiles to walk before the next column: a divisor of the rows with which the tiles at work need least."""
     divisors = [size for size in range(1, min(rows, RASTER_ROWS) + 1) if rows % size == 0]
-    return min(divisors, key=lambda group: (_wave_items(group, columns, resident, block_m, block_n), group))
+    return min(divisors, key=lambda group: (wave_items(group, columns, resident, block_m, block_n), group))
 
 
-def _wave_items(group: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+def wave_items(group: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+    """Return the rows and columns of operands that the tiles at work need, walked in groups of so many rows of tiles."""
     wide = min(columns, -(-resident // group))
     panels = -(-resident // (group * wide))
     return panels * group * block_m + wide * block_n
@@ -79,5 +80,5 @@ def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resid
     if once <= gpu.l2_bytes // 2:
         return once + out
     rows, columns = -(-m // block_m), -(-n // block_n)
-    wave = _wave_items(group, columns, resident, block_m, block_n) * k * item_bytes
+    wave = wave_items(group, columns, resident, block_m, block_n) * k * item_bytes
     return max(once, wave * batch * rows * columns / resident) + out

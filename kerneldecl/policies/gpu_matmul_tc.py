@@ -91,14 +91,6 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
-def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
-    """Return "used" or why a winner with this template does without tensor cores; empty for what multiplies no two operands."""
-    reductions = [block for block in space.blocks if block.is_reduction]
-    if len(reductions) != 1 or len(reductions[0].reads) < 2:
-        return ""
-    return "used" if template in TEMPLATES else why_not(space, arch) or "no schedule for them that was tried is right"
-
-
 def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Tiling]:
     """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the first two of `all_stages` that do."""
     _, m, n, k = product.extents

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
-    from kerneldecl.relax.passes import ApplyArtifact, pipeline
+    from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, pipeline
 
-__all__ = ["ApplyArtifact", "Match", "Model", "Report", "export_model", "load_model", "pipeline"]
+__all__ = ["TIR_PIPELINE", "ApplyArtifact", "Match", "Model", "Report", "export_model", "load_model", "pipeline"]
 _MODULES = {
+    "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
     "Match": "matching",
     "Model": "deployment",

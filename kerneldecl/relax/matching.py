@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import tvm
 
+from kerneldecl.compiler.specialised import SCHEDULED
 from kerneldecl.compiler.tensorir import match_digest
 from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
-SCHEDULED = "tirx.is_scheduled"
-"""The attribute with which TVM's passes tell each other that a function has its schedule."""
 Outcome = Literal["hit", "near miss", "miss", "scheduled before"]
 
 
@@ -59,15 +58,15 @@ class Report:
         return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
 
 
-def match(mod: tvm.IRModule, prebuilt: Prebuilt) -> Report:
-    """Look for a kernel for every PrimFunc of a module."""
-    found = tuple(_matches(mod, prebuilt.kernels))
+def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
+    """Look for a kernel for every PrimFunc of a module; with an `arch` for one that can be compiled for it."""
+    found = tuple(_matches(mod, prebuilt.kernels, arch))
     used = {each.kernel.digest for each in found if each.outcome == "hit" and each.kernel}
     unused = sorted(entry for kernel in prebuilt.kernels if kernel.digest not in used for entry in kernel.entries)
     return Report(prebuilt.name, found, tuple(unused))
 
 
-def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel]) -> Iterator[Match]:
+def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterator[Match]:
     by_digest = {kernel.digest: kernel for kernel in kernels}
     shapes = [(kernel, shape_of(kernel.func)) for kernel in kernels]
     functions = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
@@ -75,7 +74,8 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel]) -> Iterator[Match]:
         if (func.attrs or {}).get(SCHEDULED):
             yield Match(name, "scheduled before")
         elif kernel := by_digest.get(match_digest(func)):
-            yield Match(name, "hit", kernel)
+            fits = not arch or kernel.arch in {"", arch}
+            yield Match(name, "hit", kernel) if fits else Match(name, "near miss", kernel, _other_arch(kernel, arch))
         else:
             yield _missed(name, func, shapes)
 
@@ -90,6 +90,10 @@ def _missed(name: str, func: Any, kernels: Sequence[tuple[Kernel, Shape]]) -> Ma
         return Match(name, "miss", reason="no kernel is close to it")
     kernel, first = min(close, key=lambda pair: (pair[1].rank, pair[0].entries))
     return Match(name, "near miss", kernel, _words(first))
+
+
+def _other_arch(kernel: Kernel, arch: str) -> str:
+    return f'arch: the kernel is specialised for {kernel.arch}, the target is {arch}; compile for {kernel.arch}, or use mode "binary"'
 
 
 def _words(first: Difference) -> str:

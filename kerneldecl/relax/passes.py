@@ -14,10 +14,14 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
-from kerneldecl.relax.matching import SCHEDULED, Report, match
+from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
+TIR_PIPELINE = PIPELINE
+"""What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
@@ -29,7 +33,8 @@ _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 class ApplyArtifact:
     """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
 
-    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual. Mode
+    Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual, but with
+    `tir_pipeline=TIR_PIPELINE` if an artifact has kernels that are specialised in TIRx, which TVM's own pipeline refuses. Mode
     "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
     are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
@@ -54,22 +59,21 @@ class ApplyArtifact:
         target = self.target or tvm.target.Target.current(allow_none=True)
         if target is None:
             raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
-        self.report = match(mod, read_prebuilt(self.artifact, target))
+        self.report = match(mod, read_prebuilt(self.artifact, target), "" if self.mode == "binary" else str(target.attrs.get("arch", "")))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
-        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits)
+        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
 
 def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     fresh = mod.clone()
     for name, kernel in kernels.items():
-        attrs = {**dict(mod[name].attrs or {}), SCHEDULED: True}
-        fresh.update_func(mod.get_global_var(name), kernel.scheduled.with_attr(attrs))
+        fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
     return fresh
 
 
-def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target.Target) -> tvm.IRModule:
     calls = _Calls(mod, kernels)
     for var, func in mod.functions.items():
         if isinstance(func, relax.Function):
@@ -77,7 +81,8 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
     # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
-    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names})
+    arch = str(target.attrs.get("arch", ""))
+    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
 
 
 @relax.expr_functor.mutator
@@ -96,26 +101,28 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
 
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
-    """Return the default passes of `relax.build(mod, target, relax_pipeline=…)` with an artifact's kernels among them.
+    """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
     Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    passes = [
-        *relax.pipeline.library_dispatch_passes(target),
-        *legalize[:fused],
-        ApplyArtifact(artifact, mode, strict=strict),
-        *legalize[fused:],
-        *_lower_dataflow(),
-        *relax.pipeline.finalize_passes(target),
-    ]
+    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], ApplyArtifact(artifact, mode, strict=strict)]
+    last = [*_lower_dataflow(), *relax.pipeline.finalize_passes(target)]
 
     def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        with target:
-            return tvm.transform.Sequential(passes)(mod)
+        for passes, under in ((first, target), (legalize[fused:], _without_letter(target)), (last, target)):
+            with under:
+                mod = tvm.transform.Sequential(passes)(mod)
+        return mod
 
     return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
+
+
+def _without_letter(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target under the name with which TVM's default schedules find its tensor cores: sm_90 for sm_90a."""
+    config = dict(target.export())
+    return tvm.target.Target({**config, "arch": str(config["arch"]).rstrip("af")}) if target.kind.name == "cuda" else target
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:

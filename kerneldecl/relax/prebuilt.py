@@ -1,11 +1,12 @@
-"""Owns what a compilation knows of an artifact: whether it may be used for a target, and the TensorIR and trace of each kernel.
+"""Owns what a compilation knows of an artifact: whether it may be used for a target, and each kernel's TensorIR, plain and scheduled.
 
 Knows nothing of models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,8 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact import checked_artifact
 from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
-from kerneldecl.compiler.tensorir import canonical_module, match_digest, module_digest, symbol
+from kerneldecl.compiler.specialised import is_tirx
+from kerneldecl.compiler.tensorir import canonical_module, load, match_digest, module_digest, symbol
 from kerneldecl.errors import ArtifactError
 from kerneldecl.toolchain import PACKAGES, installed
 
@@ -33,6 +35,11 @@ class Kernel:
     func: Any
     """The computation as a PrimFunc, not scheduled."""
     trace: Any
+    """Of its schedule; None where it is specialised."""
+    specialised: Any = None
+    """The PrimFunc that takes the computation's place; None where a trace leads there."""
+    arch: str = ""
+    """The one that a specialised function must be compiled for, if it must."""
 
     @cached_property
     def digest(self) -> str:
@@ -41,7 +48,9 @@ class Kernel:
 
     @property
     def scheduled(self) -> Any:
-        """The specialised PrimFunc: the trace replayed."""
+        """The PrimFunc that is compiled: the specialised one, or the trace replayed."""
+        if self.specialised is not None:
+            return self.specialised.without_attr("global_symbol")
         schedule = tvm.s_tir.Schedule(canonical_module(self.func))
         self.trace.apply_to_schedule(schedule, remove_postproc=False)
         return schedule.mod["main"].without_attr("global_symbol")
@@ -71,13 +80,18 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
 def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:
     made_for, asked = manifest["arch"]["target"], {"kind": target.kind.name, **dict(target.attrs)}
     for name in _IDENTITY[made_for["kind"]]:
-        if _value(made_for, name) != _value(asked, name):
+        if _value(asked, name) not in {_value(made_for, name), _wgmma_arch(manifest) if name == "arch" else ""}:
             return (
                 f"the artifact is for {name} {_value(made_for, name) or 'none'}, this target has {_value(asked, name) or 'none'}; "
                 f"compile for {dict(made_for)}, or build the artifact for this target"
             )
     made_by, here = manifest["toolchain"].get("tvm"), installed(PACKAGES["tvm"])
     return f"the artifact was made with TVM {made_by}, this is {here}; build it again" if made_by != here else ""
+
+
+def _wgmma_arch(manifest: Mapping[str, Any]) -> str:
+    """Return the other name that the GPU of an artifact has for compilers; empty where it has none."""
+    return str(manifest["arch"].get("gpu", {}).get("wgmma_arch", ""))
 
 
 def _value(attrs: Mapping[str, Any], name: str) -> str:
@@ -89,6 +103,13 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
     entries: dict[str, list[str]] = {}
     for entry in manifest["entries"]:
         entries.setdefault(entry["symbol"], []).append(entry["name"])
+    found = {**_scheduled(folder, entries), **_specialised(folder, manifest, entries)}
+    if missing := sorted(entries.keys() - found.keys()):
+        raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
+    return tuple(found[name] for name in sorted(found))
+
+
+def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
     database = JSONDatabase(work_dir=str(folder / "database"))
     found: dict[str, Kernel] = {}
     for record in database.get_all_tuning_records():
@@ -97,6 +118,13 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
         name = symbol(module_digest(canonical_module(func)))
         if name in entries:
             found[name] = Kernel(name, tuple(entries[name]), func, record.trace)
-    if missing := sorted(entries.keys() - found.keys()):
-        raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
-    return tuple(found[name] for name in sorted(found))
+    return found
+
+
+def _specialised(folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
+    found: dict[str, Kernel] = {}
+    for name, path in {entry["symbol"]: entry["specialised"] for entry in manifest["entries"] if entry["specialised"]}.items():
+        held = json.loads((folder / path).read_bytes())
+        func, made = (load(held[part])["main"] for part in ("workload", "function"))
+        found[name] = Kernel(name, tuple(entries[name]), func, None, made, _wgmma_arch(manifest) if is_tirx(made) else "")
+    return found

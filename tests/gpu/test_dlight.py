@@ -31,10 +31,10 @@ ARCH = CUDA("h200").arch
 
 def kernel(func: Any, config: Config, folder: Path) -> Any:
     """Return the kernel, built in this process."""
-    schedule = apply_candidate(folder, canonical_module(func), config.candidate, ARCH)
-    assert schedule is not None, config
+    applied = apply_candidate(folder, canonical_module(func), config.candidate, ARCH)
+    assert applied is not None, config
     path = folder / "kernel.o"
-    path.write_bytes(compile_cuda_object(schedule.mod, ARCH, "kd_function", LocalStore(folder)).content)
+    path.write_bytes(compile_cuda_object(applied.mod, ARCH, "kd_function", LocalStore(folder)).content)
     link_cuda_library(path.with_suffix(".so"), [path])
     return kernel_of(load_library(path.with_suffix(".so"), "cuda"), "kd_function")
 
@@ -85,7 +85,7 @@ def test_the_published_lines() -> None:
     assert best.latency is not None
     assert best.latency <= 1.2 * min(result.latency for result in measured if result.latency is not None)
     assert error_of(nn, best.kernel) <= tolerance_of(nn)
-    for result in measured[::5]:
+    for result in [each for each in measured if each.config.candidate.template == "gpu_matmul_tc"][::2]:
         threads = 32 * result.config.params["warps_m"] * result.config.params["warps_n"]  # type: ignore[operator]
         assert re.findall(r"__launch_bounds__\((\d+)", result.code)[-1] == str(threads)
 
@@ -93,7 +93,7 @@ def test_the_published_lines() -> None:
 def test_a_wrong_kernel_is_not_the_best() -> None:
     """A schedule of another function computes something else, quickly."""
     arch = CUDA("cuda")
-    right = TensorCorePolicy(nn, arch).emit_config(3)
+    right = TensorCorePolicy(nn, arch, {"use_wgmma": 0}).emit_config(3)
     unknown = Config(right[0].candidate.of("gpu_matmul_tc", {**right[0].params, "block_m": 24}), 0.0)
     results, best = apply_and_build(nn, [unknown, *right], arch)
     assert not results[0].measured

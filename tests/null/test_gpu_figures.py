@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import hopper
 import pytest
 from _gpu_figures import figures, lattice_figure, tuning_figures
+
+from kerneldecl.declare import declare
 
 
 def row(entry: str, rule: str, attrs: dict[str, Any] | None = None, *, secs: float = 1e-3, **others: Any) -> dict[str, Any]:
@@ -83,3 +86,36 @@ def test_tuning_time_is_a_limit(secs: dict[str, float], verdict: str) -> None:
 
 def test_few_candidates_are_compared_with_many() -> None:
     assert lattice_figure([row("a", "gemv", first_share=0.5), row("b", "gemv", first_share=2.0)])["reached"] == 1.0
+
+
+def ranked(tag: str, entry: str, torch: float | None, **others: Any) -> dict[str, Any]:
+    rivals = {} if torch is None else {"rivals": {"torch way": {"ratio": torch}}}
+    attrs = {"m": 8, "n": 8, "k": 8, "layout": "nt", "dtype": "float16"}
+    return {**row(entry, "matmul", attrs, tags=(tag,), **others), **rivals}
+
+
+def on_hopper(rows: list[dict[str, Any]], words: str) -> dict[str, Any]:
+    [figure] = [figure for figure in hopper.judged(rows, 1.0, {row["entry"]: 2.0 for row in rows}) if words in figure["figure"]]
+    return figure
+
+
+def test_a_line_of_hoppers_table_is_judged_by_its_entries_alone() -> None:
+    rows = [ranked("cube", "a", 1.05), ranked("cube", "b", 1.01), ranked("int8", "c", 1.5)]
+    assert on_hopper(rows, "16384 cubed") | {"asked": 0} == {
+        "figure": "float16 and bfloat16, 4096 to 16384 cubed: slowest, of cuBLAS",
+        "asked": 0, "reached": 1.01, "verdict": "MISSED", "entries": "2 of 2", "worst": "b 1.01",
+    }  # fmt: skip
+    assert on_hopper(rows, "int8")["verdict"] == "reached"
+    assert not [figure for figure in hopper.judged(rows, 1.0, {}) if "ragged" in figure["figure"]], "nothing of it was run"
+
+
+def test_an_epilogue_is_held_to_the_plain_product_of_its_size() -> None:
+    plain, fused = ranked("plain", "p", 1.0, secs=1e-3), ranked("fused", "f", 1.2, secs=1.02e-3)
+    assert on_hopper([plain, fused], "plain product's time")["verdict"] == "reached"
+    slow = on_hopper([plain, {**fused, "secs": 1.05e-3}], "plain product's time")
+    assert (slow["verdict"], slow["reached"]) == ("MISSED", 1.05)
+
+
+def test_hoppers_entries_are_all_judged_by_some_line() -> None:
+    tags = {tag for tag, *_ in hopper.FIGURES} | {"plain"}
+    assert {tag for workload in declare(hopper.ROOT).workloads for tag in workload.tags} == tags

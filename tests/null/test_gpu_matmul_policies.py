@@ -3,65 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 
-import kerneldecl
-from kerneldecl.archfile import read_arch
 from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
-from kerneldecl.model import Access, Arch, Axis, Block, IterSpace
+from kerneldecl.model import IterSpace
 from kerneldecl.policies import _gpu_windows, gpu_matmul_simt, gpu_matmul_tc
 from kerneldecl.policies._gpu_model import occupancy
-
-ARCHS = Path(kerneldecl.__file__).parent / "archs"
-
-
-def arch(name: str) -> Arch:
-    path = ARCHS / f"{name}.toml"
-    return read_arch(name, path.read_bytes(), path.name)
-
-
-H200 = arch("h200")
-GPUS = [path.stem for path in sorted(ARCHS.glob("*.toml")) if arch(path.stem).gpu is not None]
-SIZES = [(1024, 1024, 1024), (8192, 8192, 8192), (16, 4096, 4096), (1000, 1003, 517), (2, 2, 16), (1, 1, 1), (5, 7, 3), (17, 4096, 64)]
-
-
-def access(operand: str, axes: tuple[Axis, ...], dtype: str, *dims: dict[int, int]) -> Access:
-    """Build an access from one {axis: coefficient} for each dimension; an axis of extent 1 is left out, as it is a constant."""
-    shape = tuple(1 + sum(step * (axes[axis].extent - 1) for axis, step in dim.items()) for dim in dims)
-    index = tuple(tuple((axis, step) for axis, step in dim.items() if axes[axis].extent > 1) for dim in dims)
-    return Access(operand, shape, dtype, index)
-
-
-def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16", sums: str = "float32", batch: int = 0) -> IterSpace:
-    m, n, k = size
-    leading = (Axis("b", batch, "spatial"),) if batch else ()
-    axes = (*leading, Axis("i", m, "spatial"), Axis("j", n, "spatial"), Axis("k", k, "reduce"))
-    i, j, r = (at + len(leading) for at in range(3))
-    outer: list[dict[int, int]] = [{0: 1}] if batch else []
-    left = [{i: 1}, {r: 1}] if layout[0] == "n" else [{r: 1}, {i: 1}]
-    right = [{r: 1}, {j: 1}] if layout[1] == "n" else [{j: 1}, {r: 1}]
-    reads = access("A", axes, dtype, *outer, *left), access("B", axes, dtype, *outer, *right)
-    return IterSpace((Block("product", axes, reads, (access("C", axes, sums, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
-
-
-def conv2d(c: int = 64, f: int = 64) -> IterSpace:
-    extents = {"n": 8, "h": 56, "w": 56, "f": f, "r": 3, "s": 3, "c": c}
-    axes = tuple(Axis(name, extent, "reduce" if name in "rsc" else "spatial") for name, extent in extents.items())
-    pixels = access("padded", axes, "float16", {0: 1}, {1: 1, 4: 1}, {2: 1, 5: 1}, {6: 1})
-    weights = access("W", axes, "float16", {4: 1}, {5: 1}, {6: 1}, {3: 1})
-    out = access("C", axes, "float32", {0: 1}, {1: 1}, {2: 1}, {3: 1})
-    return IterSpace((Block("conv", axes, (pixels, weights), (out,), 2),), ("padded", "W"), ("C",))
-
-
-def product(space: IterSpace) -> Contraction:
-    found = contraction_of(space)
-    assert isinstance(found, Contraction), found
-    return found
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -130,7 +82,6 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
 
 
 POLICIES = {"gpu_matmul_tc": gpu_matmul_tc, "gpu_matmul_simt": gpu_matmul_simt}
-EXTENTS = st.one_of(st.integers(1, 40), st.integers(41, 5000), st.sampled_from([64, 128, 1024, 4096, 8192]))
 DTYPES = st.sampled_from(
     [("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("float32", "float32"), ("int8", "int32")]
 )

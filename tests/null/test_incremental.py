@@ -32,6 +32,10 @@ arch = "test-cpu"
 [defaults]
 policy = "plain"
 """
+OWN = """\
+def specialize(mod, arch):
+    return f"{{mod}} {word}"
+"""
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 RULES = st.sampled_from(["scale", "lookup"])
 TARGETS = st.sampled_from([["host"], ["box"], ["box", "host"]])
@@ -49,6 +53,7 @@ class Entry:
     top_k: int = 2
     tolerance: float | None = None
     generation: int = 0
+    specialize: str | None = None
     tags: tuple[str, ...] = ()
 
     def toml(self) -> str:
@@ -79,6 +84,8 @@ class Edits(RuleBasedStateMachine):
                 "policies/plain.py": POLICY,
                 "templates/unrolled.py": TEMPLATE,
                 "archs/test-cpu.toml": ARCH,
+                "own/by_hand.py": OWN.format(word="by hand"),
+                "own/wrong.py": OWN.format(word="wrong"),
             }
         )
         self.entries = [Entry("a", "scale", tuple(n), tuple(on))]
@@ -136,6 +143,10 @@ class Edits(RuleBasedStateMachine):
     def tag(self, at: int, tags: tuple[str, ...]) -> None:
         self._replace(at, tags=tags)
 
+    @rule(at=st.integers(0, 5), specialize=st.sampled_from([None, "own/by_hand.py", "own/wrong.py"]))
+    def specialize(self, at: int, specialize: str | None) -> None:
+        self._replace(at, specialize=specialize)
+
     @rule()
     def release(self) -> None:
         self.version += 1
@@ -166,6 +177,10 @@ class Edits(RuleBasedStateMachine):
     @rule(words=st.sampled_from(["unrolled", "cut", "{'wrong' if params['unroll'] == 2 else 'unrolled'}"]))
     def change_template(self, words: str) -> None:
         self.space.write({"templates/unrolled.py": TEMPLATE.replace("unrolled", words)})
+
+    @rule(word=st.sampled_from(["by hand", "with care", "wrong"]))
+    def change_own_function(self, word: str) -> None:
+        self.space.write({"own/by_hand.py": OWN.format(word=word)})
 
     @rule(size=st.sampled_from([16384, 32768]))
     def change_arch(self, size: int) -> None:
@@ -204,7 +219,7 @@ class Edits(RuleBasedStateMachine):
     @rule()
     def build(self) -> None:
         done = self.space.command("build", "--keep-going", runner=FakeRunner())
-        clean = self.space.copy_of(self.folder / f"clean-{next(self.counter)}")
+        clean = self.space.copy_of(self.folder / f"clean-{next(self.counter)}", "own")
         expected = clean.command("build", "--keep-going", runner=FakeRunner())
         assert expected.code in {0, 1}, expected.err
         assert (done.code, _failures(done)) == (expected.code, _failures(expected)), done.err

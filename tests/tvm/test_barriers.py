@@ -43,9 +43,9 @@ def closing(source: str, opening: int) -> int:
 def test_barriers_of_a_step(layout: str, stages: int, barriers: int) -> None:
     attrs = {"m": 256, "n": 256, "k": 1024, "layout": layout, "dtype": "float16"}
     mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
-    schedule = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, "stages": stages}), ARCH)
-    assert schedule is not None
-    loop = main_loop(cuda_source(schedule.mod, ARCH, "kd_product"))
+    applied = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, "stages": stages}), ARCH)
+    assert applied is not None
+    loop = main_loop(cuda_source(applied.mod, ARCH, "kd_product"))
     assert loop.count("__syncthreads()") == barriers
     assert loop.count(WAIT) == 1
     if barriers == 1:

@@ -166,7 +166,7 @@ print(json.dumps({
 
 BUILD = """
 import tvm, tvm_ffi
-sys.path.insert(0, str(Path(sys.argv[4])))
+sys.path[:0] = [sys.argv[4], str(Path(sys.argv[4]).parent)]
 import test_cuda_build as cases
 from kerneldecl.key import digest
 made = cases.compile_cuda_object(cases.bound(cases.addition()), cases.H200, "kd_add", cases.LocalStore(folder))

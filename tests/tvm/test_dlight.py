@@ -17,6 +17,7 @@ from spaces import REPOSITORY, clean_environment
 from tvm import te
 
 from kerneldecl.compiler import reference
+from kerneldecl.compiler.codegen import PIPELINE
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.dlight import (
@@ -169,7 +170,7 @@ def test_configurations_are_distinct_and_best_first() -> None:
 def test_configurations_survive_json() -> None:
     config = TensorCorePolicy(matmul(256, 256, 256), "h200").emit_config(1)[0]
     assert Config.from_json(config.to_json()) == config
-    assert "gpu_matmul_tc(block_k=" in repr(config)
+    assert "wgmma_matmul(block_m=" in repr(config)
     assert " us expected" in repr(config)
 
 
@@ -266,7 +267,7 @@ def test_a_batch_that_no_launch_takes_is_refused() -> None:
 @needs_nvcc
 def test_each_result_belongs_to_its_own_configuration() -> None:
     func, arch = matmul(128, 128, 128), CUDA("h200")
-    configs = TensorCorePolicy(func=func, arch=arch).emit_config(20)
+    configs = TensorCorePolicy(func=func, arch=arch, tags={"use_wgmma": 0}).emit_config(20)
     distinct = list({config.params["warps_m"] * config.params["warps_n"]: config for config in configs}.values())  # type: ignore[operator]
     chosen = [*reversed(distinct), configs[0]]
     results, best = apply_and_build(func, chosen, arch, parallel_build=True)
@@ -280,6 +281,22 @@ def test_each_result_belongs_to_its_own_configuration() -> None:
     assert not any(result.measured for result in results)
     assert best.reason == "not measured: no GPU here; ranked by the model"
     assert (best.latency, best.error, best.spill_bytes) == (None, None, 0)
+
+
+@needs_nvcc
+def test_what_is_specialised_is_built_beside_schedules() -> None:
+    func, arch = matmul(256, 256, 256), CUDA("h200")
+    configs = TensorCorePolicy(func=func, arch=arch).emit_config(20)
+    assert {config.candidate.template for config in configs} == {"wgmma_matmul", "gpu_matmul_tc"}
+    chosen = list({config.candidate.template: config for config in reversed(configs)}.values())
+    results, _ = apply_and_build(func, chosen, arch, parallel_build=False)
+    found = {result.config.candidate.template: result for result in results}
+    wgmma, traced = found["wgmma_matmul"], found["gpu_matmul_tc"]
+    assert wgmma.schedule is None
+    assert traced.schedule.trace is not None
+    assert "wgmma.mma_async" in wgmma.code
+    assert "device_entry" in wgmma.mod["main"].script()
+    assert all(result.library and result.smem_bytes > 0 and result.registers > 0 for result in results)
 
 
 @needs_nvcc
@@ -400,6 +417,33 @@ def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatc
 
 
 @needs_nvcc
+def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measured(func: Any, configs: Any, arch: Any, runner: Any) -> tuple[list[Any], Any]:
+        asked.append(func)
+        results, best = apply_and_build(func, configs, arch, runner=runner)
+        return results, replace(best, latency=0.5, reason="")
+
+    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
+    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough, also where CUDA is installed
+    target = tvm.target.Target({**dict(CUDA("h200").arch.tvm_target), "arch": "sm_90a"})
+    tune = ApplyFastTuning(topk=1, target=target, meta_database_dir=tmp_path)
+    product = tvm.IRModule({"product": module()["product"]})
+    first, second = tune(product), tune(product)
+    assert len(asked) == 1
+    assert first["product"].script() == second["product"].script()
+    assert "wgmma" in cuda_source(tvm.IRModule({"main": second["product"]}), CUDA("h200").arch, "product")
+    library = tvm.tirx.build(second, target=target.with_host(tvm.target.Target("llvm")), pipeline=PIPELINE)
+    assert library.imports
+    # Under the arch's other name, TVM could not compile it.
+    plain = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(product)
+    assert "mma.sync" in cuda_source(tvm.IRModule({"main": plain["product"]}), CUDA("h200").arch, "product")
+
+
+@needs_nvcc
 def test_what_was_only_ranked_is_not_kept(tmp_path: Path) -> None:
     ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(tvm.IRModule({"relu": relu((64,))}))
     assert (tmp_path / "database_tuning_record.json").read_text() == ""
@@ -419,4 +463,4 @@ def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: 
     done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     if document == "README.md":
-        assert re.fullmatch(r"gpu_matmul_tc\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)
+        assert re.fullmatch(r"wgmma_matmul\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)

@@ -39,9 +39,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def compiled(mod: Any, proposal: Proposal, arch: Arch, folder: Path) -> CudaObject:
-    schedule = apply_candidate(ROOT, mod, proposal.candidate, arch)
-    assert schedule is not None, proposal
-    return compile_cuda_object(schedule.mod, arch, "kernel", LocalStore(folder))
+    applied = apply_candidate(ROOT, mod, proposal.candidate, arch)
+    assert applied is not None, proposal
+    return compile_cuda_object(applied.mod, arch, "kernel", LocalStore(folder))
 
 
 @needs_nvcc

@@ -68,9 +68,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 def schedule_of(template: str, rule: str, attrs: dict[str, Any], params: dict[str, Any]) -> str:
     mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
-    schedule = apply_candidate(ROOT, mod, Candidate.of(template, params), ARCH)
-    assert schedule is not None
-    return f"{schedule.mod.script()}\n"
+    applied = apply_candidate(ROOT, mod, Candidate.of(template, params), ARCH)
+    assert applied is not None
+    return f"{applied.mod.script()}\n"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -35,7 +35,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
-from kerneldecl.policies.gpu_matmul_tc import tensor_cores
+from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.stores.local import LocalStore
 
 
@@ -76,11 +76,12 @@ def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...
 @pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
 def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
     arch = CUDA("h200")
-    for policy, instruction in ((TensorCorePolicy, "mma.sync"), (DefaultPolicy, "")):
-        config = policy(func, arch).emit_config(1)[0]
-        schedule = apply_candidate(Path(), canonical_module(func), config.candidate, arch.arch)
-        assert schedule is not None, config
-        code = cuda_source(schedule.mod, arch.arch, "kd_function")
+    policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
+    for policy, instruction in zip(policies, ("mma", "mma.sync", ""), strict=True):
+        config = policy.emit_config(1)[0]
+        applied = apply_candidate(Path(), canonical_module(func), config.candidate, arch.arch)
+        assert applied is not None, config
+        code = cuda_source(applied.mod, arch.arch, "kd_function")
         assert instruction in code
         assert code.count("__launch_bounds__") == 2, "one declaration and one definition"
 
@@ -198,6 +199,6 @@ def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) ->
 def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
     arch = CUDA("h200")
     for config in policy(integers, arch).emit_config(20)[2::8]:
-        schedule = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
-        assert schedule is not None
-        assert compile_cuda_object(schedule.mod, arch.arch, "kd_function", LocalStore(tmp_path)).content
+        applied = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
+        assert applied is not None
+        assert compile_cuda_object(applied.mod, arch.arch, "kd_function", LocalStore(tmp_path)).content

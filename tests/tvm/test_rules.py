@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.codegen import PIPELINE, target_of
 from kerneldecl.compiler.tensorir import canonical_module, lower
 from kerneldecl.kernels import tensor
 from kerneldecl.plugins import load_arch, load_rule
@@ -38,7 +38,7 @@ def rule(name: str, **attrs: Any) -> Rule:
 
 def error_of_unscheduled_kernel(made: Rule) -> float:
     """Build the rule's function as it is, run it on its inputs, and return its error relative to the reference."""
-    kernel = tvm.compile(lower(made), target=TARGET)["main"]
+    kernel = tvm.compile(lower(made), target=TARGET, tir_pipeline=PIPELINE)["main"]
     inputs = [aligned(array) for array in made.inputs(np.random.default_rng(7))]
     outputs = [aligned(poisoned(arg)) for arg in made.signature().outputs]
     kernel(*map(tensor, inputs), *map(tensor, outputs))
@@ -95,6 +95,12 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("matmul", m=16, n=16, k=2048, dtype="float16", accum_dtype="float16"),
         rule("matmul", m=16, n=16, k=64, dtype="float16", out_dtype="float32", epilogue=("add", "silu")),
         rule("matmul", m=16, n=16, k=64, dtype="int8", out_dtype="float32", epilogue=("bias", "relu")),
+        rule("matmul", m=16, n=24, k=64, dtype="int8", out_dtype="float16", epilogue=("scale", "bias", "gelu")),
+        rule("matmul", m=16, n=24, k=64, dtype="int8", out_dtype="float32", epilogue=("bias", "scale_rows", "scale_columns"), batch=3),
+        rule("matmul", m=16, n=24, k=64, dtype="float8_e4m3fn", out_dtype="bfloat16", epilogue=("scale_rows", "scale_columns", "add")),
+        rule("matmul", m=16, n=24, k=64, dtype="float16", accum_dtype="float16", epilogue=("scale",)),
+        rule("matmul", m=16, n=24, k=64, dtype="float64", epilogue=("scale", "relu")),
+        rule("conv2d", n=1, h=6, w=5, c=6, f=6, kh=3, kw=3, dtype="int8", out_dtype="float16", epilogue=("scale_columns", "silu")),
         rule("gemv", n=1, k=1),
         rule("gemv", n=7, k=3, layout="t", dtype="float16"),
         rule("gemv_i4", n=1, k=2, group=2),

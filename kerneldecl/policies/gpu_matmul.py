@@ -1,0 +1,67 @@
+"""Owns how the policies for products on a GPU compete: by the times that they predict, so that measuring decides between them.
+
+Knows nothing of tiles, of TVM or of what the policies know.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from kerneldecl.contraction import contraction_of
+from kerneldecl.model import Arch, IterSpace, Proposal
+from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_matmul
+
+POLICIES = (wgmma_matmul, gpu_matmul_tc, gpu_gemv)
+TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
+ON_TENSOR_CORES = (wgmma_matmul, gpu_matmul_tc)
+
+IN_DOUBT = 1.4
+"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err."""
+RIVAL_EVERY = 4
+"""Of so many candidates one is not of the policy that predicts the least time."""
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return what the policies for products propose; nothing for what tensor cores do not take.
+
+    Candidates of the policy that predicts the least time come in its order, and every fourth one is of another policy that
+    may be as good. Predictions of different models are not compared more closely than that.
+    """
+    if measured or isinstance(contraction_of(space), str):
+        return ()
+    found = [policy.propose(space, arch, top_k, ()) for policy in POLICIES]
+    if not any(proposals for policy, proposals in zip(POLICIES, found, strict=True) if policy in ON_TENSOR_CORES):
+        return ()
+    first, *others = sorted(filter(None, found), key=_least_secs)
+    rivals = [proposals for proposals in others if _least_secs(proposals) <= IN_DOUBT * _least_secs(first)]
+    turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
+    return tuple(_mixed(first, turns))[:top_k]
+
+
+def _least_secs(proposals: Sequence[Proposal]) -> float:
+    return min(proposal.predicted_secs for proposal in proposals)
+
+
+def _mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield the rivals among the first, and what is left of either."""
+    mine, theirs = iter(first), iter(rivals)
+    for proposal in mine:
+        yield proposal
+        yield from itertools.islice(mine, RIVAL_EVERY - 2)
+        yield from itertools.islice(theirs, 1)
+    yield from theirs
+
+
+def why_not(space: IterSpace, arch: Arch) -> str:
+    """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
+    return wgmma_matmul.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
+
+
+def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
+    """Return "used" or why a winner with this template does without tensor cores; empty for what multiplies no two operands."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    if len(reductions) != 1 or len(reductions[0].reads) < 2:
+        return ""
+    is_used = any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES)
+    return "used" if is_used else why_not(space, arch) or "no schedule for them that was tried is right"

@@ -1,0 +1,279 @@
+"""Owns which tiles, rings of stages and clusters of a product on wgmma a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of, stored
+from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies import _wgmma_model as model
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
+
+TEMPLATES = ("wgmma_matmul",)
+
+SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
+"""By dtype of the factors: the dtype that wgmma sums them in."""
+ROWS = model.WGMMA_ROWS
+WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (192, 3, False), (64, 2, True), (128, 2, True))
+"""Rows of a tile, consumers, and whether these have tiles of their own."""
+COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+COLUMN_UNIT = 8
+MAX_COLUMNS = 256
+THREAD_SUMS = {1: 192, 2: 160, 3: 104}
+"""That a thread can hold beside what else it needs, by the number of consumers: 65536 registers are for all of them."""
+INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
+"""That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
+MAX_BATCH_AXES = 3
+"""TMA has five dimensions."""
+MIN_STAGES, MAX_STAGES = 2, 12
+SPLITS = (2, 4, 8)
+LEAST_STEPS = 2
+"""In each part of the reduction."""
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+RASTERS = (1, 2, 4, 8, 16)
+SWAPPED_ROWS = 256
+"""A product with no more of them may have its rows become columns of tiles, which are cut finer."""
+SAME_TILE = 4
+
+
+class Tiling(NamedTuple):
+    """The template's parameters."""
+
+    block_m: int
+    block_n: int
+    consumers: int
+    stages: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    raster: int = 1
+    split: int = 1
+    schedule: str = "cooperative"
+    swap: int = 0
+    dependent: int = 1
+
+    @property
+    def is_pingpong(self) -> bool:
+        return self.schedule == "pingpong"
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.block_m if self.is_pingpong else self.block_m // self.consumers
+
+    @property
+    def thread_sums(self) -> int:
+        return self.consumer_rows * self.block_n // model.WARPGROUP
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("wgmma_matmul", self._asdict())
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return the tilings with the least predicted time, best first; nothing for what wgmma does not take."""
+    product = contraction_of(space)
+    if isinstance(product, str) or measured or why_not(space, arch):
+        return ()
+    out_dtype = space.blocks[-1].writes[0].dtype
+    return ranked(estimates(product, out_dtype, arch.the_gpu), SAME_TILE)[:top_k]
+
+
+def why_not(space: IterSpace, arch: Arch) -> str:
+    """Return why wgmma does not take a computation, as a sentence; empty where it does."""
+    product, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(product, str):
+        return product
+    dtype, other = product.left.dtype, product.right.dtype
+    before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
+    block = space.blocks[len(before)]
+    reasons = (
+        (not gpu.wgmma_arch, "its GPU has no wgmma"),
+        (not product.is_plain, "its reduction does something else than adding products"),
+        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
+        (SUMS.get(dtype) != product.sums_dtype, f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
+        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
+        (not all(map(_is_copy, before)), "an operand is computed on the way"),
+        (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
+        (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
+        (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
+
+
+def _is_copy(block: Block) -> bool:
+    """Say whether a block changes nothing but places: TMA brings what lies in memory, and computes nothing."""
+    (write,) = block.writes
+    same = [(read.dtype, math.prod(read.shape)) == (write.dtype, math.prod(write.shape)) for read in block.reads]
+    return same == [True] and block.flops_per_point == 0
+
+
+def _are_matrices(space: IterSpace, block: Block, product: Contraction) -> bool:
+    """Say whether both operands are matrices in memory: each group of axes walks on where the one inside of it ends."""
+    sides = ((product.left, product.m), (product.right, product.n))
+    joined = (
+        _is_joined(block, stored(space, block.reads[factor.position]), group) for factor, axes in sides for group in (axes, product.k)
+    )
+    return all(joined) and len(product.batch) <= MAX_BATCH_AXES
+
+
+def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
+    strides: Counter[int] = Counter()
+    for dim, index in enumerate(access.index):
+        for axis, coefficient in index or ():
+            strides[axis] += coefficient * math.prod(access.shape[dim + 1 :])
+    axes = [axis for axis in group if block.axes[axis].extent > 1]
+    return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
+
+
+def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield every sensible tiling with its predicted time."""
+    swaps = (0, 1) if product.extents[1] <= SWAPPED_ROWS else (0,)
+    for swap in swaps:
+        sides = _exchanged(product) if swap else product
+        for bare in _bare_tilings(sides, gpu, swap):
+            yield from _staged(sides, bare, out_dtype, gpu)
+
+
+def _exchanged(product: Contraction) -> Contraction:
+    """Return the product of the transposed operands, whose result is the transposed one."""
+    batch, m, n, k = product.extents
+    return replace(product, m=product.n, n=product.m, left=product.right, right=product.left, extents=(batch, n, m, k))
+
+
+def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
+    """Yield tiles with their consumers, parts and clusters, without stages."""
+    batch, m, n, k = product.extents
+    steps = -(-k // step_items(product))
+    are_tma = all(is_tma(factor) for factor in (product.left, product.right))
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype)):
+        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
+        if not _suits(tiling, m):
+            continue
+        rows, columns = -(-m // block_m), -(-n // block_n)
+        if is_pingpong and batch * rows * columns <= gpu.sm_count:
+            continue  # one consumer would have nothing to do
+        for cluster_m, cluster_n in CLUSTERS if are_tma else CLUSTERS[:1]:
+            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
+                yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
+        for split in SPLITS:
+            is_whole = steps // split >= LEAST_STEPS and tiling.thread_sums % split == 0
+            if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
+                yield tiling._replace(split=split)
+
+
+def _columns(extent: int, dtype: str) -> list[int]:
+    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32."""
+    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
+    sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
+    if dtype != "int8":
+        return sorted(sizes)
+    return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
+
+
+def _suits(tiling: Tiling, m: int) -> bool:
+    """Say whether a thread can hold its sums, and no smaller tile would do for the rows."""
+    return tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+
+
+def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
+    """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
+    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    return blocks == 1 or tiling.block_n % (unit * blocks) == 0
+
+
+def step_items(product: Contraction) -> int:
+    """Return the terms of a sum in one stage."""
+    return model.STEP_BYTES // dtype_bytes(product.left.dtype)
+
+
+def is_tma(factor: Factor) -> bool:
+    """Say whether TMA brings an operand: its rows are multiples of 16 bytes, and of 8-bit ones wgmma takes the reduction last."""
+    item_bytes = dtype_bytes(factor.dtype)
+    return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
+
+
+def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
+    steps = -(-product.extents[3] // (step_items(product) * bare.split))
+    most = min(
+        MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
+    )
+    for stages in (most, most - 1):
+        if stages >= MIN_STAGES:
+            tiling = bare._replace(stages=stages, raster=_raster(product, bare, gpu))
+            yield _estimate(product, tiling, out_dtype, gpu)
+            if stages == most:
+                yield _estimate(product, tiling._replace(dependent=0), out_dtype, gpu)
+
+
+def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
+    """Return the rows and columns that a stage has room for: columns side by side come 64 at a time."""
+    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    return tiling.block_m, -(-tiling.block_n // unit) * unit
+
+
+def _least_beside(tiling: Tiling, out_dtype: str) -> int:
+    """Return the least bytes that a block needs beside its stages."""
+    parts = tiling.block_m * tiling.block_n * model.SUM_BYTES if tiling.split > 1 else 0
+    return parts + (tiling.consumers * model.BUFFER_BYTES if dtype_bytes(out_dtype) == 2 else 0)
+
+
+def smem_bytes(product: Contraction, tiling: Tiling, out_dtype: str) -> int:
+    """Return the least shared memory of a block; where there is more, results have more buffers."""
+    stages = tiling.stages * model.stage_bytes(*_stored(product, tiling))
+    return stages + _least_beside(tiling, out_dtype) + model.RESERVED_BYTES
+
+
+def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
+    _, m, n, _ = product.extents
+    rows = -(-m // (tiling.block_m * tiling.cluster_m))
+    columns = -(-n // (tiling.block_n * tiling.cluster_n))
+    tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
+    return _best_raster(rows, columns, gpu.sm_count // (tiling.cluster_m * tiling.cluster_n), *tile)
+
+
+@functools.cache
+def _best_raster(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+    """Return after how many rows of tiles the walk goes on with the next column, so that the tiles at work need least."""
+    groups = [group for group in RASTERS if group <= rows] or [1]
+    return min(groups, key=lambda group: (wave_items(group, columns, resident, block_m, block_n), group))
+
+
+def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
+    batch, m, n, k = product.extents
+    across, down = tiling.block_n * tiling.cluster_n, tiling.block_m * tiling.cluster_m
+    count = batch * -(-m // down) * -(-n // across) * tiling.cluster_m * tiling.cluster_n
+    free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
+    chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
+    tiles = model.Tiles(
+        count,
+        -(-k // (step_items(product) * tiling.split)),
+        tiling.cluster_m,
+        tiling.cluster_n,
+        tiling.split,
+        dtype_bytes(out_dtype),
+        model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
+        dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
+    )
+    working = 1 if tiling.is_pingpong else tiling.consumers
+    gathered = _loads(product.left, tiling.block_m) + _loads(product.right, tiling.block_n)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong, gathered)
+    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
+    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
+
+
+def _loads(factor: Factor, extent: int) -> float:
+    """Return the loads of a stage that pass through registers; none where TMA brings it."""
+    if is_tma(factor):
+        return 0.0
+    item_bytes = dtype_bytes(factor.dtype)
+    # Bytes that are to be transposed come in fours, to be put together again.
+    vector = factor.vector() if item_bytes > 1 or factor.is_k_last else math.gcd(factor.vector(), 4)
+    return extent * model.STEP_BYTES / (item_bytes * vector)

@@ -1,0 +1,549 @@
+"""Owns the TIRx kernel on wgmma: warpgroups that load and that multiply, the ring of stages between them, the walk over tiles.
+
+Knows nothing of where operands and results lie in memory, which `Operand` and `Results` tell, nor how parameters are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
+from tvm.script import tirx as T
+
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
+from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fill, fill_interleaved, store_sums
+from kerneldecl.templates._wgmma_tiles import REGISTERS, SLAB, WARPGROUP, Tiles
+
+ENCODE = "runtime.cuTensorMapEncodeTiled"
+LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
+MULTICAST = ".multicast::cluster"
+PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8"}
+FENCE_SOURCE = """
+__device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
+__device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
+"""
+"""Keeps nvcc from reading sums before wgmma has written them."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: sizes in rows and columns of wgmma, whatever they are of the product."""
+
+    params: tuple[Any, ...]
+    dtype: str
+    """Of the operands."""
+    rows: Operand
+    columns: Operand
+    results: Results
+    tiles: Tiles
+    grid: tuple[int, int, int]
+    """Batch, tiles along rows, tiles along columns."""
+    steps: int
+    """Stages' worth of reduction."""
+    sms: int
+
+    @property
+    def sums_dtype(self) -> str:
+        """Return how TVM holds what wgmma adds to: signed sums as the bits they are."""
+        return "uint32" if self.dtype == "int8" else "float32"
+
+    def sum(self, bits: Any) -> Any:
+        """Return the value of a sum."""
+        return T.cast(bits, "int32") if self.dtype == "int8" else bits
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.rows.stage_bytes + self.columns.stage_bytes
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Return how many clusters' tiles there are along rows and columns."""
+        return -(-self.grid[1] // self.tiles.cluster_m), -(-self.grid[2] // self.tiles.cluster_n)
+
+    @property
+    def total(self) -> int:
+        return self.grid[0] * self.blocks[0] * self.blocks[1]
+
+    @property
+    def clusters(self) -> int:
+        """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
+        return self.total if self.tiles.split > 1 else max(1, min(self.total, self.sms // self.tiles.cluster))
+
+    @property
+    def has_tail(self) -> bool:
+        return bool(self.rows.tail or self.columns.tail)
+
+    @property
+    def mma_k(self) -> int:
+        return 16 if self.dtype.endswith("16") else 32
+
+    @property
+    def mma(self) -> str:
+        kind, sums = PTX_DTYPES[self.dtype], "s32" if self.dtype == "int8" else "f32"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{sums}.{kind}.{kind}"
+
+    @property
+    def mma_n(self) -> int:
+        return self.tiles.block_n // self.tiles.parts_n(self.dtype)
+
+    @property
+    def mma_flags(self) -> tuple[int, ...]:
+        """Return wgmma's immediates: no negation, and for 16 bits whether operands are transposed."""
+        if self.dtype == "int8":
+            return ()
+        return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+
+    @property
+    def buffers(self) -> int:
+        """Return how many chunks of results each consumer has in shared memory."""
+        if not self.results.is_staged or self.tiles.split > 1:
+            return 0
+        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes)
+
+
+class _At:
+    """A chunk of the staging buffers."""
+
+    def __init__(self, staging: Any, worker: Any, turn: Any) -> None:
+        self._staging, self._place = staging, (worker, turn)
+
+    def ptr_to(self, index: list[Any]) -> Any:
+        return self._staging.ptr_to([*self._place, *index])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._staging[(*self._place, index)]
+
+
+class _Sums:
+    """The sums of one of a consumer's slabs, as signed as they are."""
+
+    def __init__(self, kernel: Kernel, acc: Any, slab: Any) -> None:
+        self._kernel, self._acc, self._first = kernel, acc, slab * (kernel.tiles.block_n // 2)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._kernel.sum(self._acc[self._first + index])
+
+
+@T.meta_class
+class _Walk:
+    """The tiles of a cluster, one after the other: batch, row and column in units of clusters' tiles."""
+
+    def __init__(self, kernel: Kernel, first: Any, step: int) -> None:
+        self.kernel = kernel
+        self.step = step
+        self.linear = T.local_scalar("int32")
+        self.batch = T.local_scalar("int32")
+        self.row = T.local_scalar("int32")
+        self.column = T.local_scalar("int32")
+        self._start(first)
+
+    @T.inline
+    def _start(self, first):
+        self.linear = first
+        self._place()
+
+    @T.inline
+    def _place(self):
+        rows, columns = each(self.kernel.blocks)
+        group = T.meta_var(min(self.kernel.tiles.raster, rows))
+        place = T.meta_var(self.linear % (rows * columns) if self.kernel.grid[0] > 1 else self.linear)
+        start = T.meta_var(place // (group * columns) * group)
+        height = T.meta_var(group if rows % group == 0 else T.min(rows - start, group))
+        self.batch = self.linear // (rows * columns) if self.kernel.grid[0] > 1 else 0
+        self.row = start + place % (group * columns) % height
+        self.column = place % (group * columns) // height
+
+    @T.inline
+    def advance(self):
+        self.linear = self.linear + self.step
+        self._place()
+
+    def valid(self) -> Any:
+        return self.linear < self.kernel.total
+
+
+@T.inline
+def _encode(tensor_map, of):
+    T.call_packed(ENCODE, tensor_map, of.dtype, *of.args)
+
+
+@T.inline
+def _copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
+    """Have one thread start the copies of a block's share of an operand to a stage; `slot` is the barrier that they are counted by."""
+    buffer, state = each(stage)
+    batch, step = each(at)
+    for piece in T.unroll(copies.count):
+        number = T.meta_var(share * copies.count + piece)
+        if mask is None:
+            T.ptx[LOAD.format(copies.map.rank, "")](
+                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
+                T.address_of(tensor_map),
+                *copies.coords(batch, row, step, number),
+                slot,
+            )
+        else:
+            T.ptx[LOAD.format(copies.map.rank, MULTICAST)](
+                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
+                T.address_of(tensor_map),
+                *copies.coords(batch, row, step, number),
+                slot,
+                mask,
+            )
+
+
+@T.inline
+def _load(kernel, walk, maps, stages, barriers, place):
+    """Have one thread fill stages with tiles of both operands, each block its share of what blocks of its cluster have in common."""
+    rows_maps, columns_maps = each(maps)
+    rows_stages, columns_stages = each(stages)
+    full, empty = each(barriers)
+    rank_m, rank_n, part = each(place)
+    tiles = T.meta_var(kernel.tiles)
+    state = PipelineState(tiles.stages, 1)
+    rows_mask = T.meta_var(T.cast(T.shift_left(1 | 1 << tiles.cluster_m, rank_m), "uint16") if tiles.cluster_n > 1 else None)
+    columns_mask = T.meta_var(
+        T.cast(T.shift_left((1 << tiles.cluster_m) - 1, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None
+    )
+    while walk.valid():
+        row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
+        column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
+        begin = T.meta_var(part * kernel.steps // tiles.split)
+        end = T.meta_var((part + 1) * kernel.steps // tiles.split)
+        for i in T.serial(end - begin):
+            empty.wait(state.stage, state.phase)
+            # The last step's copies are counted by a barrier of their own, where what follows the reduction is still to be cleared.
+            slot = T.meta_var(T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage)
+            full.arrive(slot, kernel.stage_bytes)
+            at = T.meta_var((walk.batch, begin + i))
+            counted = T.meta_var(full.ptr_to([slot]))
+            _copy(kernel.rows, kernel.rows.copies[0], rows_maps[0], (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            _copy(kernel.columns, kernel.columns.copies[0], columns_maps[0], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            if len(kernel.rows.copies) > 1:
+                _copy(kernel.rows, kernel.rows.copies[-1], rows_maps[1], (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            if len(kernel.columns.copies) > 1:
+                _copy(kernel.columns, kernel.columns.copies[-1], columns_maps[1], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            state.advance()
+        walk.advance()
+    if tiles.dependent == 1:
+        T.ptx.griddepcontrol.launch_dependents()
+
+
+@T.inline
+def _skip(kernel, state, steps):
+    """Pass over stages that another consumer takes."""
+    state.stage = state.stage + steps
+    state.phase = T.bitwise_xor(state.phase, state.stage // kernel.tiles.stages % 2)
+    state.stage = state.stage % kernel.tiles.stages
+
+
+@T.inline
+def _clear(operand, buffer, stage, lane):
+    """Have a warp set to zero what follows the reduction in a stage's rows."""
+    for r in T.unroll(operand.stage_rows // 32):
+        row = T.meta_var(r * 32 + lane)
+        for piece in T.unroll(8 - operand.tail // 8):
+            # Pieces of 8 elements, the first of which may be the reduction's in part.
+            place = T.meta_var(row * operand.row_elements + T.bitwise_xor(operand.tail // 8 + piece, row % 8) * 8)
+            if piece == 0:
+                for element in T.unroll(8 - operand.tail % 8):
+                    buffer[stage, place + operand.tail % 8 + element] = tirx.const(0.0, operand.dtype)
+            else:
+                T.ptx["st.shared.v4.u32"](
+                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place])), T.uint32(0), T.uint32(0), T.uint32(0), T.uint32(0)
+                )
+
+
+@T.inline
+def _clear_tails(kernel, walk, stages, full, part, lane):
+    """Have a warp clear the last step of each tile behind the reduction before consumers get it."""
+    rows_stages, columns_stages = each(stages)
+    tiles = T.meta_var(kernel.tiles)
+    state = PipelineState(tiles.stages, 0)
+    turns: T.int32
+    turns = 0
+    while walk.valid():
+        _skip(kernel, state, (part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split - 1)
+        full.wait(tiles.stages + state.stage, T.bitwise_and(T.shift_right(turns, state.stage), 1))
+        turns = T.bitwise_xor(turns, T.shift_left(1, state.stage))
+        if kernel.rows.tail > 0:
+            _clear(kernel.rows, rows_stages, state.stage, lane)
+        if kernel.columns.tail > 0:
+            _clear(kernel.columns, columns_stages, state.stage, lane)
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.cuda.warp_sync()
+        if lane == 0:
+            full.arrive(state.stage)
+        state.advance()
+        walk.advance()
+
+
+@T.inline
+def _release(kernel, empty, stage, lane, place):
+    """Have a warp tell all blocks that write to this one's stages that it has read one."""
+    tiles = T.meta_var(kernel.tiles)
+    rank_m, rank_n, _ = each(place)
+    count = T.meta_var(tiles.cluster_m * tiles.cluster_n)
+    if count == 1:
+        if lane == 0:
+            empty.arrive(stage)
+    elif count == 2:
+        if lane < 2:
+            empty.arrive(stage, remote=lane)
+    else:
+        if (lane < 4) & ((lane % 2 == rank_m) | (lane // 2 == rank_n)):
+            empty.arrive(stage, remote=lane)
+
+
+@T.inline
+def _multiply(kernel, acc, descriptors, state, slab, is_first):
+    """Start the multiplications of a stage for all slabs of a consumer."""
+    rows, columns = each(descriptors)
+    tiles = T.meta_var(kernel.tiles)
+    parts = T.meta_var(tiles.parts_n(kernel.dtype))
+    count = T.meta_var(tiles.block_n // parts // 2)
+    for k in T.unroll(ROW_BYTES // 32):
+        for s in T.unroll(tiles.slabs):
+            for part in T.unroll(parts):
+                T.ptx[kernel.mma](
+                    *[acc[(s * parts + part) * count + i] for i in range(count)],
+                    rows
+                    + T.cast(
+                        state.stage * (kernel.rows.stage_bytes // 16) + (slab + s) * kernel.rows.slab_offset + k * kernel.rows.step_offset,
+                        "uint64",
+                    ),
+                    columns
+                    + T.cast(
+                        state.stage * (kernel.columns.stage_bytes // 16)
+                        + kernel.columns.row_offset(kernel.mma_n) * part
+                        + k * kernel.columns.step_offset,
+                        "uint64",
+                    ),
+                    T.Or(T.Not(is_first), k > 0),
+                    *kernel.mma_flags,
+                )
+
+
+@T.inline
+def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
+    """Have a warpgroup store its sums through shared memory, in chunks that take turns in its buffers."""
+    results = T.meta_var(kernel.results)
+    batch, row, column, worker = each(at)
+    warp, lane = each(lanes)
+    chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
+    per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
+    buffers = T.meta_var(kernel.buffers)
+    for chunk in T.unroll(kernel.tiles.slabs * per_slab):
+        turn = T.meta_var(chunk % buffers)
+        x = T.meta_var(row + chunk // per_slab * SLAB)
+        y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
+        if results.map is not None:
+            if (warp == 0) & (lane == 0):
+                T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
+        T.cuda.warpgroup_sync(1 + worker)
+        if results.columns_interleaved > 0:
+            sums = T.meta_var((chunk // per_slab * (kernel.tiles.block_n // 2), chunk % per_slab))
+            fill_interleaved(results, acc, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
+        else:
+            fill(results, acc, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        if results.map is not None:
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warpgroup_sync(1 + worker)
+            if (warp == 0) & (lane == 0):
+                T.ptx[STORE.format(results.map.rank)](
+                    T.address_of(store_map), *results.coords(batch, x, y), staging.ptr_to([worker, turn, 0])
+                )
+                T.ptx.cp.async_.bulk.commit_group()
+        else:
+            T.cuda.warpgroup_sync(1 + worker)
+            copy_out(results, _At(staging, worker, turn), (batch, x, y), lanes)
+
+
+@T.inline
+def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
+    """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
+    full, empty, order = each(barriers)
+    previous: T.int32
+    for i in T.serial(count):
+        full.wait(state.stage, state.phase)
+        T.ptx.wgmma.fence.sync.aligned()
+        _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
+        T.ptx.wgmma.commit_group.sync.aligned()
+        if i > 0:
+            T.ptx.wgmma.wait_group.sync.aligned(1)
+            _release(kernel, empty, previous, lane, place)
+        previous = state.stage
+        state.advance()
+    if kernel.tiles.is_pingpong:
+        if lane == 0:
+            order.arrive(1 - worker)
+    T.ptx.wgmma.wait_group.sync.aligned(0)
+    _release(kernel, empty, previous, lane, place)
+    for i in T.unroll(kernel.tiles.sums):
+        T.cuda.func_call("tvm_wgmma_fence_operand", acc[i], source_code=FENCE_SOURCE)
+
+
+@T.inline
+def _send_sums(kernel, acc, parts, part, thread):
+    """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
+    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
+    for to in T.unroll(kernel.tiles.split):
+        address = T.alloc_local([1], "uint32")
+        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread])), T.uint32(to))
+        for i in T.unroll(count):
+            T.ptx[f"st.shared::cluster.{'u32' if kernel.dtype == 'int8' else 'f32'}"](
+                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * 4), acc[to * count + i]
+            )
+
+
+@T.inline
+def _finish_sums(kernel, parts, part, thread, at, lanes):
+    """Have a thread add up, in one order, what all blocks of its cluster sent it, and store the results."""
+    results = T.meta_var(kernel.results)
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
+    per_slab = T.meta_var(kernel.tiles.block_n // 2)
+    total = T.alloc_local([1], kernel.sums_dtype)
+    for i in T.unroll(count):
+        total[0] = parts[0, i, thread]
+        for other in T.unroll(kernel.tiles.split - 1):
+            total[0] = total[0] + parts[other + 1, i, thread]
+        place = T.meta_var(part * count + i)
+        x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + place % 4 // 2 * 8 + lane // 4))
+        y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + place % 2))
+        if results.inside(x, y):
+            results.buffer[tuple(results.index(batch, x, y))] = results.value(kernel.sum(total[0]), batch, x, y)
+
+
+def build(kernel: Kernel) -> tvm.IRModule:
+    """Return a module whose `main` is the kernel, on the parameters given."""
+    tiles, results = kernel.tiles, kernel.results
+    maps_store = results.map is not None and kernel.buffers > 0
+    loading, multiplying = REGISTERS[tiles.consumers]
+
+    @T.prim_func(check_well_formed=False)
+    def main():
+        rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
+        columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
+        more_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        if len(kernel.rows.copies) > 1:
+            T.call_packed(ENCODE, more_rows_map, kernel.rows.dtype, *kernel.rows.copies[-1].map.args)
+        more_columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        if len(kernel.columns.copies) > 1:
+            T.call_packed(ENCODE, more_columns_map, kernel.columns.dtype, *kernel.columns.copies[-1].map.args)
+        store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        if maps_store:
+            T.call_packed(ENCODE, store_map, results.dtype, *results.map.args)
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        if tiles.dependent == 1:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
+        rank = T.cta_id_in_cluster([tiles.cluster])
+        block = T.cta_id([kernel.clusters * tiles.cluster])
+        group = T.warpgroup_id([tiles.consumers + 1])
+        warp = T.warp_id_in_wg([4])
+        lane = T.lane_id([32])
+
+        pool = T.SMEMPool()
+        rows_stages = pool.alloc((tiles.stages, kernel.rows.stage_elements), kernel.rows.dtype, align=1024)
+        columns_stages = pool.alloc((tiles.stages, kernel.columns.stage_elements), kernel.columns.dtype, align=1024)
+        if kernel.buffers > 0:
+            staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
+        if tiles.split > 1:
+            parts = pool.alloc(
+                (tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128
+            )
+        full = TMABar(pool, tiles.stages * 2 if kernel.has_tail else tiles.stages)
+        empty = MBarrier(pool, tiles.stages)
+        order = MBarrier(pool, 2)
+        pool.commit()
+        full.init(1)
+        empty.init(tiles.sharers * 4 * (tiles.cluster_m + tiles.cluster_n - 1))
+        order.init(4)
+        T.ptx.fence.mbarrier_init.release.cluster()
+        if tiles.cluster > 1:
+            T.cuda.cluster_sync()
+        else:
+            T.cuda.cta_sync()
+        if tiles.dependent == 1:
+            T.ptx.griddepcontrol.wait()
+
+        rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
+        rank_n = T.meta_var(0 if tiles.split > 1 or tiles.cluster_n == 1 else rank // tiles.cluster_m)
+        part = T.meta_var(rank if tiles.split > 1 else 0)
+        place = T.meta_var((rank_m, rank_n, part))
+        worker: T.let = group - 1
+        first = T.meta_var(block // tiles.cluster)
+        if group == 0:
+            if loading > 0:
+                T.ptx.setmaxnreg.dec.sync.aligned.u32(loading)
+            if warp == 0:
+                if T.cuda.elect_sync():
+                    walk = _Walk(kernel, first, kernel.clusters)
+                    maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
+                    _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
+            if kernel.has_tail:
+                if warp == 1:
+                    if part == tiles.split - 1:
+                        clearing = _Walk(kernel, first, kernel.clusters)
+                        _clear_tails(kernel, clearing, (rows_stages, columns_stages), full, part, lane)
+        else:
+            if multiplying > 0:
+                T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
+            acc = T.alloc_local((tiles.sums,), kernel.sums_dtype)
+            packed = T.alloc_local((4,), "uint32")
+            rows_descriptor: T.uint64
+            columns_descriptor: T.uint64
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rows_descriptor), rows_stages.ptr_to([0, 0]), *kernel.rows.descriptor)
+            T.cuda.wgmma.encode_matrix_descriptor(
+                T.address_of(columns_descriptor), columns_stages.ptr_to([0, 0]), *kernel.columns.descriptor
+            )
+            state = PipelineState(tiles.stages, 0)
+            if tiles.is_pingpong:
+                _skip(kernel, state, worker * kernel.steps)
+                turn = 1 - worker
+                walk = _Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
+            else:
+                walk = _Walk(kernel, first, kernel.clusters)
+            while walk.valid():
+                if tiles.is_pingpong:
+                    order.wait(worker, turn)
+                    turn = 1 - turn
+                count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
+                _sum_tile(
+                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
+                )
+                row = T.meta_var(
+                    (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
+                )
+                column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
+                if tiles.split > 1:
+                    _send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
+                elif kernel.buffers > 0:
+                    _store_staged(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                else:
+                    for s in T.unroll(tiles.slabs):
+                        store_sums(results, _Sums(kernel, acc, s), tiles.block_n // 2, (walk.batch, row + s * SLAB, column), (warp, lane))
+                if tiles.is_pingpong:
+                    _skip(kernel, state, kernel.steps)
+                walk.advance()
+            if maps_store:
+                if (warp == 0) & (lane == 0):
+                    T.ptx.cp.async_.bulk.wait_group(0)
+        if tiles.cluster > 1:
+            T.cuda.cluster_sync()
+        if tiles.split > 1:
+            if group > 0:
+                last = _Walk(kernel, first, kernel.clusters)
+                row_last = T.meta_var(last.row * tiles.block_m + (group - 1) * (tiles.slabs * SLAB))
+                thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
+                _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
+
+    func = tirx.PrimFunc(list(kernel.params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    return tvm.IRModule({"main": func})

@@ -1,0 +1,244 @@
+"""Owns how a wgmma kernel's sums leave it: the epilogue on each, stmatrix and TMA to whole rows, or stores of single threads.
+
+Knows nothing of operands, pipelines or how tiles are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, Operand, TensorMap, pitches, placed
+from kerneldecl.templates._wgmma_product import Product
+
+STAGED = ("float16", "bfloat16")
+STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
+STMATRIX = "stmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
+
+
+@dataclass(frozen=True)
+class Results:
+    """What becomes of a tile's sums. Rows and columns are wgmma's; lines are what lies side by side in memory."""
+
+    dtype: str
+    buffer: Any
+    map: TensorMap | None
+    """Of boxes of `width` elements in `lines` lines; None where TMA cannot store them."""
+    coords: Callable[[Any, Any, Any], tuple[Any, ...]]
+    """(batch, row, column) -> where a box starts."""
+    index: Callable[[Any, Any, Any], list[Any]]
+    """(batch, row, column) -> indices of the buffer."""
+    value: Callable[[Any, Any, Any, Any], Any]
+    """(sum, batch, row, column) -> the element, also for rows and columns beyond the result."""
+    inside: Callable[[Any, Any], Any]
+    """(row, column) -> whether the result has them."""
+    is_swapped: bool
+    """Whether lines are columns."""
+    width: int
+    lines: int
+    in_pairs: bool
+    """Whether two neighbours in a line, the first of an even place, can be stored at once."""
+    rows_interleaved: int = 0
+    columns_interleaved: int = 0
+    """As of the operands."""
+
+    @property
+    def is_staged(self) -> bool:
+        """Say whether results go through shared memory, so that whole lines are stored."""
+        return self.dtype in STAGED and not (self.is_swapped and (self.rows_interleaved or self.columns_interleaved))
+
+    def row(self, row: Any) -> Any:
+        """Return which row of a slab wgmma's is."""
+        return placed(row, self.rows_interleaved)
+
+    def column(self, column: Any) -> Any:
+        """Return which column of a tile wgmma's is."""
+        return placed(column, self.columns_interleaved)
+
+    @property
+    def chunk_elements(self) -> int:
+        return self.width * self.lines
+
+    def chunks(self, sums: int) -> int:
+        """Return in how many chunks the sums of a consumer leave."""
+        return sums * 128 // self.chunk_elements
+
+    def wide(self, *args: Any) -> Any:
+        """Return an element in float32, before it is rounded to 16 bits."""
+        value = self.value(*args)
+        if isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32":
+            return value.value
+        return value if str(value.ty.dtype) == "float32" else T.cast(value, "float32")
+
+
+def each(values: Sequence[Any]) -> list[Any]:
+    """Return values so that TVM's parser takes names for them, rather than variables that hold them."""
+    return [T.meta_var(value) for value in values]
+
+
+def results_of(product: Product, operands: tuple[Operand, Operand], block_n: int, *, is_swapped: bool) -> Results:
+    """Return how the results of a product leave tiles of so many columns."""
+    _, m, n, _ = product.extents
+    width, lines = chunk_shape(block_n, is_swapped=is_swapped)
+    matrix = product.out
+    (rows, pitch), (columns, step) = matrix.rows, matrix.columns
+    strides = pitches(matrix, pitch, rows, columns)
+    is_dense = step == 1 or columns == 1
+    extents = tuple(extent for extent, _ in reversed(matrix.batch))
+    tensor_map = None
+    if matrix.dtype in STAGED and is_dense and strides is not None:
+        box = (width, lines, *(1 for _ in extents))
+        tensor_map = TensorMap(matrix.buffer, matrix.dtype, (columns, rows, *extents), strides, box, SWIZZLES[width * 2], promotion=0)
+
+    def unswapped(row: Any, column: Any) -> tuple[Any, Any]:
+        return (column, row) if is_swapped else (row, column)
+
+    def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
+        line, place = unswapped(row, column)
+        return (place, line, *matrix.batch_index(batch))
+
+    def index(batch: Any, row: Any, column: Any) -> list[Any]:
+        return product.index_out(batch, *unswapped(row, column))
+
+    def value(total: Any, batch: Any, row: Any, column: Any) -> Any:
+        line, place = unswapped(row, column)
+        return product.value(total, batch, T.min(line, m - 1), T.min(place, n - 1))
+
+    def inside(row: Any, column: Any) -> Any:
+        line, place = unswapped(row, column)
+        return T.And(line < m, place < n)
+
+    in_pairs = is_dense and n % 2 == 0 and pitch % 2 == 0
+    return Results(
+        matrix.dtype,
+        matrix.buffer,
+        tensor_map,
+        coords,
+        index,
+        value,
+        inside,
+        is_swapped,
+        width,
+        lines,
+        in_pairs,
+        *(operand.interleaved for operand in operands),
+    )
+
+
+def chunk_shape(block_n: int, *, is_swapped: bool) -> tuple[int, int]:
+    """Return the elements of a line and the lines that leave at once, of a slab of 64 rows and so many columns."""
+    columns = block_n if is_swapped and block_n <= SLAB else math.gcd(block_n, SLAB)
+    return (SLAB, columns) if is_swapped else (columns, SLAB)
+
+
+def _place(results: Results, line: Any, piece: Any) -> Any:
+    """Return where in a chunk 8 elements of a line lie: as the swizzle of so long lines permutes them."""
+    pieces = results.width // 8
+    return line * results.width + T.bitwise_xor(piece, line * results.width // SLAB % pieces) * 8
+
+
+@T.inline
+def fill(results: Results, acc, packed, buffer, first, at, lanes):
+    """Have a warpgroup write a chunk of results to shared memory; `first` is its first sum, `at` its batch, row and column."""
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    columns = T.meta_var(results.lines if results.is_swapped else results.width)
+    count = T.meta_var(4 if columns % 16 == 0 else 2)
+    for j in T.unroll(columns // (4 * count)):
+        for q in T.unroll(count):
+            half = T.meta_var(q % 2)
+            block = T.meta_var(j * (count // 2) + q // 2)
+            i = T.meta_var(first + block * 4 + half * 2)
+            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            y = T.meta_var(column + block * 8 + (lane % 4) * 2)
+            T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
+                packed[q], results.wide(acc[i + 1], batch, x, y + 1), results.wide(acc[i], batch, x, y)
+            )
+        matrix = T.meta_var(lane // 8)
+        if results.is_swapped:
+            T.ptx[STMATRIX.format(count, ".trans")](
+                buffer.ptr_to([_place(results, (j * (count // 2) + matrix // 2 % (count // 2)) * 8 + lane % 8, warp * 2 + matrix % 2)]),
+                *[packed[q] for q in range(count)],
+            )
+        else:
+            T.ptx[STMATRIX.format(count, "")](
+                buffer.ptr_to([_place(results, results.row(warp * 16 + lane % 16), j * (count // 2) + matrix // 2 % (count // 2))]),
+                *[packed[q] for q in range(count)],
+            )
+
+
+@T.inline
+def fill_interleaved(results: Results, acc, packed, buffer, sums, at, lanes):
+    """Have a warpgroup write a chunk whose columns are interleaved: a thread has eight neighbours of them, 16 bytes.
+
+    `sums` are the first one of the slab and the number of the chunk in it.
+    """
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    first, chunk = each(sums)
+    for half in T.unroll(2):
+        for v in T.unroll(2):
+            line = T.meta_var(results.row(warp * 16 + half * 8 + lane // 4))
+            piece = T.meta_var(lane % 4 * 2 + v)
+            x = T.meta_var(row + line)
+            for q in T.unroll(4):
+                i = T.meta_var(first + (q * 2 * (results.columns_interleaved // SLAB) + chunk) * 4 + half * 2 + v)
+                after = T.meta_var(results.columns_interleaved // SLAB * 4)
+                y = T.meta_var(column + piece * 8 + q * 2)
+                T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
+                    packed[q], results.wide(acc[i + after], batch, x, y + 1), results.wide(acc[i], batch, x, y)
+                )
+            T.ptx["st.shared.v4.u32"](
+                T.cuda.cvta_generic_to_shared(buffer.ptr_to([_place(results, line, piece)])), packed[0], packed[1], packed[2], packed[3]
+            )
+
+
+@T.inline
+def copy_out(results: Results, buffer, at, lanes):
+    """Have a warpgroup store a chunk from shared memory, lines spread over lanes in pairs."""
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    for r in T.unroll(results.lines // 4):
+        line = T.meta_var(r * 4 + warp)
+        pair = T.meta_var(lane * 2)
+        if lane < results.width // 2:
+            x = T.meta_var(row + pair if results.is_swapped else row + line)
+            y = T.meta_var(column + line if results.is_swapped else column + pair)
+            place = T.meta_var(_place(results, line, lane // 4) + pair % 8)
+            if results.in_pairs:
+                if results.inside(x, y):
+                    for v in T.vectorized(2):
+                        xv = T.meta_var(x + v if results.is_swapped else x)
+                        yv = T.meta_var(y if results.is_swapped else y + v)
+                        results.buffer[tuple(results.index(batch, xv, yv))] = buffer[place + v]
+            else:
+                for v in T.unroll(2):
+                    xv = T.meta_var(x + v if results.is_swapped else x)
+                    yv = T.meta_var(y if results.is_swapped else y + v)
+                    if results.inside(xv, yv):
+                        results.buffer[tuple(results.index(batch, xv, yv))] = buffer[place + v]
+
+
+@T.inline
+def store_sums(results: Results, acc, count, at, lanes):
+    """Have each thread store its own results, `count` of them from the tile's beginning."""
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    for block in T.unroll(count // 4):
+        for half in T.unroll(2):
+            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            y = T.meta_var(column + block * 8 + (lane % 4) * 2)
+            if results.in_pairs and not results.is_swapped and results.columns_interleaved == 0:
+                if results.inside(x, y):
+                    for v in T.vectorized(2):
+                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(acc[block * 4 + half * 2 + v], batch, x, y + v)
+            else:
+                for v in T.unroll(2):
+                    yv = T.meta_var(column + results.column(block * 8 + (lane % 4) * 2 + v))
+                    if results.inside(x, yv):
+                        results.buffer[tuple(results.index(batch, x, yv))] = results.value(acc[block * 4 + half * 2 + v], batch, x, yv)

@@ -1,0 +1,113 @@
+"""Owns the sizes of a wgmma kernel: its parameters as read, what follows from them, what does not fit.
+
+Knows nothing of TVM, memory layouts or how parameters are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kerneldecl.model import Value
+
+SLAB = 64
+WARPGROUP = 128
+SMEM_BYTES = 227 * 1024
+RESERVED_BYTES = 1024
+"""Of shared memory, for barriers and alignment."""
+BUFFER_BYTES = 8192
+"""Of 64 x 64 results of 16 bits on their way out."""
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+"""Of a loading and of a multiplying thread by the number of multiplying warpgroups: 64 K a SM, in units of 8; 0 leaves them as they are."""
+SUMS = {1: 192, 2: 160, 3: 104}
+"""Most sums of a thread by the number of multiplying warpgroups, the rest of its registers being addresses and epilogue."""
+MAX_STAGES = 12
+INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
+"""That one wgmma on int8 multiplies, as TVM 0.27 knows it (PTX has 240 and 256 as well); twice as many take two."""
+
+
+class Tiles(NamedTuple):
+    """The parameters of wgmma_matmul, as read."""
+
+    block_m: int
+    block_n: int
+    consumers: int
+    stages: int
+    cluster_m: int
+    cluster_n: int
+    raster: int
+    split: int
+    schedule: str
+    swap: int
+    dependent: int
+
+    @classmethod
+    def of(cls, params: Mapping[str, Value]) -> Tiles:
+        return cls(**{name: params[name] for name in cls._fields})  # type: ignore[arg-type]
+
+    @property
+    def is_pingpong(self) -> bool:
+        return self.schedule == "pingpong"
+
+    @property
+    def cluster(self) -> int:
+        return self.cluster_m * self.cluster_n * self.split
+
+    @property
+    def sharers(self) -> int:
+        """Return how many consumers work on one tile."""
+        return 1 if self.is_pingpong else self.consumers
+
+    @property
+    def slabs(self) -> int:
+        """Return how many wgmmas one below the other a consumer's part of a tile takes."""
+        return self.block_m // (SLAB * self.sharers)
+
+    @property
+    def sums(self) -> int:
+        """Return how many sums a thread holds."""
+        return self.slabs * self.block_n // 2
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def reduction_bytes(self) -> int:
+        """Return the shared memory through which the parts of a reduction are summed."""
+        return self.block_m * self.block_n * 4 if self.split > 1 else 0
+
+    def parts_n(self, dtype: str) -> int:
+        """Return into how many wgmmas side by side a tile's columns are cut."""
+        return 2 if dtype == "int8" and self.block_n not in INT8_COLUMNS else 1
+
+    def fit(self, dtype: str, steps: int, tile_bytes: int) -> bool:
+        """Say whether a kernel with these sizes can be built, of `steps` stages' worth of reduction and tiles of so many bytes."""
+        in_range = (
+            self.consumers in REGISTERS
+            and 2 <= self.stages <= MAX_STAGES
+            and self.cluster_m in (1, 2)
+            and self.cluster_n in (1, 2)
+            and self.split in (1, 2, 4, 8)
+            and self.schedule in ("cooperative", "pingpong")
+            and self.swap in (0, 1)
+            and self.dependent in (0, 1)
+            and self.raster >= 1
+        )
+        return (
+            in_range
+            and 8 <= self.block_n <= 256
+            and self.block_n % 8 == 0
+            and (dtype != "int8" or self.block_n // self.parts_n(dtype) in INT8_COLUMNS)
+            and self.block_m % (SLAB * self.sharers) == 0
+            and self.slabs in (1, 2)
+            and self.sums <= SUMS[self.consumers]
+            and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
+            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
+            and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
+        )
+
+    def buffers(self, chunks: int, tile_bytes: int) -> int:
+        """Return how many buffers each consumer has for results on their way out: as many as fit, and chunks take turns in them."""
+        left = SMEM_BYTES - RESERVED_BYTES - self.reduction_bytes - self.stages * tile_bytes
+        return next((count for count in (4, 2, 1) if chunks % count == 0 and count * self.consumers * BUFFER_BYTES <= left), 0)

@@ -1,0 +1,78 @@
+"""Owns the kernel of matrix products on wgmma: TMA into a ring of tiles, warpgroups that multiply them, a fused epilogue.
+
+Knows nothing of how its parameters are chosen, and recognises a product by its structure, never by its names.
+
+wgmma multiplies rows by columns. Rows are those of the product and columns its columns, or the other way round with `swap`.
+
+Parameters:
+  block_m      rows of a tile: 64 or 128 for each consumer that works on it
+  block_n      columns of a tile: a multiple of 8 up to 256; of 64 with cluster_m or cluster_n of 2 where the columns' operand has columns
+               side by side in memory. A consumer's block_m * block_n / 128 sums of each thread are at most 128 (192 with one consumer)
+  consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
+  stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
+  cluster_m    1 or 2: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
+  cluster_n    1 or 2: along the columns, sharing the rows' operand
+  raster       rows of tiles (of clusters of them) that are walked before the next column
+  split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then clusters are 1
+               and there is one tile for each cluster
+  schedule     "cooperative": all consumers share a tile; "pingpong": two consumers with tiles of their own, where one's results leave while
+               the other multiplies (block_m is then one consumer's)
+  swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
+  dependent    1 starts before the previous kernel has ended and waits for it before the first load
+
+Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
+consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
+reduction is split, 1 KiB of barriers and alignment. Operands whose rows are no multiples of 16 bytes long, and 8-bit ones whose
+reduction is not last, come through registers; that takes clusters of 1.
+
+Returns a specialised function of TIRx, not a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import IRModule
+
+from kerneldecl.model import Arch, Value
+from kerneldecl.templates._wgmma_kernel import Kernel, build
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, operand_of
+from kerneldecl.templates._wgmma_product import Product, read_product
+from kerneldecl.templates._wgmma_results import results_of
+from kerneldecl.templates._wgmma_tiles import Tiles
+
+FIRST_CAPABILITY = (9, 0)
+SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
+"""By dtype of the factors: that of the sums."""
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
+    """Return the product with its epilogue as one specialised kernel, or None where wgmma or these sizes do not take it."""
+    tiles = Tiles.of(params)
+    product = read_product(mod) if arch.the_gpu.compute_capability[0] == FIRST_CAPABILITY[0] else None
+    if product is None or not takes(product):
+        return None
+    kernel = kernel_of(product, tiles, arch)
+    return None if kernel is None else build(kernel)
+
+
+def takes(product: Product) -> bool:
+    """Say whether wgmma multiplies the product's dtypes."""
+    left, right = product.left.dtype, product.right.dtype
+    return left == right and SUMS.get(left) == product.contraction.sums_dtype
+
+
+def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
+    """Return the kernel of these sizes, None where the operands or the sizes do not allow it."""
+    batch, m, n, k = product.extents
+    left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
+    row_count, column_count = (n, m) if tiles.swap else (m, n)
+    rows = operand_of(left, tiles.block_m, tiles.cluster_n, SLAB)
+    columns = operand_of(right, tiles.block_n, tiles.cluster_m, tiles.block_n)
+    steps = -(-k * left.item_bytes // ROW_BYTES)
+    if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
+        return None
+    results = results_of(product, (rows, columns), tiles.block_n, is_swapped=bool(tiles.swap))
+    grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
+    kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
+    return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

@@ -1,0 +1,83 @@
+"""Owns the test of specialised functions on a GPU: built, verified, timed beside schedules, and called.
+
+Knows nothing of how they compile without one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from spaces import REPOSITORY, Space
+from specialised import FILES
+
+import kerneldecl
+
+pytestmark = pytest.mark.gpu
+WRONG = """
+def specialize(mod, arch):
+    yield sums(4096, threads=1024)
+    yield sums(4096, cluster=2)
+    yield half(4096)
+"""
+HALF = """
+def half(size):
+    @T.prim_func
+    def add(A: T.Buffer((size,), "float16"), B: T.Buffer((size,), "float16"), C: T.Buffer((size,), "float16")):
+        T.device_entry()
+        thread = T.thread_id([128])
+        C[thread] = A[thread] + B[thread]
+
+    return add
+"""
+
+
+def run(space: Space, *arguments: str) -> str:
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    return space.run(*arguments, PYTHONPATH=path).stdout
+
+
+def test_specialised_functions_are_verified_timed_and_called(tmp_path: Path) -> None:
+    space = Space(tmp_path).write(FILES)
+    own = space.read("own/sums.py").partition("\n\ndef specialize")[0]
+    space.write({"own/sums.py": own + HALF + WRONG})
+    run(space, "build")
+    assert "2 of 2 kernels right" in run(space, "verify")
+    results = {
+        result["winner"]["template"]: result for result in (json.loads(path.read_text())["result"] for path in space.records("tune"))
+    }
+    assert results["tile"]["measurements"][0]["is_specialised"]
+    (other,) = (result for template, result in results.items() if template != "tile")
+    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["measurements"] if m["candidate"]["template"] == "specialize"}
+    assert [bool(own_functions[variant].get("samples")) for variant in range(3)] == [True, True, False]
+    assert "wrong: relative error" in own_functions[2]["failure"]
+    kernels = kerneldecl.load(space.artifact("gpu"))
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(shape).astype("float16") for shape in ((64, 64), (16, 64)))
+    device = tvm.cuda(0)
+    out = tvm.runtime.tensor(np.zeros((64, 16), "float32"), device)
+    kernels["product"](tvm.runtime.tensor(a, device), tvm.runtime.tensor(b, device), out)
+    device.sync()
+    np.testing.assert_allclose(out.numpy(), a.astype("float32") @ b.astype("float32").T, rtol=1e-3, atol=1e-3)
+
+
+def test_a_bundle_of_them_is_measured_without_a_compiler(tmp_path: Path) -> None:
+    space = Space(tmp_path / "builder").write(FILES)
+    run(space, "build", "--no-measure")
+    (bundle,) = space.root.glob("dist/*/gpu.bundle")
+    elsewhere = Space(tmp_path / "gpu").write({})
+    elsewhere.root.mkdir(exist_ok=True)
+    shutil.move(bundle, elsewhere.root / "a.bundle")
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    # PATH holds no compiler: none is to be called.
+    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="", PYTHONPATH=path).stdout
+    assert "2 entries: 2 measured" in told
+    shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
+    run(space, "build")
+    assert "unmeasured" not in space.read("workloads.lock")
+    assert "2 of 2 kernels right" in run(space, "verify")

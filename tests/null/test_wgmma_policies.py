@@ -1,0 +1,204 @@
+"""The policy for products on wgmma, and how it competes with the others: every proposal fits, without TVM."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
+
+from kerneldecl.contraction import WITH_A_VECTOR
+from kerneldecl.model import Gpu, IterSpace, dtype_bytes
+from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies.wgmma_matmul import Tiling
+
+WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+LAYOUTS = st.sampled_from(["nn", "nt", "tn", "tt"])
+
+
+def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0) -> IterSpace:
+    return matmul(size, layout, dtype, "int32" if dtype == "int8" else "float32", batch)
+
+
+def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
+    proposals = wgmma_matmul.propose(space, arch(name), top_k, ())
+    return [Tiling(**dict(proposal.candidate.params)) for proposal in proposals]  # type: ignore[arg-type]
+
+
+def test_only_hopper_has_wgmma() -> None:
+    assert "h200" in WITH_WGMMA
+    assert {"a100-80gb", "rtx-4090", "b200"}.isdisjoint(WITH_WGMMA)
+
+
+@pytest.mark.parametrize("name", sorted({*GPUS} - {*WITH_WGMMA}))
+def test_nothing_is_proposed_without_wgmma(name: str) -> None:
+    space = of("float16", (1024, 1024, 1024))
+    assert wgmma_matmul.propose(space, arch(name), 20, ()) == ()
+    assert wgmma_matmul.why_not(space, arch(name)) == "its GPU has no wgmma"
+
+
+@given(
+    name=st.sampled_from(WITH_WGMMA),
+    dtype=st.sampled_from(DTYPES),
+    size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
+    layout=LAYOUTS,
+    batch=st.sampled_from([0, 0, 3]),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_proposal_keeps_to_what_the_template_takes(
+    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int
+) -> None:
+    space, gpu = of(dtype, size, layout, batch), arch(name).the_gpu
+    found = tilings(space, name)
+    assert bool(found) == (max(size[:2]) > 1)
+    assert len(set(found)) == len(found)
+    for tiling in found:
+        _keeps_to_the_template(tiling, space, size, gpu)
+
+
+def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, int, int], gpu: Gpu) -> None:
+    read = product(space)
+    rows, columns = (read.right, read.left) if tiling.swap else (read.left, read.right)
+    m, n = (size[1], size[0]) if tiling.swap else size[:2]
+    k, item_bytes = size[2], dtype_bytes(read.left.dtype)
+    is_pingpong = tiling.schedule == "pingpong"
+    assert tiling.block_m in ({64, 128} if is_pingpong else {64 * tiling.consumers, 128 * tiling.consumers})
+    assert tiling.block_n % 8 == 0
+    assert 8 <= tiling.block_n <= 256
+    assert 1 <= tiling.consumers <= 3
+    assert not is_pingpong or tiling.consumers == 2
+    a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
+    sums = a_consumers_rows * tiling.block_n // 128
+    assert sums <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
+    assert 2 <= tiling.stages <= 12
+    assert tiling.split in {1, 2, 4, 8}
+    assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
+    clusters = tiling.cluster_m * tiling.cluster_n
+    assert clusters == 1 or tiling.split == 1
+    assert sums % tiling.split == 0
+    # Multicast is TMA's, and each of two blocks brings half of the columns.
+    by_tma = [(len_ * item_bytes) % 16 == 0 and (item_bytes == 2 or last) for len_, last in _rows_in_memory(space, size)]
+    assert clusters == 1 or all(by_tma)
+    assert columns.is_k_last or clusters == 1 or tiling.block_n % 64 == 0
+    assert tiling.cluster_m * tiling.block_m < m + 2 * tiling.block_m
+    assert tiling.cluster_n * tiling.block_n < n + 2 * tiling.block_n
+    steps = -(-k * item_bytes // 128)
+    assert tiling.stages <= -(-steps // tiling.split) + 1
+    stored = tiling.block_n if columns.is_k_last else -(-tiling.block_n // 64) * 64
+    parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
+    assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
+    assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
+    assert tiling.raster >= 1
+    assert rows is not columns
+
+
+def _rows_in_memory(space: IterSpace, size: tuple[int, int, int]) -> list[tuple[int, bool]]:
+    """Return the length of a row of each operand, and whether it runs along the reduction."""
+    read = product(space)
+    return [(size[2] if f.is_k_last else extent, f.is_k_last) for f, extent in ((read.left, size[0]), (read.right, size[1]))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size: tuple[int, int, int]) -> None:
+    space = of("float16", size)
+    proposals = wgmma_matmul.propose(space, H200, 200, ())
+    assert wgmma_matmul.propose(space, H200, 20, ()) == proposals[:20]
+    assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
+
+
+@pytest.mark.parametrize(
+    ("space", "reason"),
+    [
+        (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
+        (matmul((64, 64, 64), sums="float16"), "no wgmma of float16 summed in float16"),
+        (matmul((1, 1, 64)), WITH_A_VECTOR),
+        (conv2d(), "do not lie at one distance"),
+    ],
+)
+def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None:
+    assert reason in wgmma_matmul.why_not(space, H200)
+    assert wgmma_matmul.propose(space, H200, 20, ()) == ()
+
+
+def test_large_tiles_share_columns_by_multicast() -> None:
+    first = tilings(of("float16", (4096, 4096, 4096)), top_k=1)[0]
+    assert first.block_m * first.block_n >= 128 * 224
+    assert first.cluster_m * first.cluster_n == 2
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 32])
+def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None:
+    n = 4096
+    for tiling in tilings(of("float16", (m, n, 4096)), top_k=4):
+        assert tiling.swap == 1
+        assert tiling.block_n <= max(16, 2 * m)
+        assert -(-n // tiling.block_m) * tiling.split >= 0.9 * 128
+        assert tiling.stages * tiling.block_m * 128 >= 48 * 1024  # enough on its way to hide DRAM's latency
+
+
+def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
+    assert 1 not in {tiling.split for tiling in tilings(of("float16", (128, 128, 65536)), top_k=5)}
+    assert {tiling.split for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
+
+
+@pytest.mark.parametrize(("layout", "dtype", "size"), [("nn", "float16", (512, 1001, 512)), ("nn", "int8", (512, 512, 512))])
+def test_what_tma_does_not_bring_is_expected_to_take_longer(layout: str, dtype: str, size: tuple[int, int, int]) -> None:
+    aligned, k_last = (size[0], 1008, size[2]), of(dtype, size, "nt")
+    easier = of(dtype, aligned, layout) if dtype == "float16" else k_last
+    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1, ()) for space in (of(dtype, size, layout), easier))
+    assert slow.predicted_secs > quick.predicted_secs
+
+
+# How policies compete
+
+
+def templates(space: IterSpace, name: str, top_k: int = 20) -> list[str]:
+    return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k, ())]
+
+
+def test_products_go_to_wgmma_where_it_is_far_ahead() -> None:
+    assert set(templates(of("float16", (8192, 8192, 8192)), "h200")) == {"wgmma_matmul"}
+    assert set(templates(of("float16", (8192, 8192, 8192)), "a100-80gb")) == {"gpu_matmul_tc"}
+
+
+def test_policies_that_may_be_as_good_share_the_candidates() -> None:
+    assert {"wgmma_matmul", "gpu_matmul_tc"} <= set(templates(of("float16", (512, 64, 512)), "h200"))
+    assert {"wgmma_matmul", "gpu_gemv"} <= set(templates(of("float16", (1, 4096, 4096)), "h200"))
+
+
+def test_the_first_choice_for_wgmma_takes_part() -> None:
+    for m, dtype in itertools.product((16, 64, 1024), ("float16", "int8")):
+        space = of(dtype, (m, 1024, 1024))
+        mixed = [proposal.candidate for proposal in gpu_matmul.propose(space, H200, 20, ())]
+        assert wgmma_matmul.propose(space, H200, 1, ())[0].candidate in mixed
+
+
+def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
+    space = matmul((1, 4096, 4096), dtype="float32")
+    assert gpu_gemv.propose(space, H200, 5, ())
+    assert gpu_matmul.propose(space, H200, 5, ()) == ()
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
+        space, H200, "gpu_gemv"
+    )
+
+
+@given(size=st.tuples(EXTENTS, EXTENTS, EXTENTS), dtype=st.sampled_from(["float16", "int8"]), name=st.sampled_from(GPUS))
+@settings(max_examples=40, deadline=None)
+def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_longer(
+    size: tuple[int, int, int], dtype: str, name: str
+) -> None:
+    space: Any = of(dtype, size)
+    proposals = gpu_matmul.propose(space, arch(name), 60, ())
+    assert len({proposal.candidate for proposal in proposals}) == len(proposals)
+    assert gpu_matmul.propose(space, arch(name), 20, ()) == proposals[:20]
+    assert bool(proposals) == (gpu_matmul.why_not(space, arch(name)) == "")
+
+
+@pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])
+def test_winners_of_all_their_templates_use_tensor_cores(template: str) -> None:
+    assert gpu_matmul.tensor_cores(of("float16", (64, 64, 64)), H200, template) == "used"
+    assert gpu_matmul_tc.TEMPLATES[0] in gpu_matmul.TEMPLATES
