@@ -11,6 +11,7 @@ that a launch takes, about a microsecond; kernels of others, before or after, ar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -100,8 +101,7 @@ def _waiting(func: Any) -> Any:
 
 def _first_loads(func: Any) -> list[Any]:
     """Return what each thread loads of the arguments in any case, of loops in their first turn."""
-    params = set(func.params)
-    arguments: set[Any] = set()
+    arguments = {stmt.buffer for stmt in getattr(func.body, "seq", ()) if isinstance(stmt, DeclBuffer) and stmt.data in set(func.params)}
     values: dict[Any, Any] = {}
     found: dict[str, Any] = {}
 
@@ -109,30 +109,32 @@ def _first_loads(func: Any) -> list[Any]:
         return structural.structural_map(index, [(Var, lambda var: known(values[var]) if var in values else var)])
 
     def note(load: Any) -> None:
-        if load.source in arguments and len(load.indices) == 1:
+        if load.source in arguments:
             (index,) = load.indices
             place = known(index.base if isinstance(index, Ramp) else index)
             found.setdefault(f"{load.source}[{place}]", BufferLoad(load.source, [place]))
 
-    def walk(stmt: Any) -> None:
-        match stmt:
-            case SeqStmt():
-                for part in stmt.seq:
-                    walk(part)
-            case DeclBuffer() if stmt.data in params:
-                arguments.add(stmt.buffer)
-            case AttrStmt():
-                walk(stmt.body)
-            case For():
-                values[stmt.loop_var] = stmt.min
-                walk(stmt.body)
-            case Bind():
-                values[stmt.var] = stmt.value
-            case BufferStore() if "if_then_else" not in str(stmt.value):
-                structural.structural_walk(stmt.value, [(TensorLoad, note)])
-
-    walk(func.body)
+    for store in _certain_stores(func.body, values):
+        if "if_then_else" not in str(store.value):
+            structural.structural_walk(store.value, [(TensorLoad, note)])
     return list(found.values())[:PREFETCHED]
+
+
+def _certain_stores(stmt: Any, values: dict[Any, Any]) -> Iterator[Any]:
+    """Yield what no condition decides about, and note what variables stand for: those of loops for their first value."""
+    match stmt:
+        case SeqStmt():
+            for part in stmt.seq:
+                yield from _certain_stores(part, values)
+        case AttrStmt():
+            yield from _certain_stores(stmt.body, values)
+        case For():
+            values[stmt.loop_var] = stmt.min
+            yield from _certain_stores(stmt.body, values)
+        case Bind():
+            values[stmt.var] = stmt.value
+        case BufferStore():
+            yield stmt
 
 
 def _tagged(params: Any) -> list[str]:
