@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from kerneldecl.model import Arg
 
 Array = np.ndarray[Any, Any]
+Result = TypeVar("Result")
 
 ALIGNMENT_BYTES = 64
 """Kernels load whole vectors and crash the process where memory is aligned to less (TVM's kAllocAlignment); NumPy gives 16."""
@@ -78,9 +79,15 @@ def repeated(array: Array, extent: int, axis: int) -> Array:
     have = array.shape[axis]
     if have == extent:
         return array
-    rest = [slice(None)] * array.ndim
-    rest[axis] = slice(extent % have)
-    return np.concatenate([*[array] * (extent // have), array[tuple(rest)]], axis=axis)
+    out = np.empty([*array.shape[:axis], extent, *array.shape[axis:][1:]], array.dtype)
+    source, target = np.moveaxis(array, axis, 0), np.moveaxis(out, axis, 0)
+
+    def fill(start: int) -> None:
+        part = target[start : start + have]
+        part[...] = source[: len(part)]
+
+    _on_all_cores(fill, range(0, extent, have))
+    return out
 
 
 def distinct(array: Array, axis: int) -> int:
@@ -88,9 +95,12 @@ def distinct(array: Array, axis: int) -> int:
     along = np.moveaxis(array, axis, 0)
     if len(along) <= PERIOD:
         return len(along)
-    starts = range(PERIOD, len(along), PERIOD)
-    same = all(np.array_equal(along[start : start + PERIOD], along[: len(along[start : start + PERIOD])]) for start in starts)
-    return PERIOD if same else len(along)
+
+    def is_same(start: int) -> bool:
+        part = along[start : start + PERIOD]
+        return np.array_equal(part, along[: len(part)])
+
+    return PERIOD if all(_on_all_cores(is_same, range(PERIOD, len(along), PERIOD))) else len(along)
 
 
 _PART_ELEMENTS = 1 << 18
@@ -108,15 +118,22 @@ def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -
         rows = slice(start, start + count)
         out[rows] = function(rows)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(fill, range(0, len(out), count)))
+    _on_all_cores(fill, range(0, len(out), count))
     return out
 
 
+def _on_all_cores(function: Callable[[int], Result], items: Iterable[int]) -> list[Result]:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(function, items))
+
+
 def widened(array: Array, dtype: Any) -> Array:
-    """Return the array in C order as another dtype, converted on all cores."""
-    flat = array.reshape(-1)
-    return by_rows(np.empty(flat.shape, dtype), lambda part: flat[part], 1).reshape(array.shape)
+    """Return the array as another dtype, its axes in memory in the order in which they were, converted on all cores."""
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    inner = array.transpose(order)
+    flat = inner.reshape(-1)
+    made = by_rows(np.empty(flat.shape, dtype), lambda part: flat[part], 1).reshape(inner.shape)
+    return made.transpose(np.argsort(order))
 
 
 def poisoned(arg: Arg) -> Array:

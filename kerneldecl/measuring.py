@@ -74,6 +74,12 @@ def measure(
     return [_with_result(m, done.get(m.code) or before.get(m.code)) for m in built]
 
 
+def recall(task: Task, built: Sequence[Measurement], store: LocalStore) -> list[Measurement] | None:
+    """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
+    before = {m.code: known(task, m.code, store) for m in built if m.code}
+    return None if None in before.values() else [_with_result(m, before.get(m.code)) for m in built]
+
+
 def prepare(task: Task, runner: Runner) -> Answer:
     """Have the measuring worker make the workload's inputs and reference; again, if it has them no more."""
     return runner.measure(task.measure_request("prepare", case=task.measured_case), PREPARE_SECS)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kerneldecl.measuring import Preparation, known, measure
+from kerneldecl.measuring import Preparation, known, measure, recall
 from kerneldecl.model import SPECIALIZE, Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
 from kerneldecl.policies.gpu_matmul import tensor_cores
@@ -22,8 +22,8 @@ from kerneldecl.task import BUILD_SECS, Runner, Step, Task
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "is_specialised", "failure")
 """What a build's answer tells of a candidate: fields of a `Measurement`."""
-RANKED_AT_ONCE = 4
-"""Candidates that are compiled side by side in search of one that does not spill."""
+BUILT_AT_ONCE = 4
+"""Candidates that are compiled side by side where the first ones may be enough."""
 
 
 class Group(NamedTuple):
@@ -44,21 +44,21 @@ class Outcome(NamedTuple):
     """That proposed the winner; empty where there is none."""
 
 
-def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group | None = None) -> Outcome:
+def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Callable[[], Group | None] | None = None) -> Outcome:
     """Build and measure candidates until a policy has one that passes verification.
 
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
-    `ahead` is what `next(groups(…))` has built already.
+    `ahead` waits for what `next(groups(…))` builds already, if it does.
     """
     failed: list[Measurement] = []
     for policy, first in _first_proposals(task):
         proposals, measured = first, list[Measurement]()
         while proposals:
-            is_ahead = ahead is not None and ahead.policy == policy and not measured
             preparation = Preparation(task, runner, store)
             if task.arch.gpu:
                 preparation.start()  # its compilers take seconds, and so do the references of its large operators
-            built = ahead.built if ahead and is_ahead else build_all(task, proposals, runner, step, preparation.start_for)
+            group, ahead = ahead() if ahead else None, None
+            built = group.built if group else build_all(task, proposals, runner, step, preparation.start_for)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)
             proposals = _proposals(task, policy, measured)
@@ -66,6 +66,27 @@ def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Group
             return Outcome(*ranking([*measured, *failed]), policy)
         failed += measured
     return Outcome(failed, 0, "")
+
+
+def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outcome | None:
+    """Return what `tune` would where measurements of all candidates are known, say after a policy was edited; None where one is missing.
+
+    Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.
+    """
+    failed: list[Measurement] = []
+    for policy, first in _first_proposals(task):
+        proposals, measured = first, list[Measurement]()
+        while proposals:
+            for start in range(0, len(proposals), BUILT_AT_ONCE):
+                some = recall(task, build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step), store)
+                if some is None:
+                    return None
+                measured += some
+            proposals = _proposals(task, policy, measured)
+        if any(m.samples for m in measured):
+            return Outcome(*ranking([*measured, *failed]), policy)
+        failed += measured
+    return None
 
 
 def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
@@ -82,9 +103,9 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
     failed: list[Measurement] = []
     for policy, proposals in _first_proposals(task):
         built: list[Measurement] = []
-        for start in range(0, len(proposals), RANKED_AT_ONCE):
-            built += build_all(task, proposals[start : start + RANKED_AT_ONCE], runner, step)
-            if outcome := chosen(Group(policy, tuple(built)), is_complete=start + RANKED_AT_ONCE >= len(proposals)):
+        for start in range(0, len(proposals), BUILT_AT_ONCE):
+            built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step)
+            if outcome := chosen(Group(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
                 return Outcome([*outcome, *failed], 0, policy)
         failed += built
     return Outcome(failed, 0, "")

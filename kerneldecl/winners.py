@@ -6,8 +6,8 @@ Knows nothing of how candidates are built or measured, of artifacts or of the lo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,17 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
 from kerneldecl.task import BUILD_SECS, Task
 from kerneldecl.task import Step as Told
-from kerneldecl.tune import Group, Outcome, groups, rank, record_result, tune, winner_object
+from kerneldecl.tune import Group, Outcome, groups, rank, recalled, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
+
+Ahead = Callable[[], Group | None]
+"""Waits for what is being built of an entry before its turn has come."""
+BUILT_AHEAD = 2
+"""Entries."""
+RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
+"""What is told of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
 
 def tune_entries(at_work: Build) -> None:
@@ -37,8 +44,8 @@ def tune_entries(at_work: Build) -> None:
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        for entry, task, group in _tasks(at_work, to_tune, Path(folder)):
-            _tune_entry(at_work, entry, task, group)
+        for entry, task, ahead in _tasks(at_work, to_tune, Path(folder)):
+            _tune_entry(at_work, entry, task, ahead)
         if to_bundle and not at_work.is_over:
             _bundle_entries(at_work, to_bundle, Path(folder))
         for entry in waiting:
@@ -62,25 +69,27 @@ def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
             at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
 
 
-def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Group | None]]:
+def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Ahead | None]]:
     """Yield one entry after the other with its task: what is timed must have its device for itself.
 
-    While a GPU measures the candidates of one entry, the first ones of the next are built. On a CPU that would disturb.
+    While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
+    of an entry leave cores idle. On a CPU that would disturb.
     """
     tasks = [_task(at_work, entry, folder / str(index)) for index, entry in enumerate(waiting)]
-    builders = ThreadPoolExecutor(1, "build-ahead")
+    builders = ThreadPoolExecutor(BUILT_AHEAD, "build-ahead")
 
-    def built(task: Task) -> Future[Group | None]:
-        return builders.submit(lambda: next(groups(task, at_work.the_runner, _silent), None))
+    def built(task: Task) -> Group | None:
+        return next(groups(task, at_work.the_runner, _silent), None)
 
-    ahead: Future[Group | None] | None = None
+    ahead: list[Ahead | None] = []
     try:
-        for entry, task, following in zip(waiting, tasks, (*tasks, None)[1:], strict=True):
+        for index, (entry, task) in enumerate(zip(waiting, tasks, strict=True)):
             if at_work.is_over:
                 break
-            group = ahead.result() if ahead else None
-            ahead = built(following) if task.arch.gpu and following and following.arch.gpu else None
-            yield entry, task, group
+            for at in range(len(ahead), min(index + 1 + BUILT_AHEAD, len(tasks))):
+                may_build = all(each.arch.gpu for each in tasks[index : at + 1])
+                ahead.append(builders.submit(built, tasks[at]).result if may_build else None)
+            yield entry, task, ahead[index]
     finally:
         # An interrupted build stops the workers, and with them what is still being built.
         builders.shutdown(wait=False, cancel_futures=True)
@@ -97,7 +106,7 @@ def _step(at_work: Build, entry: EntryPlan) -> Told:
     return step
 
 
-def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, group: Group | None) -> None:
+def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, ahead: Ahead | None) -> None:
     action, store = entry.action("tune"), at_work.workspace.store
 
     def say(text: str) -> None:
@@ -106,7 +115,7 @@ def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, group: Group | Non
     with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
         if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
             return  # another build has done it meanwhile
-        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), group)
+        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), ahead)
         for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
             at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
         if outcome.policy:
@@ -125,7 +134,8 @@ def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> N
         return
     found = {"code": code, "build_key": key(f"{winner.scheduled} {code}"), **blobs}
     if winner.samples:
-        result = record_result(task, outcome, {**found, **measured_on(task, at_work.the_runner)})
+        told = RECALLED if cannot_measure(task.arch) else measured_on(task, at_work.the_runner)
+        result = record_result(task, outcome, {**found, **told})
         store.write("tune", action.manifest, result, is_local=entry.arch.is_detected)
         figure = f"{winner.run_secs * 1e6:.4g} us"
     else:
@@ -135,18 +145,21 @@ def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> N
 
 
 def _rank_entry(at_work: Build, entry: EntryPlan, folder: Path, objection: str) -> None:
-    """Choose a winner for a GPU that is not here; nothing else may be linked unmeasured."""
+    """Choose a winner for a GPU that is not here, by what was measured before or else unmeasured; nothing else may be linked so."""
     action = entry.action("tune")
     if not entry.arch.gpu:
         at_work.fail(action, objection)
-    elif at_work.options.require_measured:
+        return
+    task, step = _task(at_work, entry, folder / action.key), _step(at_work, entry)
+    outcome = recalled(task, at_work.the_runner, at_work.workspace.store, step)
+    if outcome is None and at_work.options.require_measured:
         at_work.fail(action, f"{objection}; measure it there: `kerneldecl build`, or --no-measure here and `kerneldecl measure` there")
+        return
+    outcome = outcome or rank(task, at_work.the_runner, step)
+    if outcome.policy:
+        _record(at_work, entry, task, outcome)
     else:
-        outcome = rank(task := _task(at_work, entry, folder / action.key), at_work.the_runner, _step(at_work, entry))
-        if outcome.policy:
-            _record(at_work, entry, task, outcome)
-        else:
-            at_work.fail(action, no_winner(outcome.measurements))
+        at_work.fail(action, no_winner(outcome.measurements))
 
 
 def _bundle_entries(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> None:

@@ -31,6 +31,7 @@ from tvm_ffi import structural
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
+from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
@@ -40,6 +41,9 @@ from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.stores.local import LocalStore, Record
 
+# Storage is not shared between buffers: nvcc does that for registers, and TVM would place one thread's own values where a
+# block's threads have exchanged theirs, which is shared memory, and volatile.
+_PASSES = {**PASS_CONFIG, "tirx.disable_storage_rewrite": True}
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 
@@ -131,10 +135,12 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
             raise ValueError("no kernel: nothing is bound to threads")
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
-        bodies = [each.body for each in host.functions.values()]
-        calls = tuple(call for body in bodies for call in _calls(body))
         if not is_tirx(func):
             device = own_parts(one_barrier(device))
+            if can_overlap(arch.the_gpu):
+                host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
+        bodies = [each.body for each in host.functions.values()]
+        calls = tuple(call for body in bodies for call in _calls(body))
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
     return _Generated(library, str(device_target.attrs["arch"]), calls, tuple(text for body in bodies for text in _tensor_maps(body)))
 

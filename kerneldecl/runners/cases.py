@@ -5,16 +5,19 @@ Knows nothing of kernels or devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kerneldecl.arrays import Array, aligned
+from kerneldecl.arrays import Array
 from kerneldecl.model import Signature
 from kerneldecl.plugins import load_rule
+
+Brought = TypeVar("Brought")
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Case:
 
     signature: Signature
     inputs: tuple[Array, ...]
-    """Contiguous, and aligned as kernels of a CPU want them."""
+    """As the rule makes them."""
     expected: tuple[Array, ...]
     """Of the outputs' shapes; of a higher precision than theirs."""
 
@@ -33,8 +36,28 @@ def make_case(described: Mapping[str, Any]) -> Case:
     root = Path(described["root"])
     rule = load_rule(root, described["rule"]).of(root, described["attrs"])
     signature = rule.signature()
-    inputs = tuple(aligned(array) for array in rule.inputs(np.random.default_rng(described["seed"])))
+    inputs = tuple(rule.inputs(np.random.default_rng(described["seed"])))
     found = rule.reference(*inputs)
     several = [found] if isinstance(found, np.ndarray) else list(found)
     expected = tuple(np.asarray(want).reshape(arg.shape) for want, arg in zip(several, signature.outputs, strict=True))
     return Case(signature, inputs, expected)
+
+
+class AtHand(Generic[Brought]):
+    """Holds what a worker has brought to its device for one case; brings it again where a crash took the process that had it."""
+
+    def __init__(self, bring: Callable[[Case], Brought], close: Callable[[Brought], object] = lambda _: None) -> None:
+        self._bring, self._close = bring, close
+        self._held: dict[str, Brought] = {}
+        """One at most, under the text that describes its case."""
+
+    def of(self, described: Mapping[str, Any]) -> Brought:
+        text = json.dumps(described, sort_keys=True)
+        if text not in self._held:
+            self.clear()
+            self._held[text] = self._bring(make_case(described))
+        return self._held[text]
+
+    def clear(self) -> None:
+        while self._held:
+            self._close(self._held.popitem()[1])

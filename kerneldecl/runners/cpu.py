@@ -7,7 +7,6 @@ runtime library is loaded by itself.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,14 +16,14 @@ import numpy as np
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.kernels import kernel_of, load_library, tensor
-from kerneldecl.runners.cases import Case, make_case
+from kerneldecl.runners.cases import AtHand, Case
 from kerneldecl.runners.ceilings import ceilings
 
 __all__ = ["ceilings", "prepare", "sample", "verify"]
 
 
 @dataclasses.dataclass
-class _AtHand:
+class _Brought:
     """The workload at hand: its case, its outputs, and the kernels loaded so far."""
 
     case: Case
@@ -34,30 +33,26 @@ class _AtHand:
 
 SETTLE_SECS = 0.1
 """How long the threads of the reference's BLAS may go on waiting for work, in the way of the kernel under test."""
-_AT_HAND: dict[str, _AtHand] = {}
-"""Holds one case at most, under the text that describes it."""
+
+
+def _bring(case: Case) -> _Brought:
+    time.sleep(SETTLE_SECS)
+    case = dataclasses.replace(case, inputs=tuple(map(aligned, case.inputs)))
+    return _Brought(case, [aligned(poisoned(arg)) for arg in case.signature.outputs], {})
+
+
+_AT_HAND = AtHand(_bring)
 
 
 def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload: root, rule, attrs and seed."""
-    _at_hand(case)
+    _AT_HAND.of(case)
     return {}
-
-
-def _at_hand(described: Mapping[str, Any]) -> _AtHand:
-    """Return the case; it is made again where a crash took the process that had it."""
-    text = json.dumps(described, sort_keys=True)
-    if text not in _AT_HAND:
-        _AT_HAND.clear()
-        case = make_case(described)
-        time.sleep(SETTLE_SECS)
-        _AT_HAND[text] = _AtHand(case, [aligned(poisoned(arg)) for arg in case.signature.outputs], {})
-    return _AT_HAND[text]
 
 
 def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel once on poisoned outputs; return its relative error and the seconds of a second run."""
-    at_hand = _at_hand(case)
+    at_hand = _AT_HAND.of(case)
     kernel = kernel_of(load_library(Path(library)), symbol)
     for index, arg in enumerate(at_hand.case.signature.outputs):
         np.copyto(at_hand.outputs[index], poisoned(arg))
@@ -74,7 +69,7 @@ def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]
 
 def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
-    at_hand = _at_hand(case)
+    at_hand = _AT_HAND.of(case)
     kernel = at_hand.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
     at_hand.kernels[library] = kernel
     if calls > 1:
@@ -82,7 +77,7 @@ def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, sampl
     return {"samples": [_timed(at_hand, kernel, calls) for _ in range(samples)]}
 
 
-def _timed(at_hand: _AtHand, kernel: Callable[..., object], calls: int) -> float:
+def _timed(at_hand: _Brought, kernel: Callable[..., object], calls: int) -> float:
     args = [tensor(array) for array in (*at_hand.case.inputs, *at_hand.outputs)]
     start = time.perf_counter()
     for _ in range(calls):

@@ -10,7 +10,6 @@ what it does hold before the first is memory that none of them reads. The graph 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from kerneldecl.cudadriver import read_gpus
 from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.runners import nvml
-from kerneldecl.runners.cases import Case, make_case
+from kerneldecl.runners.cases import AtHand, Case
 from kerneldecl.runners.checks import Checks
 from kerneldecl.runners.driver import CudaError, Device, Graph, device
 from kerneldecl.runners.placement import GUARD_BYTES, copies, most_calls, place
@@ -44,7 +43,7 @@ _SHORT_SECS = 1e-3
 Kernel = Callable[..., object]
 
 
-class _AtHand:
+class _Brought:
     """The workload at hand: its case, where it lies on the GPU, and the kernels and graphs that were made for it."""
 
     def __init__(self, case: Case) -> None:
@@ -175,33 +174,28 @@ def _checks() -> Checks:
     return Checks(device())
 
 
-_AT_HAND: dict[str, _AtHand] = {}
-"""Holds one case at most, under the text that describes it."""
 _BUSY: dict[str, float] = {"until": 0.0}
 _CONDITIONS: dict[str, dict[str, Any]] = {}
 """Of the GPU, before and after the race at hand."""
 
 
+def _bring(case: Case) -> _Brought:
+    _CONDITIONS.clear()
+    return _Brought(case)
+
+
+_AT_HAND = AtHand(_bring, _Brought.close)
+
+
 def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload, and bring them to the GPU: root, rule, attrs and seed."""
-    _at_hand(case)
+    _AT_HAND.of(case)
     return {}
-
-
-def _at_hand(described: Mapping[str, Any]) -> _AtHand:
-    """Return the case; it is made again where a crash took the process that had it."""
-    text = json.dumps(described, sort_keys=True)
-    if text not in _AT_HAND:
-        while _AT_HAND:
-            _AT_HAND.popitem()[1].close()
-        _CONDITIONS.clear()
-        _AT_HAND[text] = _AtHand(make_case(described))
-    return _AT_HAND[text]
 
 
 def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel on poisoned outputs between guards; return its relative error and the seconds it took, or what it damaged."""
-    at_hand = _at_hand(case)
+    at_hand = _AT_HAND.of(case)
     kernel = kernel_of(load_library(Path(library), "cuda"), symbol)
     graph = at_hand.graph(library, kernel, 1)
     at_hand.poison()
@@ -220,7 +214,7 @@ def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]
 
 def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
-    at_hand = _at_hand(case)
+    at_hand = _AT_HAND.of(case)
     kernel = at_hand.kernels.get(library) or kernel_of(load_library(Path(library), "cuda"), symbol)
     at_hand.kernels[library] = kernel
     sets = at_hand.sets()

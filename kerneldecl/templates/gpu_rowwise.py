@@ -29,7 +29,7 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
     # 1. Blocks that agree on what a row is: their leading axes.
-    _blocks.inline_producers(sch)
+    _blocks.inline_producers(sch, keep_shared=bool(params["kept"]))
     _blocks.give_loops(sch)
     found = _blocks.leaves(sch)
     leading = None if found is None else _leading(found)

@@ -77,5 +77,8 @@ def test_what_fails_in_a_slice_fails() -> None:
 def test_widened_keeps_shape_and_values_whatever_the_order() -> None:
     values = rng().standard_normal((40, 30)).astype(np.float16).T
     wide = widened(values, np.float64)
-    assert wide.flags.c_contiguous
+    assert wide.flags.f_contiguous
+    assert wide.dtype == np.float64
     assert np.array_equal(wide, values)
+    part = widened(values[:, 3:], np.float64)
+    assert np.array_equal(part, values[:, 3:])

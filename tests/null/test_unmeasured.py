@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import DieRunner, FakeRunner
@@ -104,6 +105,30 @@ def test_a_machine_that_has_the_gpu_measures_what_was_ranked_when_it_is_asked_to
     assert not any(entry.is_unmeasured for entry in gpus.plan().entries)
 
 
+@pytest.mark.parametrize("unrolls", ["(4, 2, 1, 8)", "(1, 2, 4, 8)  # as before"], ids=["other order", "same"])
+def test_an_edited_policy_is_tuned_from_what_was_measured_of_the_same_code(gpus: Space, unrolls: str) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    before = [winner["winner"] for winner in _entries(gpus)]
+    gpus.edit("policies/plain.py", "(1, 2, 4, 8)", unrolls)
+    built = gpus.build(require_measured=True)
+    assert not built.build.failures
+    assert built.counts["verify"] == built.counts["sample"] == 0
+    assert [winner["winner"] for winner in _entries(gpus)] == before
+    assert "unmeasured" not in gpus.read("workloads.lock")
+
+
+def test_with_one_candidate_that_nobody_has_measured_an_entry_is_ranked(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    gpus.edit("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 3)")
+    built = gpus.build()
+    assert not built.build.failures
+    assert [entry["unmeasured"] for entry in _entries(gpus)] == [True] * 3
+
+
 def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     _with_gpu(monkeypatch)
     built = gpus.build()
@@ -152,8 +177,11 @@ def _store(space: Space) -> bundle.LocalStore:
 
 
 def _winners(space: Space) -> list[object]:
-    manifest = json.loads((space.artifact("box") / "manifest.json").read_text())
-    return [(entry["name"], entry["winner"], entry["run_secs"], entry["key"]) for entry in manifest["entries"]]
+    return [(entry["name"], entry["winner"], entry["run_secs"], entry["key"]) for entry in _entries(space)]
+
+
+def _entries(space: Space) -> list[dict[str, Any]]:
+    return list(json.loads((space.artifact("box") / "manifest.json").read_text())["entries"])
 
 
 def test_what_was_measured_before_is_in_no_later_bundle(gpus: Space) -> None:

@@ -127,12 +127,12 @@ def guarded(array: Any) -> tuple[Any, Any]:
 
 def extents(mod: tvm.IRModule) -> list[dict[str, int]]:
     """Return the launch parameters of each kernel."""
-    *_, calls = cuda._generated(tvm.IRModule({"kernel": mod["main"].with_attr("global_symbol", "kernel")}), target_of(ARCH))
+    calls = cuda._generated(mod["main"].with_attr("global_symbol", "kernel"), "kernel", ARCH).calls
     return [extents for _, extents in calls]
 
 
 def cuda_source(sch: Any) -> str:
-    library, *_ = cuda._generated(tvm.IRModule({"kernel": sch.mod["main"].with_attr("global_symbol", "kernel")}), target_of(ARCH))
+    library = cuda._generated(sch.mod["main"].with_attr("global_symbol", "kernel"), "kernel", ARCH).library
     return str(library.imports[0].inspect_source("cuda"))
 
 

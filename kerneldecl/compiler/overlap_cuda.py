@@ -1,0 +1,143 @@
+"""Owns how kernels that follow one another overlap: the next one is brought to the multiprocessors while the last one ends.
+
+Knows nothing of schedules, policies or what a kernel computes.
+
+Programmatic dependent launch, of compute capability 9.0 (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+Synchronization"): a kernel that was launched so may begin once every block of the one before it in its stream has begun and
+said so. It waits, before it touches memory, until that one has ended and what it wrote can be seen. What is saved is the time
+that a launch takes, about a microsecond; kernels of others, before or after, are not concerned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm.ir import Call, TensorLoad, Var
+from tvm.tirx import AttrStmt, Bind, BufferLoad, BufferStore, DeclBuffer, Evaluate, For, Ramp, SeqStmt
+from tvm_ffi import structural
+
+from kerneldecl.model import Gpu
+
+FIRST_CAPABILITY = (9, 0)
+TAG, DYNAMIC_SMEM_TAG = "tirx.use_programtic_dependent_launch", "tirx.use_dyn_shared_memory"
+"""Of TVM's launch parameters; TVM spells it so. The latter must be the last one."""
+PARAMS = "tirx.kernel_launch_params"
+PREFETCH, WAIT = "kd_prefetch", "kd_after_the_last_kernel"
+PREFETCHED = 8
+"""Loads of a thread, at most: a thread has hardly more on its way at once."""
+PREFETCH_SOURCE = f"""
+__device__ __forceinline__ void {PREFETCH}(const void* address) {{
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(address));
+}}
+"""
+WAIT_SOURCE = f"""
+__device__ __forceinline__ void {WAIT}() {{
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}}
+"""
+
+
+def can_overlap(gpu: Gpu) -> bool:
+    return gpu.compute_capability >= FIRST_CAPABILITY
+
+
+def overlapping_kernels(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions that wait for the kernel before them, and then let the one after them begin."""
+    return tvm.IRModule({name: _waiting(func) for name, func in mod.functions.items()})
+
+
+def overlapping_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
+    """Return host functions that launch such kernels.
+
+    Blocks that come early go where there is room first, and would pile up there: a kernel whose blocks find room all at once asks
+    for so much shared memory that no multiprocessor holds more of them than its share.
+    """
+
+    def launch(call: Any) -> Any:
+        if getattr(call.op, "name", "") != "tirx.call_ffi_kernel":
+            return call
+        names, args = [str(name) for name in call.attrs.launch_params], list(call.args)
+        blocks = math.prod(int(extent) for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx."))
+        if names[-1] == DYNAMIC_SMEM_TAG:
+            args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), spread_smem_bytes(gpu, blocks, int(args[-1])))
+        attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=_tagged(names))
+        return Call(call.op, args, attrs, call.ty_args, call.span, call.ty)
+
+    return tvm.IRModule(
+        {name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in mod.functions.items()}
+    )
+
+
+def spread_smem_bytes(gpu: Gpu, blocks: int, smem_bytes: int) -> int:
+    """Return the shared memory with which multiprocessors hold no more blocks than their share; less where not all fit at once."""
+    share = -(-blocks // gpu.sm_count)
+    least = gpu.smem_per_sm_bytes // (share + 1) - gpu.smem_reserved_per_block_bytes + 1
+    fits = share * (max(least, smem_bytes) + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
+    return max(least, smem_bytes) if fits and least <= gpu.smem_per_block_optin_bytes else smem_bytes
+
+
+def _waiting(func: Any) -> Any:
+    from tvm.script import tirx
+
+    wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=WAIT_SOURCE, return_type="void"))
+    loads = [
+        Evaluate(tirx.cuda.func_call(PREFETCH, tirx.address_of(load), source_code=PREFETCH_SOURCE, return_type="void"))
+        for load in _first_loads(func)
+    ]
+
+    def within_threads(stmt: Any) -> Any:
+        if isinstance(stmt, AttrStmt) and stmt.attr_key == "thread_extent":
+            return AttrStmt(stmt.node, stmt.attr_key, stmt.value, within_threads(stmt.body))
+        if isinstance(stmt, SeqStmt) and isinstance(stmt.seq[-1], AttrStmt) and stmt.seq[-1].attr_key == "thread_extent":
+            return SeqStmt([*stmt.seq[:-1], within_threads(stmt.seq[-1])])
+        return SeqStmt([*loads, wait, stmt])
+
+    return func.with_body(within_threads(func.body)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
+
+
+def _first_loads(func: Any) -> list[Any]:
+    """Return what each thread loads of the arguments in any case, of loops in their first turn."""
+    arguments = {stmt.buffer for stmt in getattr(func.body, "seq", ()) if isinstance(stmt, DeclBuffer) and stmt.data in set(func.params)}
+    values: dict[Any, Any] = {}
+    found: dict[str, Any] = {}
+
+    def known(index: Any) -> Any:
+        return structural.structural_map(index, [(Var, lambda var: known(values[var]) if var in values else var)])
+
+    def note(load: Any) -> None:
+        if load.source in arguments:
+            (index,) = load.indices
+            place = known(index.base if isinstance(index, Ramp) else index)
+            found.setdefault(f"{load.source}[{place}]", BufferLoad(load.source, [place]))
+
+    for store in _certain_stores(func.body, values):
+        if "if_then_else" not in str(store.value):
+            structural.structural_walk(store.value, [(TensorLoad, note)])
+    return list(found.values())[:PREFETCHED]
+
+
+def _certain_stores(stmt: Any, values: dict[Any, Any]) -> Iterator[Any]:
+    """Yield what no condition decides about, and note what variables stand for: those of loops for their first value."""
+    match stmt:
+        case SeqStmt():
+            for part in stmt.seq:
+                yield from _certain_stores(part, values)
+        case AttrStmt():
+            yield from _certain_stores(stmt.body, values)
+        case For():
+            values[stmt.loop_var] = stmt.min
+            yield from _certain_stores(stmt.body, values)
+        case Bind():
+            values[stmt.var] = stmt.value
+        case BufferStore():
+            yield stmt
+
+
+def _tagged(params: Any) -> list[str]:
+    names = [str(name) for name in params]
+    place = len(names) - (names[-1:] == [DYNAMIC_SMEM_TAG])
+    return [*names[:place], TAG, *names[place:]]

@@ -1,0 +1,88 @@
+"""Kernels that begin while the one before them ends: they wait before they touch memory, and only where the GPU can do it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compilers import needs_nvcc
+
+from kerneldecl import nvcc
+from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
+from kerneldecl.compiler.overlap_cuda import TAG, WAIT, spread_smem_bytes
+from kerneldecl.model import Arch, Candidate, Value
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.stores.local import LocalStore
+
+ROOT = Path(__file__).parents[2]
+H200, A100 = load_arch(ROOT, "h200"), load_arch(ROOT, "a100-80gb")
+ROWS = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
+TILE = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
+KERNELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
+    "elementwise": ("elementwise", {"op": "add", "shape": (64, 512)}, "gpu_elementwise", {"threads": 128, "unroll": 1, "width": 8}),
+    "softmax": ("softmax", {"shape": (64, 512)}, "gpu_rowwise", {"kept": True, "rows": 4, "threads": 32, "width": 8}),
+    "sum": ("reduce", {"op": "sum", "shape": (64, 4096), "axes": (1,)}, "gpu_reduce", ROWS),
+    "two kernels": ("reduce", {"op": "sum", "shape": (8, 65536), "axes": (1,)}, "gpu_reduce", {**ROWS, "chunks": 4}),
+    "gemv_i4": ("gemv_i4", {"n": 64, "k": 2048}, "gpu_gemv", {**ROWS, "tile": 2}),
+    "product": ("matmul", {"m": 128, "n": 128, "k": 128, "layout": "nt"}, "gpu_matmul_tc", TILE),
+}
+MEMORY = re.compile(r"^\s*(?:@%p\d+ )?(?:ld|st|cp|red|atom)\.(?!param)")
+
+
+def scheduled(name: str, arch: Arch) -> Any:
+    rule, attrs, template, params = KERNELS[name]
+    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, {**attrs, "dtype": "float16"}))
+    schedule = codegen.apply_candidate(ROOT, mod, Candidate.of(template, params), arch)
+    assert schedule is not None
+    return schedule.mod
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_waits_before_it_touches_memory(name: str, tmp_path: Path) -> None:
+    """nvcc may move what is read only: it must not move it over the wait."""
+    (tmp_path / "kernel.cu").write_text(cuda_source(scheduled(name, H200), H200, "kd_main"))
+    flags = [flag for flag in nvcc.QUICK_FLAGS if flag != "-cubin" and "ptxas" not in flag]
+    subprocess.run([nvcc.compiler().path, "-ptx", *flags, "-arch=sm_90", "kernel.cu"], cwd=tmp_path, check=True)
+    bodies = (tmp_path / "kernel.ptx").read_text().split(".entry ")[1:]
+    assert len(bodies) == (2 if name == "two kernels" else 1)
+    for body in bodies:
+        lines = body.splitlines()
+        (wait,) = (at for at, line in enumerate(lines) if "griddepcontrol.wait" in line)
+        (let_go,) = (at for at, line in enumerate(lines) if "griddepcontrol.launch_dependents" in line)
+        assert wait < let_go < min(at for at, line in enumerate(lines) if MEMORY.match(line))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", KERNELS)
+def test_how_a_kernel_is_launched(name: str, tmp_path: Path) -> None:
+    made = compile_cuda_object(scheduled(name, H200), H200, "kd_main", LocalStore(tmp_path))
+    # In the table that TVM's runtime reads, each kernel has the tag once.
+    assert made.content.count(TAG.encode()) == len(made.launches)
+    without = compile_cuda_object(scheduled(name, A100), A100, "kd_main", LocalStore(tmp_path))
+    assert TAG.encode() not in without.content
+    assert [(launch.grid, launch.block) for launch in made.launches] == [(launch.grid, launch.block) for launch in without.launches]
+    for launch, other in zip(made.launches, without.launches, strict=True):
+        assert launch.dynamic_smem_bytes >= other.dynamic_smem_bytes
+        assert bool(launch.dynamic_smem_bytes) == bool(other.dynamic_smem_bytes)
+
+
+@pytest.mark.parametrize("blocks", [1, 64, 132, 133, 256, 264, 265, 528, 1000, 5000])
+@pytest.mark.parametrize("smem_bytes", [1024, 20_000, 49_152, 65_536, 98_304, 116_000, 232_448])
+def test_blocks_that_come_early_cannot_pile_up(blocks: int, smem_bytes: int) -> None:
+    """No SM can hold more than its share where all fit at once; otherwise nothing is asked for that a kernel does not need."""
+    gpu = H200.the_gpu
+    share, held = -(-blocks // gpu.sm_count), occupancy(gpu, 32, 32, smem_bytes)
+    asked = spread_smem_bytes(gpu, blocks, smem_bytes)
+    assert smem_bytes <= asked <= gpu.smem_per_block_optin_bytes
+    assert occupancy(gpu, 32, 32, asked) == (min(share, held))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_gpus_before_capability_9_have_no_such_instructions(name: str) -> None:
+    assert WAIT not in cuda_source(scheduled(name, A100), A100, "kd_main")
