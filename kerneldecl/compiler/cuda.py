@@ -128,7 +128,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=PASS_CONFIG), _source_only():
+    with tvm.transform.PassContext(config=_PASSES), _source_only():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:
