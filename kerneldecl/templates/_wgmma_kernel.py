@@ -14,9 +14,10 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
+from kerneldecl.templates._wgmma_gather import Source, gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
-from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fetch, fetch_interleaved, fill, fill_interleaved, store_sums
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, SLAB, WARPGROUP, Tiles
+from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fetch, fill, store_sums
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, GATHERING_REGISTERS, REGISTERS, RESERVED_BYTES, SLAB, WARPGROUP, Tiles
 
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
@@ -89,8 +90,24 @@ class Kernel:
         return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
 
     @property
-    def has_tail(self) -> bool:
-        return bool(self.rows.tail or self.columns.tail)
+    def is_gathered(self) -> bool:
+        return self.rows.gather is not None or self.columns.gather is not None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Return what TMA brings of a stage."""
+        return sum(operand.stage_bytes for operand in (self.rows, self.columns) if operand.gather is None)
+
+    @property
+    def fillers(self) -> int:
+        """Return how many threads say that a stage is full."""
+        copied = self.rows.gather is None or self.columns.gather is None
+        return (WARPGROUP if self.is_gathered else 0) + int(copied)
+
+    @property
+    def sources(self) -> list[Any]:
+        """Return the operands as one row of elements each, where they are gathered."""
+        return [None if operand.gather is None else Source(operand) for operand in (self.rows, self.columns)]
 
     @property
     def mma_k(self) -> int:
@@ -111,6 +128,11 @@ class Kernel:
         if self.dtype == "int8":
             return ()
         return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+
+    @property
+    def part_steps(self) -> int:
+        """Return the steps of each part of the reduction; the last part's may lie beyond it, where there are zeros."""
+        return -(-self.steps // self.tiles.split)
 
     @property
     def sent_at_once(self) -> int:
@@ -223,7 +245,7 @@ def _copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
 @T.inline
 def _load(kernel, walk, maps, stages, barriers, place):
     """Have one thread fill stages with tiles of both operands, each block its share of what blocks of its cluster have in common."""
-    rows_maps, columns_maps = each(maps)
+    rows_map, columns_map = each(maps)
     rows_stages, columns_stages = each(stages)
     full, empty = each(barriers)
     rank_m, rank_n, part = each(place)
@@ -234,43 +256,14 @@ def _load(kernel, walk, maps, stages, barriers, place):
     while walk.valid():
         row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
         column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
-        begin = T.meta_var(part * kernel.steps // tiles.split)
-        end = T.meta_var((part + 1) * kernel.steps // tiles.split)
-        for i in T.serial(end - begin):
+        begin = T.meta_var(part * kernel.part_steps)
+        for i in T.serial(kernel.part_steps):
             empty.wait(state.stage, state.phase)
-            # The last step's copies are counted by a barrier of their own, where what follows the reduction is still to be cleared.
-            slot = T.meta_var(
-                T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage
-            )
-            full.arrive(slot, kernel.stage_bytes)
+            full.arrive(state.stage, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
-            counted = T.meta_var(full.ptr_to([slot]))
-            _copy(kernel.rows, kernel.rows.copies[0], rows_maps[0], (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            _copy(
-                kernel.columns,
-                kernel.columns.copies[0],
-                columns_maps[0],
-                (columns_stages, state),
-                column,
-                rank_m,
-                at,
-                counted,
-                columns_mask,
-            )
-            if len(kernel.rows.copies) > 1:
-                _copy(kernel.rows, kernel.rows.copies[-1], rows_maps[1], (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            if len(kernel.columns.copies) > 1:
-                _copy(
-                    kernel.columns,
-                    kernel.columns.copies[-1],
-                    columns_maps[1],
-                    (columns_stages, state),
-                    column,
-                    rank_m,
-                    at,
-                    counted,
-                    columns_mask,
-                )
+            counted = T.meta_var(full.ptr_to([state.stage]))
+            _copy(kernel.rows, kernel.rows.copies[0], rows_map, (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            _copy(kernel.columns, kernel.columns.copies[0], columns_map, (columns_stages, state), column, rank_m, at, counted, columns_mask)
             state.advance()
         walk.advance()
 
@@ -284,42 +277,36 @@ def _skip(kernel, state, steps):
 
 
 @T.inline
-def _clear(operand, buffer, stage, lane):
-    """Have a warp set to zero what follows the reduction in a stage's rows."""
-    for r in T.unroll(operand.stage_rows // 32):
-        row = T.meta_var(r * 32 + lane)
-        for piece in T.unroll(8 - operand.tail // 8):
-            # Pieces of 8 elements, the first of which may be the reduction's in part.
-            place = T.meta_var(row * operand.row_elements + T.bitwise_xor(operand.tail // 8 + piece, row % 8) * 8)
-            if piece == 0:
-                for element in T.unroll(8 - operand.tail % 8):
-                    buffer[stage, place + operand.tail % 8 + element] = tirx.const(0.0, operand.dtype)
-            else:
-                T.ptx["st.shared.v4.u32"](
-                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place])), T.uint32(0), T.uint32(0), T.uint32(0), T.uint32(0)
-                )
-
-
-@T.inline
-def _clear_tails(kernel, walk, stages, full, part, lane):
-    """Have a warp clear the last step of each tile behind the reduction before consumers get it."""
+def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
+    """Have a warpgroup fill stages where operands are gathered: all threads load them, the first one starts the copies of the other."""
     rows_stages, columns_stages = each(stages)
+    full, empty = each(barriers)
     tiles = T.meta_var(kernel.tiles)
-    state = PipelineState(tiles.stages, 0)
-    turns = 0
+    state = PipelineState(tiles.stages, 1)
+    copied = T.meta_var(kernel.copied_bytes)
+    block_k = T.meta_var(kernel.rows.row_elements)
     while walk.valid():
-        _skip(kernel, state, (part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split - 1)
-        full.wait(tiles.stages + state.stage, T.bitwise_and(T.shift_right(turns, state.stage), 1))
-        turns = T.bitwise_xor(turns, T.shift_left(1, state.stage))
-        if kernel.rows.tail > 0:
-            _clear(kernel.rows, rows_stages, state.stage, lane)
-        if kernel.columns.tail > 0:
-            _clear(kernel.columns, columns_stages, state.stage, lane)
-        T.ptx.fence.proxy.async_.shared__cta()
-        T.cuda.warp_sync()
-        if lane == 0:
+        row = T.meta_var(walk.row * tiles.block_m)
+        column = T.meta_var(walk.column * tiles.block_n)
+        begin = T.meta_var(part * kernel.part_steps)
+        for i in T.serial(kernel.part_steps):
+            empty.wait(state.stage, state.phase)
+            at = T.meta_var((walk.batch, begin + i))
+            if copied > 0:
+                if thread == 0:
+                    full.arrive(state.stage, copied)
+                    counted = T.meta_var(full.ptr_to([state.stage]))
+                    if kernel.rows.gather is None:
+                        _copy(kernel.rows, kernel.rows.copies[0], maps[0], (rows_stages, state), row, 0, at, counted, None)
+                    if kernel.columns.gather is None:
+                        _copy(kernel.columns, kernel.columns.copies[0], maps[1], (columns_stages, state), column, 0, at, counted, None)
+            if kernel.rows.gather is not None:
+                gather(kernel.rows, sources[0], rows_stages, state.stage, (walk.batch, row, (begin + i) * block_k), thread)
+            if kernel.columns.gather is not None:
+                gather(kernel.columns, sources[1], columns_stages, state.stage, (walk.batch, column, (begin + i) * block_k), thread)
+            T.ptx.fence.proxy.async_.shared__cta()
             full.arrive(state.stage)
-        state.advance()
+            state.advance()
         walk.advance()
 
 
@@ -382,19 +369,12 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
         turn = T.meta_var(chunk % buffers)
         x = T.meta_var(row + chunk // per_slab * SLAB)
         y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
-        if results.columns_interleaved > 0:
-            fetch_interleaved(results, addends, (batch, x, y), lanes)
-        else:
-            fetch(results, addends, (batch, x, y), lanes)
+        fetch(results, addends, (batch, x, y), lanes)
         if results.map is not None:
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        if results.columns_interleaved > 0:
-            sums = T.meta_var((chunk // per_slab * (kernel.tiles.block_n // 2), chunk % per_slab))
-            fill_interleaved(results, acc, addends, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
-        else:
-            fill(results, acc, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        fill(results, acc, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -409,11 +389,11 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
+def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
     """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
     full, empty, order = each(barriers)
     previous = 0
-    for i in T.serial(count):
+    for i in T.serial(kernel.part_steps):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
         _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
@@ -466,8 +446,8 @@ def _finish_sums(kernel, parts, part, thread, at, lanes):
         place = T.meta_var(part * count + i * vector)
         for v in T.unroll(vector):
             element = T.meta_var(place + v)
-            x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + element % 4 // 2 * 8 + lane // 4))
-            y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2))
+            x = T.meta_var(row + place // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
+            y = T.meta_var(column + place % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
             if results.inside(x, y):
                 results.buffer[tuple(results.index(batch, x, y))] = results.element(kernel.sum(total[v]), batch, x, y)
 
@@ -476,20 +456,16 @@ def build(kernel: Kernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     tiles, results = kernel.tiles, kernel.results
     maps_store = results.map is not None and kernel.buffers > 0
-    loading, multiplying = REGISTERS[tiles.consumers]
+    loading, multiplying = (GATHERING_REGISTERS if kernel.is_gathered else REGISTERS)[tiles.consumers]
 
     @T.prim_func(check_well_formed=False)
     def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
+        if kernel.rows.gather is None:
+            T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
-        more_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if len(kernel.rows.copies) > 1:
-            T.call_packed(ENCODE, more_rows_map, kernel.rows.dtype, *kernel.rows.copies[-1].map.args)
-        more_columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if len(kernel.columns.copies) > 1:
-            T.call_packed(ENCODE, more_columns_map, kernel.columns.dtype, *kernel.columns.copies[-1].map.args)
+        if kernel.columns.gather is None:
+            T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
         store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         if maps_store:
             T.call_packed(ENCODE, store_map, results.dtype, *results.map.args)
@@ -515,11 +491,11 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 kernel.sums_dtype,
                 align=128,
             )
-        full = TMABar(pool, tiles.stages * 2 if kernel.has_tail else tiles.stages)
+        full = TMABar(pool, tiles.stages)
         empty = MBarrier(pool, tiles.stages)
         order = MBarrier(pool, 2)
         pool.commit()
-        full.init(1)
+        full.init(kernel.fillers)
         empty.init(tiles.sharers * 4 * (tiles.cluster_m + tiles.cluster_n - 1))
         order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
@@ -542,17 +518,24 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if group == 0:
             if loading > 0:
                 T.ptx.setmaxnreg.dec.sync.aligned.u32(loading)
-            if warp == 0:
+            if kernel.is_gathered:
+                gathering = _Walk(kernel, first, kernel.clusters)
+                sources = T.meta_var(kernel.sources)
+                _load_gathered(
+                    kernel,
+                    gathering,
+                    (rows_map, columns_map),
+                    (rows_stages, columns_stages),
+                    (full, empty),
+                    sources,
+                    part,
+                    warp * 32 + lane,
+                )
+            elif warp == 0:
                 if T.cuda.elect_sync():
                     walk = _Walk(kernel, first, kernel.clusters)
-                    maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
-                    _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
+                    _load(kernel, walk, (rows_map, columns_map), (rows_stages, columns_stages), (full, empty), place)
                 T.cuda.warp_sync()
-            if kernel.has_tail:
-                if warp == 1:
-                    if part == tiles.split - 1:
-                        clearing = _Walk(kernel, first, kernel.clusters)
-                        _clear_tails(kernel, clearing, (rows_stages, columns_stages), full, part, lane)
         else:
             if multiplying > 0:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
@@ -575,8 +558,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if tiles.is_pingpong:
                     order.wait(worker, turn)
                     turn = 1 - turn
-                count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
-                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place)
+                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )

@@ -139,13 +139,12 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
     left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
-    matrices = [
+    matrices: list[Any] = [
         axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
         axes.matrix(fresh, right.source, axes.strides(right), (n, k, batch)),
         axes.matrix(fresh, stored.buffer, out, (m, n, batch)),
     ]
-    stored_plainly = [matrix for matrix in matrices if matrix is not None]
-    if len(stored_plainly) < len(matrices):
+    if any(matrix is None for matrix in matrices):
         return None
 
     def values(flat_batch: Any, row: Any, column: Any) -> dict[int, Any]:
@@ -167,7 +166,8 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
         return epilogue.addends(places(flat_batch, row, column))
 
-    return Product(contraction, tuple(fresh[param] for param in func.params), *stored_plainly, index_out, value, addends)
+    lay = dict(zip(("left", "right", "out"), matrices, strict=True))
+    return Product(contraction, tuple(fresh[param] for param in func.params), **lay, index_out=index_out, value=value, addends=addends)
 
 
 class _Axes:

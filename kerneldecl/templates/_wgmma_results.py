@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, Operand, TensorMap, pitches, placed
+from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, TensorMap, pitches
 from kerneldecl.templates._wgmma_product import Product
 
 STAGED = ("float16", "bfloat16")
@@ -45,22 +45,11 @@ class Results:
     lines: int
     in_pairs: bool
     """Whether two neighbours in a line, the first of an even place, can be stored at once."""
-    rows_interleaved: int = 0
-    columns_interleaved: int = 0
-    """As of the operands."""
 
     @property
     def is_staged(self) -> bool:
         """Say whether results go through shared memory, so that whole lines are stored."""
-        return self.dtype in STAGED and not (self.is_swapped and (self.rows_interleaved or self.columns_interleaved))
-
-    def row(self, row: Any) -> Any:
-        """Return which row of a slab wgmma's is."""
-        return placed(row, self.rows_interleaved)
-
-    def column(self, column: Any) -> Any:
-        """Return which column of a tile wgmma's is."""
-        return placed(column, self.columns_interleaved)
+        return self.dtype in STAGED
 
     @property
     def chunk_elements(self) -> int:
@@ -91,7 +80,7 @@ def each(values: Sequence[Any]) -> list[Any]:
     return [T.meta_var(value) for value in values]
 
 
-def results_of(product: Product, operands: tuple[Operand, Operand], tile: tuple[int, int], *, is_swapped: bool) -> Results:
+def results_of(product: Product, tile: tuple[int, int], *, is_swapped: bool) -> Results:
     """Return how the results of a product leave tiles of so many rows and columns."""
     _, m, n, _ = product.extents
     width, lines = chunk_shape(tile[1], is_swapped=is_swapped)
@@ -143,7 +132,6 @@ def results_of(product: Product, operands: tuple[Operand, Operand], tile: tuple[
         width,
         lines,
         in_pairs,
-        *(operand.interleaved for operand in operands),
     )
 
 
@@ -171,25 +159,9 @@ def fetch(results: Results, addends, at, lanes):
     batch, row, column = each(at)
     warp, lane = each(lanes)
     for number in T.unroll(results.chunk_elements // 256):
-        x = T.meta_var(row + results.row(warp * 16 + number % 2 * 8 + lane // 4))
+        x = T.meta_var(row + warp * 16 + number % 2 * 8 + lane // 4)
         y = T.meta_var(column + number // 2 * 8 + (lane % 4) * 2)
         if results.in_pairs and not results.is_swapped:
-            for v in T.vectorized(2):
-                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
-        else:
-            for v in T.unroll(2):
-                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
-
-
-@T.inline
-def fetch_interleaved(results: Results, addends, at, lanes):
-    """As `fetch`, for a chunk whose columns are interleaved."""
-    batch, row, column = each(at)
-    warp, lane = each(lanes)
-    for number in T.unroll(16):
-        x = T.meta_var(row + results.row(warp * 16 + number // 8 * 8 + lane // 4))
-        y = T.meta_var(column + (lane % 4 * 2 + number // 4 % 2) * 8 + number % 4 * 2)
-        if results.in_pairs:
             for v in T.vectorized(2):
                 keep(addends, number * 2 + v, results.addends(batch, x, y + v))
         else:
@@ -209,7 +181,7 @@ def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
             half = T.meta_var(q % 2)
             block = T.meta_var(j * (count // 2) + q // 2)
             i = T.meta_var(first + block * 4 + half * 2)
-            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
             T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
                 packed[q],
@@ -224,36 +196,8 @@ def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
             )
         else:
             T.ptx[STMATRIX.format(count, "")](
-                buffer.ptr_to([_place(results, results.row(warp * 16 + lane % 16), j * (count // 2) + matrix // 2 % (count // 2))]),
+                buffer.ptr_to([_place(results, warp * 16 + lane % 16, j * (count // 2) + matrix // 2 % (count // 2))]),
                 *[packed[q] for q in range(count)],
-            )
-
-
-@T.inline
-def fill_interleaved(results: Results, acc, addends, packed, buffer, sums, at, lanes):
-    """Have a warpgroup write a chunk whose columns are interleaved: a thread has eight neighbours of them, 16 bytes.
-
-    `sums` are the first one of the slab and the number of the chunk in it.
-    """
-    batch, row, column = each(at)
-    warp, lane = each(lanes)
-    first, chunk = each(sums)
-    for half in T.unroll(2):
-        for v in T.unroll(2):
-            line = T.meta_var(results.row(warp * 16 + half * 8 + lane // 4))
-            piece = T.meta_var(lane % 4 * 2 + v)
-            x = T.meta_var(row + line)
-            for q in T.unroll(4):
-                i = T.meta_var(first + (q * 2 * (results.columns_interleaved // SLAB) + chunk) * 4 + half * 2 + v)
-                after = T.meta_var(results.columns_interleaved // SLAB * 4)
-                y = T.meta_var(column + piece * 8 + q * 2)
-                T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
-                    packed[q],
-                    results.wide(acc[i + after], batch, x, y + 1, [addend[half * 16 + v * 8 + q * 2 + 1] for addend in addends]),
-                    results.wide(acc[i], batch, x, y, [addend[half * 16 + v * 8 + q * 2] for addend in addends]),
-                )
-            T.ptx["st.shared.v4.u32"](
-                T.cuda.cvta_generic_to_shared(buffer.ptr_to([_place(results, line, piece)])), packed[0], packed[1], packed[2], packed[3]
             )
 
 
@@ -290,9 +234,9 @@ def store_sums(results: Results, acc, count, at, lanes):
     warp, lane = each(lanes)
     for block in T.unroll(count // 4):
         for half in T.unroll(2):
-            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
-            if results.in_pairs and not results.is_swapped and results.columns_interleaved == 0:
+            if results.in_pairs and not results.is_swapped:
                 if results.inside(x, y):
                     for v in T.vectorized(2):
                         results.buffer[tuple(results.index(batch, x, y + v))] = results.element(
@@ -300,6 +244,6 @@ def store_sums(results: Results, acc, count, at, lanes):
                         )
             else:
                 for v in T.unroll(2):
-                    yv = T.meta_var(column + results.column(block * 8 + (lane % 4) * 2 + v))
+                    yv = T.meta_var(column + block * 8 + (lane % 4) * 2 + v)
                     if results.inside(x, yv):
                         results.buffer[tuple(results.index(batch, x, yv))] = results.element(acc[block * 4 + half * 2 + v], batch, x, yv)

@@ -19,6 +19,8 @@ BUFFER_BYTES = 8192
 """Of 64 x 64 results of 16 bits on their way out."""
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 """Of a loading and of a multiplying thread by the number of multiplying warpgroups: 64 K a SM, in units of 8; 0 leaves them as they are."""
+GATHERING_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+"""The same where loading threads hold what they load."""
 SUMS = {1: 192, 2: 160, 3: 104}
 """Most sums of a thread by the number of multiplying warpgroups, the rest of its registers being addresses and epilogue."""
 MAX_STAGES = 12
@@ -114,7 +116,7 @@ class Tiles(NamedTuple):
             and self.slabs in (1, 2)
             and self.sums <= SUMS[self.consumers]
             and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
-            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps % self.split == 0 and self.sums % self.split == 0))
+            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
             and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
         )
 

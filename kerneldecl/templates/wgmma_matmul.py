@@ -36,7 +36,7 @@ from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._wgmma_kernel import Kernel, build
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, operand_of
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
 from kerneldecl.templates._wgmma_product import Product, read_product
 from kerneldecl.templates._wgmma_results import results_of
 from kerneldecl.templates._wgmma_tiles import Tiles
@@ -67,12 +67,12 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     batch, m, n, k = product.extents
     left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
     row_count, column_count = (n, m) if tiles.swap else (m, n)
-    rows = operand_of(left, tiles.block_m, tiles.cluster_n, SLAB)
-    columns = operand_of(right, tiles.block_n, tiles.cluster_m, tiles.block_n)
+    rows = operand_of(left, tiles.block_m, tiles.cluster_n)
+    columns = operand_of(right, tiles.block_n, tiles.cluster_m)
     steps = -(-k * left.item_bytes // ROW_BYTES)
     if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
         return None
-    results = results_of(product, (rows, columns), (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
+    results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

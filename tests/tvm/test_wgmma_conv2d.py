@@ -72,7 +72,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
         (SMALL, SWAPPED),
         (SMALL | {"f": 136, "epilogue": ("bias", "add", "relu")}, SWAPPED | {"cluster_m": 2, "schedule": "pingpong", "consumers": 2}),
         (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
-        (RAGGED | {"out_dtype": "float32", "f": 24}, SWAPPED | {"split": 2}),
+        (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split": 2}),
     ],
 )
 def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:

@@ -54,6 +54,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "odd k to float32": ({"m": 70, "n": 5, "k": 75, "out_dtype": "float32"}, {}),
     "odd k, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "swap": 1, "split": 2}),
     "odd k, ping-pong": ({"m": 400, "n": 131, "k": 201}, {"schedule": "pingpong", "block_n": 128}),
+    "odd n, nn": ({"n": 131, "layout": "nn"}, {"block_n": 128}),
+    "even n, tn": ({"m": 130, "n": 134, "layout": "tn", "batch": 3}, {"schedule": "pingpong", "block_n": 64}),
+    "odd sizes, tt": ({"m": 151, "n": 131, "k": 137, "layout": "tt"}, {"block_n": 128}),
+    "int8, nn": ({"dtype": "int8", "layout": "nn", "n": 144, "k": 144}, {"block_n": 128}),
+    "odd sizes of e4m3, tt": (
+        {"dtype": "float8_e4m3fn", "out_dtype": "float16", "m": 150, "n": 131, "k": 137, "layout": "tt"},
+        {"block_n": 96, "dependent": 1},
+    ),
+    "odd k of e5m2": ({"dtype": "float8_e5m2", "out_dtype": "float16", "k": 201}, {"split": 2}),
+    "parts beyond the reduction": ({"m": 70, "n": 100, "k": 64 * 5}, {"split": 4, "block_n": 64}),
     "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
     "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
     "cluster of four columns": ({"n": 600, "epilogue": ["silu", "add"]}, {"cluster_n": 4}),
@@ -115,7 +125,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
 
 @needs_nvcc
 def test_rows_beyond_a_matrix_do_not_count() -> None:
-    """Rows of 75 elements are read 64 at a time: what follows them in memory is the next row's, infinite here."""
+    """Rows of 75 elements are read 8 at a time: what follows them in memory is the next row's, infinite here."""
     attrs = {"m": 16, "n": 8, "k": 75}
     rng = np.random.default_rng(1)
     a, b = random("float16", (16, 75), rng), random("float16", (8, 75), rng)
@@ -132,7 +142,6 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
     [
         ({"dtype": "float32"}, {}),
         ({"dtype": "float16", "accum_dtype": "float16"}, {}),
-        ({"dtype": "int8", "layout": "nn"}, {}),
         ({}, {"block_m": 96}),
         ({}, {"stages": 12, "block_n": 256}),
         ({}, {"block_m": 256, "block_n": 256}),
