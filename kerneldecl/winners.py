@@ -56,8 +56,10 @@ def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
         entry = entries[index]
         if "failure" in answer:
             at_work.fail(entry.action("tune"), answer["failure"])
-        else:
-            at_work.variants[entry.entry] = answer["variants"]
+            continue
+        at_work.variants[entry.entry] = answer["variants"]
+        if not answer["variants"]:
+            at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
 
 
 def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Group | None]]:

@@ -20,7 +20,10 @@ from kerneldecl.policies._gpu_products import Estimate, ranked
 TEMPLATES = ("wgmma_conv2d",)
 
 WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (64, 2, True), (128, 2, True))
-"""Pixels of a tile, consumers, and whether these have tiles of their own."""
+"""Rows of a tile, consumers, and whether these have tiles of their own."""
+SWAPPED_FILTERS = 128
+"""With no more of them, filters may be rows and pixels columns: wgmma then reads the fewer of them for more products."""
+SWAPPED_PIXELS = (64, 128, 256)
 STEP_CHANNELS = model.STEP_BYTES // 2
 MAX_STEP = 8
 MAX_BOX = 256
@@ -29,7 +32,14 @@ ALIGNED_ITEMS = 8
 """Of 16 bits, which pitches must be multiples of."""
 SHAPES = 2
 """Of boxes of pixels that are tried for each size of tiles."""
-SAME_TILE = 3
+SAME_TILE = 4
+RASTER = 8
+"""Rows of tiles that are walked before the next column."""
+APART = 0.2
+"""By how much longer a tile of single pixels of many images takes than one of many pixels: their lines lie further apart. A tile of
+2 x 2 pixels of 32 images took 0.87 of the time of one pixel of 128, and one of 4 x 4 pixels of 8 images 0.9 (H200)."""
+CLUSTERED = 1.07
+"""By how much longer tiles take that share an operand: the image's boxes are not it, and 3 of 3 layers were slower (H200)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,8 @@ class Tiling(NamedTuple):
     raster: int = 1
     split: int = 1
     schedule: str = "cooperative"
-    dependent: int = 1
+    swap: int = 0
+    dependent: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -65,7 +76,15 @@ class Tiling(NamedTuple):
     @property
     def box(self) -> tuple[int, int, int]:
         """Return the images, rows and columns of a tile."""
-        return self.block_m // (self.tile_w * self.tile_h), self.tile_h, self.tile_w
+        return self.pixels // (self.tile_w * self.tile_h), self.tile_h, self.tile_w
+
+    @property
+    def pixels(self) -> int:
+        return self.block_n if self.swap else self.block_m
+
+    @property
+    def filters(self) -> int:
+        return self.block_m if self.swap else self.block_n
 
     @property
     def thread_sums(self) -> int:
@@ -150,17 +169,26 @@ def _looks(block: Block, terms: Sequence[tuple[int, int]], product: Contraction)
 
 def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
+    for bare in _bare_tilings(windows, product.extents[2]):
+        if bare.thread_sums <= wgmma_matmul.THREAD_SUMS[bare.consumers]:
+            for tiling in _shared(windows, product, bare, gpu):
+                yield from _staged(windows, product, tiling, out_dtype, gpu)
+
+
+def _bare_tilings(windows: Windows, filters: int) -> Iterator[Tiling]:
+    """Yield tiles of boxes of pixels, with their consumers."""
     for block_m, consumers, is_pingpong in WARPGROUPS:
-        for (_, tile_h, tile_w), block_n in itertools.product(_boxes(windows, block_m), _columns(product.extents[2])):
-            schedule = "pingpong" if is_pingpong else "cooperative"
-            bare = Tiling(block_m, block_n, consumers, tile_w, tile_h, schedule=schedule)
-            if bare.thread_sums <= wgmma_matmul.THREAD_SUMS[consumers]:
-                for tiling in _shared(windows, product, bare, gpu):
-                    yield from _staged(windows, product, tiling, out_dtype, gpu)
+        schedule = "pingpong" if is_pingpong else "cooperative"
+        for (_, tile_h, tile_w), block_n in itertools.product(_boxes(windows, block_m), _columns(filters)):
+            yield Tiling(block_m, block_n, consumers, tile_w, tile_h, schedule=schedule)
+        if filters <= SWAPPED_FILTERS and block_m - model.WGMMA_ROWS < filters:
+            for block_n in SWAPPED_PIXELS:
+                for _, tile_h, tile_w in _boxes(windows, block_n)[:1]:
+                    yield Tiling(block_m, block_n, consumers, tile_w, tile_h, schedule=schedule, swap=1)
 
 
 def _boxes(windows: Windows, pixels: int) -> list[tuple[int, int, int]]:
-    """Return boxes of so many pixels, sides powers of two: those that cover the results with the least, and of them the squarest."""
+    """Return boxes of so many pixels, sides powers of two: those that cover the results with the least, and have pixels of few images."""
     sizes = [1 << power for power in range(pixels.bit_length())]
     found = [
         (pixels // (rows * columns), rows, columns)
@@ -169,7 +197,12 @@ def _boxes(windows: Windows, pixels: int) -> list[tuple[int, int, int]]:
         and pixels // (rows * columns) <= MAX_BOX
         and all(side * step <= MAX_BOX for side, step in zip((rows, columns), windows.steps, strict=True))
     ]
-    return sorted(found, key=lambda box: (count(windows, box), abs(math.log2(box[1] / box[2])), box))[:SHAPES]
+    return sorted(found, key=lambda box: (count(windows, box) * _apart(box), abs(math.log2(box[1] / box[2])), box))[:SHAPES]
+
+
+def _apart(box: tuple[int, int, int]) -> float:
+    """Return by how much longer a tile takes whose pixels are of several images."""
+    return 1 + APART / math.sqrt(box[1] * box[2])
 
 
 def count(windows: Windows, box: tuple[int, int, int]) -> int:
@@ -185,19 +218,17 @@ def _columns(filters: int) -> list[int]:
 
 
 def _shared(windows: Windows, product: Contraction, bare: Tiling, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield a tiling with what clusters share, and with parts of the reduction where tiles leave SMs idle."""
-    rows, columns = count(windows, bare.box), -(-product.extents[2] // bare.block_n)
-    if bare.is_pingpong and rows * columns <= gpu.sm_count:
+    """Yield a tiling with the weights that clusters share, and with parts of the reduction where tiles leave SMs idle."""
+    boxes, tiles = count(windows, bare.box), count(windows, bare.box) * -(-product.extents[2] // bare.filters)
+    if bare.is_pingpong and tiles <= gpu.sm_count:
         return  # one consumer would have nothing to do
     yield bare
     unit = wgmma_matmul.COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
-    if rows > 1 and bare.block_n % (2 * unit) == 0:
-        yield bare._replace(cluster_m=2)
-    if columns > 1:
-        yield bare._replace(cluster_n=2)
+    if boxes > 1 and bare.filters % (2 * unit) == 0:
+        yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
     for split in wgmma_matmul.SPLITS:
-        is_whole = steps(windows) // split >= wgmma_matmul.LEAST_STEPS and bare.thread_sums % split == 0
-        if is_whole and rows * columns * split <= 2 * gpu.sm_count and not bare.is_pingpong:
+        is_whole = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS and bare.thread_sums % split == 0
+        if is_whole and tiles * split <= 2 * gpu.sm_count and not bare.is_pingpong:
             yield bare._replace(split=split)
 
 
@@ -209,19 +240,19 @@ def steps(windows: Windows) -> int:
 def _staged(windows: Windows, product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
     limit = gpu.smem_per_block_optin_bytes
-    held = model.most_stages(limit, bare.block_m, _stored_columns(product, bare), _beside(bare, out_dtype))
+    held = model.most_stages(limit, *_stored(product, bare), _beside(bare, out_dtype))
     # The next tile's first stages are loaded while this one's last are multiplied, so that short sums want as many.
     most = min(wgmma_matmul.MAX_STAGES, held)
     for stages in (most, most - 1):
         if stages >= wgmma_matmul.MIN_STAGES:
-            raster = min(wgmma_matmul.RASTERS[-2], count(windows, bare.box))
+            raster = min(RASTER, count(windows, bare.box))
             yield _estimate(windows, product, bare._replace(stages=stages, raster=raster), out_dtype, gpu)
 
 
-def _stored_columns(product: Contraction, tiling: Tiling) -> int:
-    """Return the columns that a stage has room for: those side by side come 64 at a time."""
+def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
+    """Return the rows and columns that a stage has room for: filters side by side come 64 at a time."""
     unit = wgmma_matmul.COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
-    return -(-tiling.block_n // unit) * unit
+    return tiling.pixels, -(-tiling.filters // unit) * unit
 
 
 def _beside(tiling: Tiling, out_dtype: str) -> int:
@@ -232,13 +263,14 @@ def _beside(tiling: Tiling, out_dtype: str) -> int:
 
 def smem_bytes(product: Contraction, tiling: Tiling, out_dtype: str) -> int:
     """Return the least shared memory of a block; where there is more, results have more buffers."""
-    stages = tiling.stages * model.stage_bytes(tiling.block_m, _stored_columns(product, tiling))
+    stages = tiling.stages * model.stage_bytes(*_stored(product, tiling))
     return stages + _beside(tiling, out_dtype) + model.RESERVED_BYTES
 
 
 def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
-    rows = -(-count(windows, tiling.box) // tiling.cluster_m) * tiling.cluster_m
-    columns = -(-product.extents[2] // (tiling.block_n * tiling.cluster_n)) * tiling.cluster_n
+    boxes, filters = count(windows, tiling.box), -(-product.extents[2] // tiling.filters)
+    rows, columns = (filters, boxes) if tiling.swap else (boxes, filters)
+    rows, columns = -(-rows // tiling.cluster_m) * tiling.cluster_m, -(-columns // tiling.cluster_n) * tiling.cluster_n
     free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
     chunks = max(1, tiling.thread_sums * model.WARPGROUP // model.WGMMA_ROWS**2)
     tiles = model.Tiles(
@@ -251,10 +283,12 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         _dram_bytes(windows, product, out_dtype),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong)
-    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong)
+    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) * _apart(tiling.box)
+    if tiling.cluster_m * tiling.cluster_n > 1:
+        secs *= CLUSTERED
+    launch = model.launch_secs(gpu, is_early=bool(tiling.dependent))
+    return Estimate(tiling.candidate(), secs + launch, (tiling.block_m, tiling.block_n, tiling.split, tiling.is_pingpong, tiling.swap))
 
 
 def _dram_bytes(windows: Windows, product: Contraction, out_dtype: str) -> float:

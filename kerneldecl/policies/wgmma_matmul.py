@@ -44,8 +44,8 @@ RASTERS = (1, 2, 4, 8, 16)
 FEW_ROWS, SOME_ROWS = 32, 128
 """A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
 SAME_TILE = 2
-EIGHT = 8
-"""Rows of any length that start at a multiple of 16 bytes together."""
+TURNED = 4
+"""How much longer it takes to load bytes that lie across the reduction."""
 SHORT_SECS = 1e-5
 """Kernels so short may gain from starting before the one in front has ended."""
 
@@ -95,7 +95,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     product, gpu = contraction_of(space), arch.the_gpu
     if isinstance(product, str):
         return product
-    factors, dtype, other = (product.left, product.right), product.left.dtype, product.right.dtype
+    dtype, other = product.left.dtype, product.right.dtype
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     reasons = (
@@ -106,7 +106,6 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
         (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
-        (not all(_is_brought(factor, product.extents[0]) for factor in factors), "TMA does not take an operand's rows"),
         (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
         (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
@@ -158,7 +157,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
     are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.right)):
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
         if not _suits(tiling, m):
             continue
@@ -174,28 +173,28 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, factor: Factor) -> list[int]:
+def _columns(extent: int, dtype: str, swap: int) -> list[int]:
     """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
 
-    What is no box of TMA's comes 64 columns at a time.
+    Few rows in the place of columns stay together: the weights are read once.
     """
-    unit = ROWS if not is_box(factor) else COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
-    sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
-    if not is_box(factor):
-        return sorted(size for size in sizes if size % ROWS == 0)
-    if factor.dtype != "int8":
+    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
+    narrower = () if swap and extent <= ROWS else (size for size in COLUMNS if size < extent)
+    sizes = {*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}
+    if dtype != "int8":
         return sorted(sizes)
     return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether a thread can hold its sums, and no smaller tile would do for the rows."""
-    return tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    """Say whether a thread can hold its sums, no smaller tile would do for the rows, and three consumers have enough to multiply."""
+    is_wide = tiling.block_n >= 2 * ROWS or tiling.consumers < 3
+    return is_wide and tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
     """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
-    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
     return blocks == 1 or tiling.block_n % (unit * blocks) == 0
 
 
@@ -210,16 +209,15 @@ def is_box(factor: Factor) -> bool:
     return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
 
 
-def _is_brought(factor: Factor, batch: int) -> bool:
-    """Say whether TMA brings an operand, if only every eighth row at once: eight rows of any length are a multiple of 16 bytes."""
-    return is_box(factor) or (dtype_bytes(factor.dtype) == 2 and factor.is_k_last and batch == 1)
+def _is_k_last(factor: Factor) -> bool:
+    """Say whether the reduction is last in shared memory; of 8-bit operands it always is."""
+    return factor.is_k_last or dtype_bytes(factor.dtype) == 1
 
 
-def _copies(factor: Factor, extent: int, unit: int) -> int:
-    """Return the copies that fill a stage; rows of any length come every eighth of a unit at once."""
-    if not is_box(factor):
-        return EIGHT * extent // unit
-    return 1 if factor.is_k_last else -(-extent // ROWS)
+def _gathered_bytes(factor: Factor, extent: int) -> int:
+    """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
+    is_turned = dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
+    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if is_turned else 1)
 
 
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
@@ -240,7 +238,7 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: columns side by side come 64 at a time."""
-    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
     return tiling.block_m, -(-tiling.block_n // unit) * unit
 
 
@@ -286,9 +284,10 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         dtype_bytes(out_dtype),
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
+        (product.left.size_bytes, product.right.size_bytes),
     )
-    copies = _copies(product.left, tiling.block_m, ROWS) + _copies(product.right, tiling.block_n, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.consumers, tiling.is_pingpong, copies)
+    gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

@@ -2,11 +2,11 @@
 
 Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
 
-A tile's rows are results of a box of pixels, w fastest, then h, then images; its columns are filters. A step of the reduction is
-64 channels at one tap: the box of pixels that the tap meets, strided, and zeros where it reaches beyond the image.
+A tile's rows are results of a box of pixels, w fastest, then h, then images; its columns are filters; with `swap`, the other way round. A
+step of the reduction is 64 channels at one tap: the box of pixels that the tap meets, strided, and zeros where it reaches beyond the image.
 
-Parameters: those of `wgmma_matmul`, without `swap`, and
-  tile_w, tile_h    pixels of a tile along a row and along a column of the image, powers of two; it has block_m / (tile_w * tile_h) images
+Parameters: those of `wgmma_matmul`, and
+  tile_w, tile_h    pixels of a tile along a row and along a column of the image, powers of two; what is left of its pixels are images
 
 Returns a specialised function of TIRx, not a schedule.
 """
@@ -80,7 +80,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if convolution is None or not _takes(convolution):
         return None
     sides = (params["tile_h"], params["tile_w"])
-    kernel = _kernel(convolution, Tiles.of({**params, "swap": 0}), sides, arch)  # type: ignore[arg-type]
+    kernel = _kernel(convolution, Tiles.of(params), sides, arch)  # type: ignore[arg-type]
     return None if kernel is None else build(kernel)
 
 
@@ -97,20 +97,23 @@ def _takes(convolution: Convolution) -> bool:
 
 
 def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch: Arch) -> Kernel | None:
-    if not all(map(_is_power, (tiles.block_m, *sides))) or tiles.block_m % math.prod(sides):
+    pixels, filters = (tiles.block_n, tiles.block_m) if tiles.swap else (tiles.block_m, tiles.block_n)
+    if not all(map(_is_power, (pixels, *sides))) or pixels % math.prod(sides) or pixels < SLAB:
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
-    boxes = Boxes(results, (tiles.block_m // math.prod(sides), *sides))
-    rows = _image(convolution, boxes, tiles.block_m // tiles.cluster_n, tiles.block_m)
-    columns = _weights(convolution, tiles.block_n, tiles.cluster_m)
+    boxes = Boxes(results, (pixels // math.prod(sides), *sides))
+    shares = (tiles.cluster_m, tiles.cluster_n) if tiles.swap else (tiles.cluster_n, tiles.cluster_m)
+    image, weights = _image(convolution, boxes, shares[0]), _weights(convolution, filters, shares[1])
     blocks = -(-convolution.channels // STEP_CHANNELS)
     steps = convolution.rows.taps * convolution.columns.taps * blocks
     dtype = str(convolution.image.dtype)
-    if rows is None or columns is None or not tiles.fit(dtype, steps, rows.stage_bytes + columns.stage_bytes):
+    if image is None or weights is None or not tiles.fit(dtype, steps, image.stage_bytes + weights.stage_bytes):
         return None
-    grid = 1, boxes.count, -(-convolution.filters // tiles.block_n)
-    made = _results(convolution, boxes, tiles.block_n)
-    kernel = Kernel(convolution.params, dtype, rows, columns, made, tiles, grid, steps, arch.the_gpu.sm_count)
+    operands, counts = (image, weights), (boxes.count, -(-convolution.filters // filters))
+    if tiles.swap:
+        operands, counts = (weights, image), (counts[1], counts[0])
+    made = _results(convolution, boxes, filters, is_swapped=bool(tiles.swap))
+    kernel = Kernel(convolution.params, dtype, *operands, made, tiles, (1, *counts), steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not made.is_staged or tiles.split > 1 else None
 
 
@@ -118,8 +121,9 @@ def _is_power(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _image(convolution: Convolution, boxes: Boxes, copy_rows: int, tile_rows: int) -> Operand | None:
-    """Return how TMA brings the pixels that a tap meets."""
+def _image(convolution: Convolution, boxes: Boxes, share: int) -> Operand | None:
+    """Return how TMA brings one of `share` parts of the pixels that a tap meets."""
+    copy_rows = boxes.pixels // share
     buffer, blocks, taps = convolution.image, -(-convolution.channels // STEP_CHANNELS), convolution.columns.taps
     images, height, width, channels = (int(extent) for extent in buffer.shape)
     sides = boxes.part(copy_rows)
@@ -150,7 +154,7 @@ def _image(convolution: Convolution, boxes: Boxes, copy_rows: int, tile_rows: in
         )
 
     copies = Copies(tensor_map, 1, lambda number: number * copy_rows, coords)
-    return Operand(str(buffer.dtype), (copies,), tile_rows, is_k_last=True)
+    return Operand(str(buffer.dtype), (copies,), boxes.pixels, is_k_last=True)
 
 
 def _step(window: Window, side: int) -> int:
@@ -187,12 +191,12 @@ def _weights(convolution: Convolution, tile_columns: int, share: int) -> Operand
     return Operand(dtype, (copies,), stage_rows, is_k_last=is_k_last)
 
 
-def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
-    """Return how results leave: 64 pixels at a time, which are a box, too."""
+def _results(convolution: Convolution, boxes: Boxes, tile_filters: int, *, is_swapped: bool) -> Results:
+    """Return how results leave: some pixels at a time, which are a box, too."""
     out, filters = convolution.out, convolution.filters
     dtype = str(out.dtype)
     images, height, width, _ = (int(extent) for extent in out.shape)
-    line, lines = chunk_shape(block_n, is_swapped=False)
+    line, lines = chunk_shape(boxes.pixels if is_swapped else tile_filters, is_swapped=is_swapped)
     pitch, in_pairs = filters * dtype_bytes(dtype), filters % 2 == 0
     tensor_map = None
     if dtype in STAGED and pitch % PITCH_BYTES == 0:
@@ -201,7 +205,8 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
         tensor_map = TensorMap(out, dtype, (filters, width, height, images), strides, box, SWIZZLES[line * 2], promotion=0)
 
     def index(_: Any, row: Any, column: Any) -> list[Any]:
-        return [*boxes.pixel(row), column]
+        pixel, channel = (column, row) if is_swapped else (row, column)
+        return [*boxes.pixel(pixel), channel]
 
     def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
         return tuple(reversed(index(batch, row, column)))
@@ -210,17 +215,15 @@ def _results(convolution: Convolution, boxes: Boxes, block_n: int) -> Results:
         return convolution.value(total, index(batch, row, column), addends)
 
     def addends(batch: Any, row: Any, column: Any) -> list[Any]:
+        *pixel, channel = index(batch, row, column)
+        places = zip(pixel, boxes.results, boxes.tile, strict=True)
+        within = [tirx.min(at, extent - 1) if extent % side else at for at, extent, side in places]
         # Pairs stay pairs.
-        last = filters - 2 + column % 2 if in_pairs else filters - 1
-        *pixel, _ = index(batch, row, column)
-        within = [
-            tirx.min(at, extent - 1) if extent % side else at for at, extent, side in zip(pixel, boxes.results, boxes.tile, strict=True)
-        ]
-        return convolution.addends([*within, tirx.min(column, last) if filters % block_n else column])
+        last = filters - 2 + channel % 2 if in_pairs else filters - 1
+        return convolution.addends([*within, tirx.min(channel, last) if filters % tile_filters else channel])
 
     def inside(row: Any, column: Any) -> Any:
         places = zip(index(0, row, column), (images, height, width, filters), strict=True)
-        image, y, x, place = (at < extent for at, extent in places)
-        return tirx.all(image, y, x, place)
+        return tirx.all(*(at < extent for at, extent in places))
 
-    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, False, line, lines, in_pairs)
+    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, is_swapped, line, lines, in_pairs)

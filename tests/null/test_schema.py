@@ -31,7 +31,10 @@ MATMUL = '[[workload]]\nname = "a"\nrule = "matmul"\n'
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("workspace")
+    folder = tmp_path_factory.mktemp("workspace")
+    (folder / "own").mkdir()
+    (folder / "own/product.py").write_text("def specialize(mod, arch):\n    return None\n", encoding="utf-8")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,7 @@ GOOD = {
     "cases": HEAD + MATMUL + 'k = 3\ncases = [{m = 1, n = 2}, {m = 3, n = 4, epilogue = ["relu"]}]\n',
     "settings": HEAD + '[defaults]\ntop_k = 2\npolicy = "auto"\n[toolchain]\ntvm = "0.27.0.post1"\n' + MATMUL
     + 'm = 1\nn = 1\nk = 1\ntargets = ["host"]\ntolerance = 0.1\ntags = ["x"]\ngeneration = 1\n',
+    "own functions": HEAD + MATMUL + 'm = 1\nn = 2\nk = 3\nspecialize = "own/product.py"\n',
     "other rule": HEAD + '[[workload]]\nname = "s"\nrule = "softmax"\nshape = [[4, 8], [16, 8]]\n',
 }  # fmt: skip
 
@@ -80,6 +84,7 @@ BAD = {
     "unknown attribute in cases": GOOD["cases"].replace("m = 1", "mm = 1"),
     "name": GOOD["plain"].replace('name = "a"\nrule', 'name = "a b"\nrule'),
     "top_k": GOOD["settings"].replace("top_k = 2", "top_k = 0"),
+    "specialize": GOOD["plain"] + 'specialize = "own.txt"\n',
     "no workloads": HEAD,
 }
 

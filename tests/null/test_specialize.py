@@ -15,6 +15,7 @@ from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Candidate
+from kerneldecl.plugins import specialize_files
 from kerneldecl.progress import Note
 from kerneldecl.report import show_json, show_text
 
@@ -71,6 +72,13 @@ def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -
     assert "specialize(…) are the functions that own/small.py gives" in show_text(show_json(entry))
 
 
+def test_a_file_that_gives_nothing_is_told(own: Space) -> None:
+    own.write({"own/small.py": "def specialize(mod, arch):\n    return [None]\n"})
+    built = own.build(patterns=["small"])
+    assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no function for it"]
+    assert set(tuned(own)) == {f"unrolled(unroll={n})" for n in (1, 2, 4)}
+
+
 def test_where_no_candidate_is_right_the_entry_fails_with_the_reason(own: Space) -> None:
     own.write({"own/_words.py": 'WORD = "wrong"\n', "policies/plain.py": without_proposals(own)})
     assert own.build(patterns=["small"]).build.failures["small@box"].startswith("none of 1 candidates passed: wrong: relative error 0.5")
@@ -89,6 +97,13 @@ def test_an_edit_of_the_file_or_of_what_it_imports_tunes_its_entry_alone(own: Sp
     assert built.counts["verify"] == 0, "the code is known"
     own.write({"own/_words.py": 'WORD = "otherwise"\n'})
     assert own.build().counts["verify"] == 1
+
+
+def test_a_standard_template_that_the_file_calls_is_one_of_its_files(own: Space) -> None:
+    own.write({"own/small.py": "from kerneldecl.templates import cpu_matmul\n\n\ndef specialize(mod, arch):\n    return None\n"})
+    first, *others = specialize_files(own.root, "own/small.py")
+    assert first == own.root / "own/small.py"
+    assert {"cpu_matmul.py", "_contraction.py"} <= {path.name for path in others}, "and what the template imports"
 
 
 def test_the_files_place_is_in_no_key(own: Space) -> None:

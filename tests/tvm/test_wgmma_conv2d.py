@@ -34,11 +34,13 @@ TILES = {
     "cluster_n": 1,
     "raster": 2,
     "split": 1,
+    "swap": 0,
     "schedule": "cooperative",
     "dependent": 0,
 }
 SMALL = {"n": 9, "h": 8, "w": 8, "c": 64, "f": 64, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
 RAGGED = {"n": 3, "h": 15, "w": 13, "c": 40, "f": 72, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
+SWAPPED = {"swap": 1, "block_m": 64, "block_n": 128, "consumers": 1, "tile_w": 8}
 PINGPONG = {"schedule": "pingpong", "block_m": 64}
 
 
@@ -67,6 +69,10 @@ def rule_of(attrs: dict[str, Any]) -> Any:
         (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
         (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),
         (RAGGED | {"f": 36}, {}),
+        (SMALL, SWAPPED),
+        (SMALL | {"f": 136, "epilogue": ("bias", "add", "relu")}, SWAPPED | {"cluster_m": 2, "schedule": "pingpong", "consumers": 2}),
+        (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
+        (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split": 2}),
     ],
 )
 def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
