@@ -16,8 +16,9 @@ POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
 
-IN_DOUBT = 1.4
-"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err."""
+IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
+"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err, most of all about
+operands that threads load."""
 RIVAL_EVERY = 4
 """Of so many candidates one is not of the policy that predicts the least time."""
 
@@ -28,13 +29,16 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     Candidates of the policy that predicts the least time come in its order, and every fourth one is of another policy that
     may be as good. Predictions of different models are not compared more closely than that.
     """
-    if measured or isinstance(contraction_of(space), str):
+    product = contraction_of(space)
+    if measured or isinstance(product, str):
         return ()
     found = [policy.propose(space, arch, top_k, ()) for policy in POLICIES]
     if not any(proposals for policy, proposals in zip(POLICIES, found, strict=True) if policy in ON_TENSOR_CORES):
         return ()
     first, *others = sorted(filter(None, found), key=_least_secs)
-    rivals = [proposals for proposals in others if _least_secs(proposals) <= IN_DOUBT * _least_secs(first)]
+    are_boxes = all(map(wgmma_matmul.is_box, (product.left, product.right)))
+    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first)
+    rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
     return tuple(_mixed(first, turns))[:top_k]
 
