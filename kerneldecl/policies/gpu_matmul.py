@@ -59,7 +59,7 @@ def _mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Pr
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
-    return wgmma_matmul.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
+    return wgmma_matmul.why_not(space, arch) and wgmma_conv2d.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
 
 
 def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
@@ -67,5 +67,8 @@ def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1 or len(reductions[0].reads) < 2:
         return ""
-    is_used = any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES)
-    return "used" if is_used else why_not(space, arch) or "no schedule for them that was tried is right"
+    if any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES):
+        return "used"
+    # What competes with them may have won by its time; what is asked behind them has not.
+    is_rival = template in TEMPLATES
+    return why_not(space, arch) or f"no schedule for them that was tried is right{' and faster' * is_rival}"

@@ -209,6 +209,12 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
     assert bool(proposals) >= (gpu_matmul.why_not(space, arch(name)) == "")
 
 
+def test_a_rival_without_tensor_cores_may_win_by_its_time() -> None:
+    space = of("float16", (1, 4096, 4096))
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is right and faster"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+
+
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])
 def test_winners_of_all_their_templates_use_tensor_cores(template: str) -> None:
     assert gpu_matmul.tensor_cores(of("float16", (64, 64, 64)), H200, template) == "used"
