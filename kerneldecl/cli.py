@@ -140,20 +140,21 @@ def init(settings: Settings) -> None:
 @main.command()
 @click.argument("model")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="The workspace's workloads.toml, new or not.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries; repeatable.")
 @json_option
 @click.pass_obj
-def extract(settings: Settings, model: str, output: Path | None, as_json: bool) -> None:
+def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool) -> None:
     """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
 
     Run again, it adds what is new, marks what is gone and leaves every other line as it is.
     """
-    from kerneldecl.extraction import extract_model, extracted_text
+    from kerneldecl.extraction import extract_model, extracted_text, sizes_of
     from kerneldecl.tables import FILE
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")
     root = settings.root if output is None else output.resolve().parent
-    _print(as_json, extract_model(model, root), extracted_text)
+    _print(as_json, extract_model(model, root, sizes_of(dims)), extracted_text)
 
 
 @main.command()

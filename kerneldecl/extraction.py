@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kerneldecl import locate
 from kerneldecl.declare import declare, decode, parse
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
+from kerneldecl.initial import ignore_results
 from kerneldecl.model import frozen
 from kerneldecl.runners.process import Worker
 from kerneldecl.state import write_whole
@@ -25,8 +27,10 @@ FUNCTIONS = "functions"
 _LIMIT_SECS = 1800.0
 
 
-def extract_model(model: str, root: Path) -> dict[str, Any]:
+def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
     """Add entries for a model's functions to the workspace's file, which is made if there is none; return what came of it.
+
+    `sizes` are those that a dynamic dimension of the model is to have entries for.
 
     Raise DeclarationError for what is no model and for a file with mistakes; nothing is written then.
     """
@@ -34,7 +38,7 @@ def extract_model(model: str, root: Path) -> dict[str, Any]:
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
-    answer = _read_by_a_worker(model, root)
+    answer = _read_by_a_worker(model, root, sizes or {})
     functions = {_function(found): found.get("ir") for found in answer["functions"]}
     if not functions:
         raise _objection(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
@@ -44,10 +48,25 @@ def extract_model(model: str, root: Path) -> dict[str, Any]:
     return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
 
 
-def _read_by_a_worker(model: str, root: Path) -> dict[str, Any]:
+def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
+    """Return the sizes of each dimension of texts such as n=1,16,128; raise DeclarationError for what is none."""
+    sizes: dict[str, list[int]] = {}
+    for text in dims:
+        found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)", text)
+        if found is None or found[1] in sizes:
+            sentence = "not a dimension with its sizes" if found is None else f"the sizes of {found[1]} are given already"
+            raise DeclarationError([Problem(f"--dim {text}", 0, "", sentence, "expected each dimension once, such as --dim n=1,16,128")])
+        sizes[found[1]] = [int(size) for size in found[2].split(",")]
+    return sizes
+
+
+def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     worker = Worker({})
     try:
-        answer = worker.call({"do": "extract", "root": str(root), "model": model}, _LIMIT_SECS)
+        answer = worker.call(
+            {"do": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
+            _LIMIT_SECS,
+        )
     finally:
         worker.stop()
     if "problem" in answer:
@@ -89,12 +108,14 @@ def _tables(root: Path, content: bytes) -> list[Table]:
 
 
 def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
-    """Write what entries need before the entries, so that the workspace is right at any time."""
+    """Write what entries need before the entries, so that the workspace is right at any time; a new one has git ignore its results."""
     for path, ir in functions.items():
         if not (root / path).exists():
             write_whole(root / path, ir)
     content = merged.text.encode()
     declare(root, content)
+    if not (root / FILE).exists():
+        ignore_results(root)
     if not (root / FILE).exists() or (root / FILE).read_bytes() != content:
         write_whole(root / FILE, merged.text)
 

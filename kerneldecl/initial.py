@@ -47,13 +47,19 @@ IGNORED = """\
 
 def initialise(root: Path) -> list[Path]:
     """Write workloads.toml, and what git is to ignore; return the files written or added to. Refuse where there is one."""
-    workloads, ignore = root / "workloads.toml", root / ".gitignore"
+    workloads = root / "workloads.toml"
     if workloads.exists():
         raise DeclarationError([Problem("workloads.toml", 0, "", "there is one already", "remove it first or use another folder (-C)")])
     root.mkdir(parents=True, exist_ok=True)
     workloads.write_text(WORKLOADS, encoding="utf-8")
+    return [workloads, *ignore_results(root)]
+
+
+def ignore_results(root: Path) -> list[Path]:
+    """Have git ignore what a build writes and anyone can make again; return the file if it was written or added to."""
+    ignore = root / ".gitignore"
     before = ignore.read_text(encoding="utf-8") if ignore.exists() else ""
     if IGNORED in before:
-        return [workloads]
+        return []
     ignore.write_text(f"{before}{IGNORED}", encoding="utf-8")
-    return [workloads, ignore]
+    return [ignore]

@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from kerneldecl.compiler import codegen, cuda, tensorir
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.sizes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.specialised import specialised_function
 from kerneldecl.errors import DeclarationError
@@ -124,8 +126,10 @@ def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
     return {"database": json.dumps(held, sort_keys=True), "source": applied.mod["main"].script()}
 
 
-def extract(root: str, model: str) -> dict[str, Any]:
+def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
     """Return what a model calls: functions that an entry can stand for, and why others have none; a problem if it is no model.
+
+    `sizes` are those that a dynamic dimension is to have entries for.
 
     A function has name, calls, rule, attrs (those that are to be declared) and identity (those that tell its entry from
     others); one of rule tensor_ir has its IR instead of attributes.
@@ -133,19 +137,28 @@ def extract(root: str, model: str) -> dict[str, Any]:
     from kerneldecl.compiler import models
 
     try:
-        mod = models.fused(models.read_model(model))
+        mod = models.read_model(model)
+        if sizes:
+            mod = models.of_sizes(mod, sizes)
     except models.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
+    dims = [] if sizes else dynamic_dims(mod)
+    mod = models.fused(mod)
     functions: dict[str, dict[str, Any]] = {}
     left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in models.unlowered(mod)]
+    others = only_for_other_sizes(mod)
     for name, func, calls in models.called(mod):
         if reason := models.function_problem(func):
+            if name in others:
+                reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
+            elif dims and models.is_dynamic(func):
+                reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
             left_out.append({"name": name, "reason": reason})
             continue
         canonical = tensorir.canonical_module(func)
-        found = functions.setdefault(tensorir.module_digest(canonical), {"name": name, "calls": 0, "mod": canonical})
+        found = functions.setdefault(match_digest(canonical["main"]), {"name": name, "calls": 0, "mod": canonical})
         found["calls"] += calls
-    described = [{**_described(Path(root), found.pop("mod")), "computation": known, **found} for known, found in functions.items()]
+    described = [{**_described(Path(root), found.pop("mod")), **found} for found in functions.values()]
     return {"functions": described, "left_out": left_out}
 
 
@@ -154,7 +167,7 @@ def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
 
     known = recognised(mod, root)
     if known is None:
-        return {"rule": "tensor_ir", "ir": tvm.ir.save_json(mod["main"])}
+        return {"rule": "tensor_ir", "computation": tensorir.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
     proposal, identity = known
     return {"rule": proposal.rule, "attrs": proposal.attrs, "identity": identity}
 

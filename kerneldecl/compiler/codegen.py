@@ -24,6 +24,9 @@ from kerneldecl.compiler.tensorir import module_digest
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
 
+PASS_CONFIG = {"tirx.use_async_copy": True}
+"""Options of TVM's that schedules of ours rely on: loops that ask for it (software_pipeline_async_stages) copy asynchronously."""
+
 
 @dataclass(frozen=True)
 class DatabaseLines:
@@ -104,12 +107,13 @@ def _of_both_kinds() -> Any:
     """
     pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
-    def lowered(given: tvm.IRModule, _: Any) -> tvm.IRModule:
+    def lowered(given: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
         mod = exact_float8(given)
         done: dict[Any, Any] = {}
-        for flag, (lower, *_rest) in pipelines.items():
-            part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}
-            done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
+        with tvm.transform.PassContext(context.opt_level, config={**dict(context.config), **PASS_CONFIG}):
+            for flag, (lower, *_rest) in pipelines.items():
+                part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}
+                done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
         return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in done.items()}, attrs=mod.attrs)
 
     # Of both kinds, what follows the lowering is the same.

@@ -30,7 +30,7 @@ from tvm_ffi import structural
 
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
@@ -40,8 +40,6 @@ from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.stores.local import LocalStore, Record
 
-# Only loops whose schedule asks for it (software_pipeline_async_stages) become asynchronous copies.
-_PASSES = {"tirx.use_async_copy": True}
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 
@@ -126,7 +124,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=_PASSES), _source_only():
+    with tvm.transform.PassContext(config=PASS_CONFIG), _source_only():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:

@@ -1,4 +1,4 @@
-"""Owns how functions that LLVM has no vector code for are computed: exp, erf and tanh in float32 as polynomials.
+"""Owns how functions that LLVM has no vector code for are computed: exp, erf and tanh as polynomials, in float32.
 
 Knows nothing of schedules, templates or rules.
 """
@@ -38,22 +38,25 @@ ERF_DENOMINATOR = (-1.45660718464996e-05, -2.13374055278905e-04, -1.682826974382
 
 @functools.cache
 def register() -> None:
-    """Have every later build for LLVM compute float32 exp, erf and tanh in vector code, and with exp sigmoid, which lowers to it.
+    """Have every later build for LLVM compute exp, erf and tanh in vector code, and with exp sigmoid, which lowers to it.
 
     TVM leaves exp to LLVM and erf to the C library: one scalar call an element, 2 to 25 ns each. Its tanh cancels near 0.
+    Of float16 it can compile none of them; float64 is left to it.
     """
-    for name, value in (("exp", _exp), ("tanh", _tanh), ("erf", _erf)):
-        tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=functools.partial(_in_float32, value), level=99)
+    for name, function in {"exp": _exp, "tanh": _tanh, "erf": _erf}.items():
+        tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=functools.partial(_in_float32, function), level=99)
 
 
-def _in_float32(value: Callable[[Any, str], Any], call: Any) -> Any:
-    """Return a function of what a call is given, of float16 by way of float32; the call itself, for TVM to lower, of other dtypes."""
+def _in_float32(function: Callable[[Any, str], Any], call: Any) -> Any:
+    """Return the call as the function computes it; the call itself where its dtype is neither float32 nor float16."""
     (x,) = call.args
     dtype = str(x.ty.dtype)
+    if dtype.startswith("float32"):
+        return function(x, dtype)
     if dtype.startswith("float16"):
         wide = dtype.replace("float16", "float32")
-        return tirx.Cast(dtype, value(tirx.Cast(wide, x), wide))
-    return value(x, dtype) if dtype.startswith("float32") else call
+        return tirx.Cast(dtype, function(tirx.Cast(wide, x), wide))
+    return call
 
 
 def _polynomial(x: Any, coefficients: Sequence[float], dtype: str) -> Any:

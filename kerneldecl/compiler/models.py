@@ -18,7 +18,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import sizes, tensorir
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
@@ -48,7 +48,15 @@ def read_model(model: str) -> tvm.IRModule:
     return _READERS[path.suffix](path)
 
 
-def fused(mod: tvm.IRModule) -> tvm.IRModule:
+def of_sizes(mod: tvm.IRModule, declared: sizes.Sizes) -> tvm.IRModule:
+    """Return the module with functions for these sizes of its dynamic dimensions; raise ModelError where it does not have them."""
+    try:
+        return sizes.specialised_sizes(mod, declared)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+
+
+def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRModule:
     """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
     passes = tvm.transform.Sequential(
         [
@@ -61,19 +69,21 @@ def fused(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.DeadCodeElimination(),
         ]
     )
-    with tvm.target.Target("llvm"):
+    with target or tvm.target.Target("llvm"):
         return passes(mod)
 
 
 def called(mod: tvm.IRModule) -> list[tuple[str, Any, int]]:
     """Return (name, function, calls) of each PrimFunc that the module's Relax functions call, in order of the first call.
 
-    Calls are places in the model, each counted once.
+    Calls are places in the model, each counted once; of a function's copies for several sizes, of which one runs, the most.
     """
-    calls: Counter[str] = Counter()
-    for _, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
+    by_function: dict[str, Counter[str]] = {}
+    for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
         if isinstance(func, relax.Function):
-            calls.update(_callees(func))
+            original = str((func.attrs or {}).get(sizes.COPY_OF, var.name_hint))
+            by_function[original] = by_function.get(original, Counter()) | Counter(sizes.callees(func))
+    calls = sum(by_function.values(), Counter())
     prim_funcs = {var.name_hint: func for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
     return [(name, prim_funcs[name], count) for name, count in calls.items() if name in prim_funcs]
 
@@ -95,17 +105,6 @@ def unlowered(mod: tvm.IRModule) -> list[str]:
 def _is_call(operator: str) -> bool:
     """Whether an operator calls what stands elsewhere, or is the virtual machine's own, as views are: no kernel belongs to it."""
     return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm.", "relax.reshape"))
-
-
-def _callees(func: Any) -> list[str]:
-    found: list[str] = []
-
-    def note(expr: Any) -> None:
-        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in {"relax.call_tir", "relax.call_tir_inplace"}:
-            found.append(str(expr.args[0].name_hint))
-
-    relax.analysis.post_order_visit(func, note)
-    return found
 
 
 def _from_json(path: Path) -> tvm.IRModule:
@@ -202,6 +201,12 @@ def function_problem(func: Any) -> str:
     if _NESTED_ACCESS.search(func.script()):
         return "its inputs say where it reads or writes, which random inputs cannot verify"
     return ""
+
+
+def is_dynamic(func: Any) -> bool:
+    """Say whether a function takes a buffer of dynamic extent."""
+    shapes = (param.shape for param in func.params if isinstance(param.ty, tvm.tirx.buffer.BufferType))
+    return any(not isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape)
 
 
 def _last_line(error: Exception) -> str:

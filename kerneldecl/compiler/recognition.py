@@ -5,13 +5,14 @@ Knows nothing of models, of files of the workspace or of schedules.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import tvm
 
 from kerneldecl import plugins
-from kerneldecl.attributes import rule_attributes
+from kerneldecl.attributes import RuleAttributes, rule_attributes
 from kerneldecl.compiler import tensorir
 from kerneldecl.model import Arg, Value
 from kerneldecl.proposals import Proposal, proposals
@@ -31,7 +32,7 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
     for proposal in proposals(args, _constants(text)):
         if plugins.shadowed(root, proposal.rule):
             continue
-        known = rule_attributes(plugins.STANDARD, proposal.rule)
+        known = _standard(proposal.rule)
         if any(known.attributes[name].read(value)[1] for name, value in proposal.attrs.items()):
             continue  # a dtype, say, that the rule does not take
         instance = known.rule(**proposal.attrs)
@@ -45,6 +46,11 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
             return proposal, dict(zip(known.names, known.values(instance), strict=True))
         has_sums[family] = _sums(lowered) == sums
     return None
+
+
+@functools.cache  # of hundreds of proposals
+def _standard(rule: str) -> RuleAttributes:
+    return rule_attributes(plugins.STANDARD, rule)
 
 
 def _sums(mod: tvm.IRModule) -> set[str]:

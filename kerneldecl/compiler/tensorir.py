@@ -20,7 +20,6 @@ from kerneldecl.rule import Rule
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")
-_WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
 _NEST = ("    for ", "    with T.sblock(")
 _RESERVED = frozenset({"T", "I", *keyword.kwlist, "range"})
 
@@ -42,6 +41,14 @@ def canonical_module(func: Any) -> tvm.IRModule:
     for name in dict(func.attrs or {}):
         func = func.without_attr(name)
     return tvm.IRModule({"main": func.with_attr({"global_symbol": "main", "tirx.noalias": True, "s_tir": True})})
+
+
+def private_module(func: Any) -> tvm.IRModule:
+    """Return the canonical module of a copy of the function, to be scheduled where the function itself is kept.
+
+    TVM's schedules change blocks in place that one statement alone refers to, also where two functions share that statement.
+    """
+    return load(save(canonical_module(func)))
 
 
 def signature_of(func: Any) -> list[tuple[tuple[int, ...], str]]:
@@ -89,20 +96,6 @@ def canonical_lines(lines: Iterable[str]) -> list[str]:
     """Return lines of a script with what they name renamed in order of definition, or of use where it is defined elsewhere."""
     names = _Names()
     return [names.renamed(line) for line in lines]
-
-
-def match_digest(func: Any) -> str:
-    """Return the digest that a function of a model shares with the kernels that compute the same.
-
-    It is that of `module_digest` but for the width of indices and of other literal numbers: operands have one dtype, which
-    the other operand or the buffer says.
-    """
-    return digest(without_widths(canonical_text(canonical_module(func))).encode())
-
-
-def without_widths(text: str) -> str:
-    """Return a script's text with literal integers written as plain numbers."""
-    return _WIDTH.sub(r"\1", text)
 
 
 class _Names:

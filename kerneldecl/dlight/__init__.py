@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from kerneldecl.dlight.building import Result, apply_and_build, workers
 from kerneldecl.dlight.device import CUDA
-from kerneldecl.dlight.passes import ApplyFastTuning
+from kerneldecl.dlight.passes import ApplyFastTuning, apply_opt_before_tuning
 from kerneldecl.dlight.policy import Config, DefaultPolicy, TensorCorePolicy
 from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags, why_no_tensor_cores
+from kerneldecl.relax.prebuilt import register_intrinsics
 
 __all__ = [
     "CUDA",
@@ -22,7 +23,9 @@ __all__ = [
     "Result",
     "TensorCorePolicy",
     "apply_and_build",
+    "apply_opt_before_tuning",
     "get_tensorized_func_and_tags",
+    "register_intrinsics",
     "why_no_tensor_cores",
     "workers",
 ]

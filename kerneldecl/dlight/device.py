@@ -112,6 +112,52 @@ class CUDA:
         return [gpu.dram_bytes_per_s, gpu.smem_bytes_per_clock_per_sm * gpu.sm_count * gpu.clock_hz]
 
 
+def arch_of(target: Target) -> Arch:
+    """Return the arch that a target stands for: of a GPU as `CUDA` takes it; of a CPU by the arch's name, `host` being this machine's,
+    or by a target of TVM's that is for the same processor.
+
+    Raise ValueError where there is none, or more than one.
+    """
+    if target is None:
+        raise ValueError('there is no target; give one, such as "h200" or "host", or run under `with target:`')
+    if _is_name(target):
+        return load_arch(Path.cwd(), target)
+    if (attrs := _llvm_attrs(target)) is not None:
+        return _cpu_arch(target, attrs)
+    return CUDA(target).arch
+
+
+def _is_name(target: Target) -> bool:
+    return isinstance(target, str) and target in plugin_names("archs", Path.cwd())
+
+
+def _llvm_attrs(target: Target) -> Mapping[str, Any] | None:
+    """Return the attributes of a target for CPUs, None for any other."""
+    if isinstance(target, Mapping):
+        return target if target.get("kind") == "llvm" else None
+    if isinstance(target, str) and target.startswith(("llvm", "{")):
+        target = tvm.target.Target(target)
+    return dict(target.attrs) if isinstance(target, tvm.target.Target) and target.kind.name == "llvm" else None
+
+
+def _cpu_arch(target: Target, attrs: Mapping[str, Any]) -> Arch:
+    """Return the arch of the processor, this machine's before the declared ones."""
+    cpus = [arch for name in (HOST, *_cpu_names()) if (arch := load_arch(Path.cwd(), name)).cpu]
+
+    def identity(named: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+        return str(named.get("mcpu", "")), frozenset(map(str, named.get("mattr", ())))
+
+    for arch in cpus:
+        if identity(dict(arch.tvm_target)) == identity(attrs):
+            return arch
+    choices = ", ".join(f"{arch.name} ({dict(arch.tvm_target).get('mcpu', 'no mcpu')})" for arch in cpus)
+    raise ValueError(f"no arch is for the processor of target {target}; expected one of {choices}")
+
+
+def _cpu_names() -> tuple[str, ...]:
+    return tuple(name for name in plugin_names("archs", Path.cwd()) if name != HOST)
+
+
 def archs_of(target: Target) -> tuple[Arch, ...]:
     """Return the archs that a target can stand for, this machine's GPU alone if it is one of them.
 

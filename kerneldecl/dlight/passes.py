@@ -1,114 +1,141 @@
-"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and the database that spares doing it again.
+"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and what a model goes through before it.
 
-Knows nothing of Relax: a module's other functions stay as they are.
+Knows nothing of candidates, stores or artifacts' contents.
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+import tvm_ffi
+from tvm import relax
 
-from kerneldecl.compiler import intrinsics_cuda, intrinsics_i4
-from kerneldecl.compiler.specialised import SCHEDULED, in_place_of, specialised_function
-from kerneldecl.compiler.tensorir import canonical_module, load, module_digest
-from kerneldecl.dlight.building import Result, apply_and_build, workers
-from kerneldecl.dlight.device import CUDA, Target
-from kerneldecl.dlight.policy import DefaultPolicy, TensorCorePolicy
-from kerneldecl.dlight.tensorize import get_tensorized_func_and_tags
-from kerneldecl.errors import TuningError
-from kerneldecl.runners.local import LocalRunner
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.models import function_problem, fused
+from kerneldecl.compiler.specialised import SCHEDULED
+from kerneldecl.dlight.device import CUDA, Target, arch_of
+from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
+from kerneldecl.errors import ToolchainError
+from kerneldecl.model import Arch
+from kerneldecl.relax.matching import Report, match
+from kerneldecl.relax.passes import scheduled
+from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
 
-SPECIALISED = "specialised"
-"""The folder, beside the database, of functions that no trace leads to."""
+_LOG = logging.getLogger(__name__)
+tvm_ffi.register_error(ToolchainError.__name__, ToolchainError)  # TVM calls passes from C++, which knows no other errors than these
+_NOTHING = Prebuilt(Path(), "nothing tuned", ())
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
 class ApplyFastTuning:
     """Schedules each PrimFunc that is not scheduled yet by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
 
-    Functions that have no iteration space or no right configuration stay unscheduled, for the next pass to take. What was
-    measured is kept in a MetaSchedule database in the folder `meta_database_dir`, if one is given, functions without a trace
-    beside it, and taken from there when it comes again; what was only ranked, for want of the GPU, is not. Compile the
-    module with the pass option `tirx.use_async_copy`, without which copies that should overlap with computing do not.
+    The folder `meta_database_dir` keeps what was tuned, and takes it from there when it comes again, in a MetaSchedule
+    database that TVM's own passes open. It is a workspace of kerneldecl, too: its store tells what is known, and its
+    artifact has the kernels. Without a folder nothing is kept.
 
-    Under a target with arch sm_90a, products may become functions of TIRx, which use wgmma; compile the module for that
-    target then, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
+    Under a target with arch sm_90a, products may become functions of TIRx, which use wgmma and stand in the artifact alone;
+    compile the module for that target then, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
+
+    Where the GPU is not in this machine, the policies' models choose, and a warning says so. Functions that nothing can
+    schedule, such as those of dynamic shape, stay as they are for the next pass; `report` tells what became of each.
     """
+
+    report: Report | None = None
 
     def __init__(
         self, topk: int = 20, target: Target = None, parallel_build: bool = True, meta_database_dir: str | Path | None = None
     ) -> None:
-        """Take the target, or the one that is current when the pass runs."""
+        """Take a GPU or a CPU as `kerneldecl.dlight.device.arch_of` does, by default the target that is current when the pass runs."""
+        if type(topk) is not int or topk < 1:
+            raise ValueError(f"topk is {topk!r}; expected an integer above 0")
         self.topk, self.target, self.parallel_build = topk, target, parallel_build
         self.meta_database_dir = meta_database_dir
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        device = CUDA(self.target or tvm.target.Target.current())
-        database = _database(self.meta_database_dir)
-        tuned = dict(mod.functions)
-        with workers(parallel_build=self.parallel_build) as runner:
-            for name, func in mod.functions.items():
-                if isinstance(func, tvm.tirx.PrimFunc) and not (func.attrs or {}).get(SCHEDULED):
-                    scheduled = self._scheduled(func, device, database, runner)
-                    tuned[name] = func if scheduled is None else in_place_of(func, scheduled)
-        return tvm.IRModule(tuned, attrs=mod.attrs)
+        target = self.target or tvm.target.Target.current(allow_none=True)
+        arch = arch_of(target)
+        waiting = {name: func for name, func in _prim_funcs(mod).items() if _needs_schedule(func)}
+        problems = {name: problem for name, func in waiting.items() if (problem := function_problem(func))}
+        functions = _distinct({name: func for name, func in waiting.items() if name not in problems})
+        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
+            root = Path(self.meta_database_dir or scratch).resolve()
+            jobs = None if self.parallel_build else 1
+            settings = {"top_k": self.topk, "policy": _policy(target, arch)}
+            tuned = tune_functions(root, arch, functions, settings, jobs) if functions else Tuned(None, {}, "")
+            found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING)
+        failed = {name: tuned.failures[path] for name, func in functions.items() if (path := file_of(func)) in tuned.failures}
+        self.report = _with_reasons(found, problems | failed)
+        self._say(tuned.unmeasured)
+        return scheduled(mod, found.hits)
 
-    def _scheduled(self, func: Any, device: CUDA, database: JSONDatabase | None, runner: LocalRunner) -> Any:
-        """Return the scheduled function; None where there is none."""
-        mod = canonical_module(func)
-        if (known := _replayed(mod, device, database)) is not None:
-            return known
-        kept = Path(self.meta_database_dir or "") / SPECIALISED / f"{module_digest(mod)}-{device.arch.name}.json"
-        if device.is_for_wgmma and self.meta_database_dir is not None and kept.is_file():
-            return load(json.loads(kept.read_text(encoding="utf-8"))["function"])["main"]
-        try:
-            best = self._best(func, device, runner)
-        except (TuningError, TypeError, ValueError):  # no iteration space, arguments that are no arrays, nothing that is right
-            return None
-        if database is not None and best.latency is not None:
-            if best.schedule is not None:
-                workload = database.commit_workload(mod)
-                args = ArgInfo.from_entry_func(workload.mod)
-                database.commit_tuning_record(TuningRecord(best.schedule.trace, workload, [best.latency / 1e3], device.target, args))
-            else:
-                kept.parent.mkdir(exist_ok=True)
-                kept.write_text(json.dumps({**vars(specialised_function(mod, best.mod)), "latency": best.latency}), encoding="utf-8")
-        return best.mod["main"]
-
-    def _best(self, func: Any, device: CUDA, runner: LocalRunner) -> Result:
-        func, tags = get_tensorized_func_and_tags(func, device.target)
-        configs = TensorCorePolicy(func, device, {**tags, "use_wgmma": int(device.is_for_wgmma)}).emit_config(self.topk) if tags else []
-        if configs:
-            try:
-                return apply_and_build(func, configs, device, runner=runner)[1]
-            except TuningError:
-                pass  # CUDA cores are left
-        return apply_and_build(func, DefaultPolicy(func, device).emit_config(self.topk), device, runner=runner)[1]
+    def _say(self, unmeasured: str) -> None:
+        assert self.report is not None
+        if not self.report.matches:
+            _LOG.warning("the module has no PrimFunc to tune; apply_opt_before_tuning makes them of a model's operators")
+        if unmeasured and self.report.hits:
+            _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
+        _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
 
 
-def _database(folder: str | Path | None) -> JSONDatabase | None:
-    if folder is None:
-        return None
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # Traces name intrinsics, which must be there when they are read.
-    intrinsics_cuda.register_all()
-    intrinsics_i4.register_all()
-    return JSONDatabase(work_dir=str(folder), module_equality="structural")
+def apply_opt_before_tuning(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, target: Target = None) -> tvm.IRModule:
+    """Return a Relax module of operators as one of fused PrimFuncs and their calls: what `ApplyFastTuning` tunes.
+
+    With `params`, arrays by the names of its functions' arguments, these become constants and what depends on them alone is
+    computed now; arguments without an array stay.
+    """
+    here = target_of(arch_of(target or tvm.target.Target.current(allow_none=True)))
+    return fused(_bound(mod, params or {}), here)
 
 
-def _replayed(mod: tvm.IRModule, device: CUDA, database: JSONDatabase | None) -> Any:
-    """Return the function as the database has it scheduled for the device; None where it has not."""
-    if database is None or not database.has_workload(mod):
-        return None
-    records = database.get_top_k(database.commit_workload(mod), len(database))
-    best = next((record for record in records if str(record.target) == str(device.target)), None)  # TVM looks at no target
-    if best is None:
-        return None
-    schedule = tvm.s_tir.Schedule(mod)
-    best.trace.apply_to_schedule(schedule, remove_postproc=False)
-    return schedule.mod["main"]
+def _bound(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
+    """Return the module with arrays in place of arguments; raise ValueError for those that no function has."""
+    public = (item for item in mod.functions_items() if isinstance(item[1], relax.Function) and "global_symbol" in (item[1].attrs or {}))
+    arguments = {var.name_hint: [param.name for param in func.params] for var, func in public}
+    if unknown := sorted(params.keys() - {name for names in arguments.values() for name in names}):
+        there = "; ".join(f"{function} has {', '.join(names)}" for function, names in arguments.items())
+        raise ValueError(f"no function has an argument {', '.join(unknown)}; {there or 'there is no Relax function'}")
+    for function, names in arguments.items():
+        mod = relax.transform.BindParams(function, {name: _tensor(params[name]) for name in names if name in params})(mod)
+    return mod
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tvm.runtime.Tensor) else tvm.runtime.tensor(value)
+
+
+def _needs_schedule(func: Any) -> bool:
+    """Say whether a function has no schedule yet and is more than a view, which needs no kernel."""
+    return not (func.attrs or {}).get(SCHEDULED) and not relax.analysis.has_reshape_pattern(func)
+
+
+def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
+    found = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
+    return dict(sorted(found.items()))
+
+
+def _policy(target: Target, arch: Arch) -> str:
+    """Return the policy of all kernels, or of those with a trace: the others' functions can be compiled for wgmma's arch alone."""
+    return "traced" if arch.gpu and not CUDA(target).is_for_wgmma else "auto"
+
+
+def _distinct(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first of each several functions that one kernel does for."""
+    first: dict[str, tuple[str, Any]] = {}
+    for name, func in functions.items():
+        first.setdefault(match_digest(func), (name, func))
+    return dict(first.values())
+
+
+def _with_reasons(report: Report, reasons: Mapping[str, str]) -> Report:
+    """Return the report with the reason that tuning gave for each function that it should have a kernel for."""
+    missed = {match.function for match in report.missed} & reasons.keys()
+    matches = (replace(m, outcome="miss", kernel=None, reason=reasons[m.function]) if m.function in missed else m for m in report.matches)
+    return Report(report.artifact, tuple(matches), ())

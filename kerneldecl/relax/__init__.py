@@ -11,18 +11,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
-    from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, pipeline
+    from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, pipeline
+    from kerneldecl.relax.prebuilt import target_of
 
-__all__ = ["TIR_PIPELINE", "ApplyArtifact", "Match", "Model", "Report", "export_model", "load_model", "pipeline"]
+__all__ = [
+    "TIR_PIPELINE",
+    "ApplyArtifact",
+    "Match",
+    "Model",
+    "Report",
+    "SpecialiseSizes",
+    "export_model",
+    "load_model",
+    "pipeline",
+    "target_of",
+]
 _MODULES = {
     "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
     "Match": "matching",
     "Model": "deployment",
     "Report": "matching",
+    "SpecialiseSizes": "passes",
     "export_model": "deployment",
     "load_model": "deployment",
     "pipeline": "passes",
+    "target_of": "prebuilt",
 }
 
 

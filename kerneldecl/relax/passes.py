@@ -6,7 +6,7 @@ Knows nothing of how functions and kernels are matched, nor of loading what was 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.sizes import Sizes, specialised_sizes
 from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import Report, match
@@ -49,7 +50,8 @@ class ApplyArtifact:
         """Take an artifact's folder; the target is by default the one that is current when the pass runs.
 
         The pass raises ArtifactError for an artifact that is damaged or was built for another target, and, if `strict`,
-        UnmatchedError where a function that is not scheduled has no kernel.
+        UnmatchedError where a function that is not scheduled has no kernel, unless it is for sizes that `SpecialiseSizes` was
+        not given.
         """
         if mode not in get_args(Mode):
             raise ValueError(f'mode "{mode}" is unknown; expected "schedule" or "binary"')
@@ -63,10 +65,11 @@ class ApplyArtifact:
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
-        return _scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
+        return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
 
-def _scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
+    """Return the module with the schedules of kernels in place of functions, by their names, and these marked."""
     fresh = mod.clone()
     for name, kernel in kernels.items():
         fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
@@ -82,7 +85,7 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
     arch = str(target.attrs.get("arch", ""))
-    return _scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
+    return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
 
 
 @relax.expr_functor.mutator
@@ -100,24 +103,57 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], list(call.ty_args))
 
 
-def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> tvm.transform.Pass:
+def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine.
+    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine. What
+    became of each function is in `report` of the result, once a model was built with it.
     """
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
-    views = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]  # which need no kernel
-    first = [*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, ApplyArtifact(artifact, mode, strict=strict)]
-    last = [*_lower_dataflow(), *relax.pipeline.finalize_passes(target)]
+    apply = ApplyArtifact(artifact, mode, strict=strict)
+    views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
+    steps = (
+        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
+        (legalize[fused:], _without_letter(target)),
+        ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
+    )
+    return Pipeline(steps, apply)
 
-    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        for passes, under in ((first, target), (legalize[fused:], _without_letter(target)), (last, target)):
-            with under:
-                mod = tvm.transform.Sequential(passes)(mod)
+
+@tvm.transform.module_pass(opt_level=0, name="SpecialiseSizes")
+class SpecialiseSizes:
+    """Gives a model of dynamic shape functions for declared sizes: `SpecialiseSizes({"n": (1, 16, 128)})(mod)` returns the module.
+
+    Each public function then calls, by the sizes of its arguments, a copy of itself of static shape, which an artifact may have
+    kernels for, or the copy for all other sizes, which it has none for. To be run before anything is lowered; `kerneldecl
+    extract --dim n=1,16,128` declares the same copies' functions.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return specialised_sizes(mod, self.sizes)
+
+
+@tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
+class Pipeline:
+    """Passes in order, each with the target that it is to run under; one of them is an artifact's."""
+
+    def __init__(self, steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]], apply: ApplyArtifact) -> None:
+        self.steps, self.apply = steps, apply
+
+    @property
+    def report(self) -> Report | None:
+        """What became of each function of the last module; None before."""
+        return self.apply.report
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        for passes, target in self.steps:
+            with target:
+                mod = tvm.transform.Sequential(list(passes))(mod)
         return mod
-
-    return tvm.transform.module_pass(run, opt_level=0, name="kerneldecl.pipeline")
 
 
 def _without_letter(target: tvm.target.Target) -> tvm.target.Target:

@@ -17,9 +17,11 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact import checked_artifact
 from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
+from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.specialised import is_tirx
-from kerneldecl.compiler.tensorir import canonical_module, load, match_digest, module_digest, symbol
+from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, private_module, symbol
 from kerneldecl.errors import ArtifactError
+from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.toolchain import PACKAGES, installed
 
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
@@ -46,12 +48,17 @@ class Kernel:
         """What it shares with the functions that it can stand for, and with kernels of another index width."""
         return match_digest(self.func)
 
+    @cached_property
+    def shape(self) -> Shape:
+        """What a function that is not the kernel's is compared with."""
+        return shape_of(self.func)
+
     @property
     def scheduled(self) -> Any:
         """The PrimFunc that is compiled: the specialised one, or the trace replayed."""
         if self.specialised is not None:
             return self.specialised.without_attr("global_symbol")
-        schedule = tvm.s_tir.Schedule(canonical_module(self.func))
+        schedule = tvm.s_tir.Schedule(private_module(self.func))
         self.trace.apply_to_schedule(schedule, remove_postproc=False)
         return schedule.mod["main"].without_attr("global_symbol")
 
@@ -65,16 +72,26 @@ class Prebuilt:
     kernels: tuple[Kernel, ...]
 
 
+def target_of(artifact: str | Path) -> tvm.target.Target:
+    """Return the target that an artifact was built for; raise ArtifactError where it is damaged."""
+    _, manifest = checked_artifact(artifact)
+    return tvm.target.Target(manifest["arch"]["target"])
+
+
 def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     """Return an artifact's kernels; raise ArtifactError where it is damaged, or was made for another target or by another TVM."""
     folder, manifest = checked_artifact(artifact)
     if objection := _objection(manifest, target):
         raise ArtifactError(f"{folder}: {objection}")
-    intrinsics.register()  # schedules were tuned with these
-    if manifest["arch"]["kind"] == "cuda":
-        intrinsics_cuda.register_all()
-        intrinsics_i4.register_all()
+    register_intrinsics()
     return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, manifest))
+
+
+def register_intrinsics() -> None:
+    """Have TVM know what schedules of kernels name: where it does not, it reads no database of a GPU's kernels."""
+    intrinsics.register()
+    intrinsics_cuda.register_all()
+    intrinsics_i4.register_all()
 
 
 def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:

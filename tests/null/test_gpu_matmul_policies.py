@@ -12,7 +12,8 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 
 from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import IterSpace
-from kerneldecl.policies import _gpu_windows, gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.policies import _gpu_windows, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
 from kerneldecl.policies._gpu_model import occupancy
 
 
@@ -175,3 +176,10 @@ def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_lon
 def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) -> None:
     for name in GPUS:
         assert gpu_matmul_simt.propose(matmul(size, "tt"), arch(name), 1, ())
+
+
+def test_traced_asks_all_policies_but_those_of_specialised_functions() -> None:
+    assert set(traced.BY_KIND["cuda"]) == set(auto.BY_KIND["cuda"]) - {"gpu_matmul"}
+    assert traced.BY_KIND["cpu"] == auto.BY_KIND["cpu"]
+    templates = {name for policy in traced.BY_KIND["cuda"] for name in load_policy(STANDARD, policy).TEMPLATES}
+    assert not templates & set(wgmma_matmul.TEMPLATES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,9 @@ from spaces import REPOSITORY, clean_environment
 from tvm import te
 
 from kerneldecl.compiler import reference
-from kerneldecl.compiler.codegen import PIPELINE
-from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.dlight import (
     CUDA,
-    ApplyFastTuning,
     Config,
     DefaultPolicy,
     TensorCorePolicy,
@@ -366,87 +362,6 @@ def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_
     assert 4096**0.5 * 2**-11 < long < 10 * 4096**0.5 * 2**-11
     x, k = te.placeholder((8, 64), "float16", "X"), te.reduce_axis((0, 64), "k")
     assert reference.rounding(te.create_prim_func([x, te.compute((8,), lambda i: te.max(x[i, k], axis=k), name="Y")])) == 0
-
-
-# The pass
-
-
-def module() -> tvm.IRModule:
-    n = te.var("n", "int64")
-    x = te.placeholder((n,), "float32", "X")
-    dynamic = te.create_prim_func([x, te.compute((n,), lambda i: x[i] * 2.0, name="Y")])
-    named = {"product": matmul(128, 128, 128), "relu": relu((4096,)), "dynamic": dynamic}
-    return tvm.IRModule({name: func.with_attr("global_symbol", name).with_attr("op_pattern", 4) for name, func in named.items()})
-
-
-def is_scheduled(mod: tvm.IRModule) -> dict[str, bool]:
-    return {name.name_hint: bool(func.attrs.get("tirx.is_scheduled")) for name, func in mod.functions.items()}
-
-
-@needs_nvcc
-def test_a_module_is_scheduled_but_for_what_no_policy_takes() -> None:
-    before = module()
-    after = ApplyFastTuning(topk=2, target="h200")(before)
-    assert is_scheduled(after) == {"product": True, "relu": True, "dynamic": False}
-    assert after["product"].attrs["op_pattern"] == 4
-    assert str(after["product"].attrs["global_symbol"]) == "product"
-    tvm.ir.assert_structural_equal(after["dynamic"], before["dynamic"])
-    assert "mma.sync" in cuda_source(tvm.IRModule({"main": after["product"]}), CUDA("h200").arch, "product")
-    with CUDA("h200").target:
-        again = ApplyFastTuning(topk=2)(after)
-    tvm.ir.assert_structural_equal(again["product"], after["product"])
-
-
-@needs_nvcc
-def test_what_was_measured_is_taken_from_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def measured(func: Any, configs: Any, arch: Any, runner: Any) -> tuple[list[Any], Any]:
-        asked.append(func)
-        results, best = apply_and_build(func, configs, arch, runner=runner)
-        return results, replace(best, latency=0.5, reason="")
-
-    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
-    tune = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)
-    first, second = tune(module()), tune(module())
-    assert len(asked) == 2, "the product and relu, once"
-    for name in ("product", "relu"):
-        tvm.ir.assert_structural_equal(first[name], second[name])
-    ApplyFastTuning(topk=1, target="b200", meta_database_dir=tmp_path)(tvm.IRModule({"relu": relu((4096,))}))
-    assert len(asked) == 3, "another GPU wants another schedule"
-
-
-@needs_nvcc
-def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def measured(func: Any, configs: Any, arch: Any, runner: Any) -> tuple[list[Any], Any]:
-        asked.append(func)
-        results, best = apply_and_build(func, configs, arch, runner=runner)
-        return results, replace(best, latency=0.5, reason="")
-
-    monkeypatch.setattr("kerneldecl.dlight.passes.apply_and_build", measured)
-    monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough, also where CUDA is installed
-    target = tvm.target.Target({**dict(CUDA("h200").arch.tvm_target), "arch": "sm_90a"})
-    tune = ApplyFastTuning(topk=1, target=target, meta_database_dir=tmp_path)
-    product = tvm.IRModule({"product": module()["product"]})
-    first, second = tune(product), tune(product)
-    assert len(asked) == 1
-    assert first["product"].script() == second["product"].script()
-    assert "wgmma" in cuda_source(tvm.IRModule({"main": second["product"]}), CUDA("h200").arch, "product")
-    library = tvm.tirx.build(second, target=target.with_host(tvm.target.Target("llvm")), pipeline=PIPELINE)
-    assert library.imports
-    # Under the arch's other name, TVM could not compile it.
-    plain = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(product)
-    assert "mma.sync" in cuda_source(tvm.IRModule({"main": plain["product"]}), CUDA("h200").arch, "product")
-
-
-@needs_nvcc
-def test_what_was_only_ranked_is_not_kept(tmp_path: Path) -> None:
-    ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(tvm.IRModule({"relu": relu((64,))}))
-    assert (tmp_path / "database_tuning_record.json").read_text() == ""
 
 
 # What the documents show

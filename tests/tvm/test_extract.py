@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -18,11 +18,16 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from spaces import REPOSITORY, Space
+from tvm import relax
 
+from kerneldecl import extraction
 from kerneldecl.compiler import actions, models, tensorir
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.proposals import BINARY, UNARY
+from kerneldecl.runners import worker
 
 RELAX = """\
 from tvm import relax
@@ -95,6 +100,32 @@ def space(tmp_path: Path) -> Space:
     return Space(tmp_path).write({"nets.py": RELAX})
 
 
+Extract = Callable[[str], dict[str, Any]]
+
+
+class InThisProcess:
+    """A worker that is none: each real one imports TVM first."""
+
+    def __init__(self, _: Any) -> None:
+        pass
+
+    def call(self, request: dict[str, Any], _: float) -> dict[str, Any]:
+        return worker._answered(request)
+
+    def stop(self) -> None:
+        sys.modules.pop("nets", None)  # another test has another one
+
+
+@pytest.fixture
+def extract(space: Space, monkeypatch: pytest.MonkeyPatch) -> Extract:
+    """Return a function that does what `kerneldecl extract --json` does, and returns what that prints."""
+    monkeypatch.chdir(space.root)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is told stale by a clock of whole seconds
+    monkeypatch.setattr(extraction, "Worker", InThisProcess)
+    return lambda model: json.loads(json.dumps(extraction.extract_model(model, space.root)))
+
+
 def declared(space: Space) -> list[dict[str, Any]]:
     tables: list[dict[str, Any]] = tomllib.loads((space.root / "workloads.toml").read_text())["workload"]
     return tables
@@ -128,21 +159,34 @@ def nets(space: Space) -> Any:
 
 
 @pytest.mark.parametrize("model", ["mlp", "block", "swiglu"])
-def test_entries_compute_exactly_what_a_relax_model_calls(space: Space, model: str) -> None:
-    space.run("extract", f"nets:{model}")
+def test_entries_compute_exactly_what_a_relax_model_calls(space: Space, extract: Extract, model: str) -> None:
+    extract(f"nets:{model}")
     assert computations(space) == computations_of(nets(space)[model]())
     space.run("check")
 
 
-def test_an_mlp_is_made_of_standard_rules(space: Space) -> None:
-    found = space.run_json("extract", "nets:mlp")
+@pytest.mark.parametrize("target", [{"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90"}], ids=lambda target: target["kind"])
+@pytest.mark.parametrize("model", ["mlp", "block", "swiglu"])
+def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: dict[str, str]) -> None:
+    mod, here = nets(space)[model](), tvm.target.Target(target)
+    legalize = relax.pipeline.legalize_passes(here)
+    fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
+    with here:
+        deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), *legalize[:fused]])(mod)
+    functions = [func for func in deployed.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
+    functions = [func for func in functions if not relax.analysis.has_reshape_pattern(func)]  # a view
+    assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in models.called(models.fused(mod))}
+
+
+def test_an_mlp_is_made_of_standard_rules(space: Space, extract: Extract) -> None:
+    found = extract("nets:mlp")
     assert len(found["new"]) == len(declared(space))
     assert attributes(declared(space), "matmul", "softmax") == MLP
     assert [entry["shape"] for entry in attributes(declared(space), "transpose")] == [[128, 48], [64, 128], [10, 64]]
 
 
-def test_a_residual_block_is_two_convolutions_with_their_epilogues(space: Space) -> None:
-    space.run("extract", "nets:block")
+def test_a_residual_block_is_two_convolutions_with_their_epilogues(space: Space, extract: Extract) -> None:
+    extract("nets:block")
     sizes = {"rule": "conv2d", "n": 1, "h": 14, "w": 14, "c": 16, "f": 16, "kh": 3, "kw": 3, "padding": 1}
     epilogues = [["bias", "relu"], ["bias", "add", "relu"]]
     assert attributes(declared(space), *{table["rule"] for table in declared(space)}) == [
@@ -150,8 +194,8 @@ def test_a_residual_block_is_two_convolutions_with_their_epilogues(space: Space)
     ]
 
 
-def test_float16_sums_and_repeated_calls_are_told(space: Space) -> None:
-    space.run("extract", "nets:swiglu")
+def test_float16_sums_and_repeated_calls_are_told(space: Space, extract: Extract) -> None:
+    extract("nets:swiglu")
     tables = {table["name"]: table for table in declared(space)}
     assert attributes(declared(space), "rms_norm") == [{"rule": "rms_norm", "shape": [8, 64], "eps": 1e-5, "dtype": "float16"}]
     down = [entry for entry in attributes(declared(space), "matmul") if entry["n"] == 64]
@@ -160,22 +204,31 @@ def test_float16_sums_and_repeated_calls_are_told(space: Space) -> None:
     assert tables["transpose"]["tags"] == ["swiglu", "swiglu.calls-2"], "of both weights of one shape"
 
 
-def test_saved_ir_and_its_module_are_one_model(space: Space) -> None:
+def test_git_ignores_what_builds_of_a_new_workspace_write(space: Space, extract: Extract) -> None:
+    extract("nets:mlp")
+    ignored = (space.root / ".gitignore").read_text()
+    assert {"/dist/", "/cache/*"} <= set(ignored.splitlines())
+    (space.root / ".gitignore").unlink()
+    extract("nets:swiglu")
+    assert not (space.root / ".gitignore").exists(), "the workspace is not new any more: its owner removed it"
+
+
+def test_saved_ir_and_its_module_are_one_model(space: Space, extract: Extract) -> None:
     (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
-    space.run("extract", "nets:mlp")
+    extract("nets:mlp")
     before = (space.root / "workloads.toml").read_text()
-    found = space.run_json("extract", "mlp.json")
+    found = extract("mlp.json")
     assert found["new"] == found["changed"] == found["gone"] == []
     assert (space.root / "workloads.toml").read_text() == before
 
 
-def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space) -> None:
-    space.run("extract", "nets:mlp")
+def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space, extract: Extract) -> None:
+    extract("nets:mlp")
     file = space.root / "workloads.toml"
     edited = file.read_text().replace('name = "softmax"', 'name = "probabilities"  # of ten classes\ntop_k = 3\ntolerance = 1e-3')
     file.write_text(edited)
     space.write({"nets.py": RELAX.replace("nn.Linear(64, 10)", "nn.Linear(64, 10, bias=False)")})
-    found = space.run_json("extract", "nets:mlp")
+    found = extract("nets:mlp")
     assert (found["new"], found["gone"]) == (["matmul2"], ["fused_matmul2_add2"])
     assert "probabilities" in found["known"]
     text = file.read_text()
@@ -212,19 +265,19 @@ def mlp_nodes() -> list[Any]:
 MLP_WEIGHTS = {"w1": (128, 48), "b1": (128,), "w2": (64, 128), "b2": (64,), "w3": (10, 64), "b3": (10,)}
 
 
-def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space) -> None:
+def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space, extract: Extract) -> None:
     saved_onnx(space.root / "mlp.onnx", mlp_nodes(), MLP_WEIGHTS, [4, 6, 8], [4, 10])
-    space.run("extract", "mlp.onnx")
+    extract("mlp.onnx")
     assert attributes(declared(space), "matmul", "softmax") == MLP
     assert not attributes(declared(space), "transpose"), "transposed once, when the model was lowered"
     assert computations(space) == computations_of(models.read_model(str(space.root / "mlp.onnx")))
 
 
-def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space) -> None:
+def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space, extract: Extract) -> None:
     convolution = helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
     nodes = [convolution, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
     saved_onnx(space.root / "block.onnx", nodes, {"w": (8, 8, 3, 3), "b": (8,)}, [1, 8, 6, 6], [1, 8, 6, 6])
-    space.run("extract", "block.onnx")
+    extract("block.onnx")
     (entry,) = attributes(declared(space), "tensor_ir")
     (computation,) = computations(space)
     assert entry["file"] == f"functions/{computation[:20]}.json"
@@ -260,7 +313,7 @@ def test_a_program_of_torch_needs_torch(space: Space) -> None:
     assert "words.pt2: the package torch is not installed; pip install torch" in told
 
 
-def test_gathers_are_left_out(space: Space) -> None:
+def test_gathers_are_left_out(space: Space, extract: Extract) -> None:
     saved_onnx(
         space.root / "rows.onnx",
         [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Gather", ["w", "i"], ["g"]), helper.make_node("Add", ["r", "g"], ["y"])],
@@ -271,17 +324,25 @@ def test_gathers_are_left_out(space: Space) -> None:
     model = onnx.load(space.root / "rows.onnx")
     model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, [4]))
     onnx.save(model, space.root / "rows.onnx")
-    (left_out,) = space.run_json("extract", "rows.onnx")["left_out"]
+    (left_out,) = extract("rows.onnx")["left_out"]
     assert left_out["name"].startswith("take")
     assert "its inputs say where it reads" in left_out["reason"]
 
 
-def test_dynamic_functions_are_named_and_left_out(space: Space) -> None:
-    found = space.run_json("extract", "nets:swiglu_of_any_length")
+def test_operators_that_tvm_does_not_lower_are_named(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "fused", lambda mod: mod)  # TVM 0.27 lowers what its frontends emit
+    (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
+    found = actions.extract(str(space.root), str(space.root / "mlp.json"))
+    assert {"relax.matmul", "relax.nn.softmax"} <= {each["name"] for each in found["left_out"]}
+    assert {each["reason"] for each in found["left_out"]} == {"TVM lowers this operator to no TensorIR"}
+
+
+def test_dynamic_functions_are_named_and_left_out(space: Space, extract: Extract) -> None:
+    found = extract("nets:swiglu_of_any_length")
     assert {entry["rule"] for entry in declared(space)} == {"transpose"}
     reasons = {each["name"]: each["reason"] for each in found["left_out"]}
     assert set(reasons) >= {"rms_norm", "matmul"}
-    assert reasons["rms_norm"] == "parameter x has a dynamic extent: [n, 64]"
+    assert reasons["rms_norm"] == "parameter x has a dynamic extent: [n, 64]; --dim n=1,16 has entries for these sizes"
 
 
 WRONG = {
@@ -295,23 +356,39 @@ WRONG = {
     "nets": "nets: not a model by its name; expected saved Relax IR (.json), ONNX (.onnx)",
     "nowhere:net": "No module named 'nowhere'",
     "nets:nothing": "module nets has no attribute nothing",
+    "tensorir.json": "the file has no Relax function; a module of TensorIR alone is declared with rule tensor_ir",
+    "broken:net": "broken:net: reading and lowering it failed: ZeroDivisionError: division by zero",
     "nets:number": "number is a int, not a Relax module; expected a tvm.IRModule",
 }
 
 
-@pytest.mark.parametrize("model", WRONG)
-def test_what_is_no_model_ends_with_a_sentence_and_nothing_written(space: Space, model: str) -> None:
-    space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}'})
+@pytest.fixture
+def wrong(space: Space) -> Space:
+    """Return a folder of things that are no model."""
+    space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}', "broken.py": "net = 1 / 0"})
     function = next(func for _, func, _ in models.called(models.fused(nets(space)["mlp"]())))
     (space.root / "function.json").write_text(tvm.ir.save_json(function))
+    (space.root / "tensorir.json").write_text(tvm.ir.save_json(tvm.IRModule({"main": function})))
     saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])
     product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
     saved_onnx(space.root / "dynamic.onnx", product, {"w": (8, 4)}, ["n", 8], ["n", 4])
-    before = sorted(space.root.iterdir())
-    result = space.run("extract", model, code=2)
-    assert WRONG[model] in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert sorted(path for path in space.root.iterdir() if path.name != "__pycache__") == before
+    return space
+
+
+@pytest.mark.parametrize("model", WRONG)
+def test_what_is_no_model_has_a_sentence_and_nothing_is_written(wrong: Space, extract: Extract, model: str) -> None:
+    before = sorted(wrong.root.iterdir())
+    with pytest.raises(DeclarationError) as found:
+        extract(model)
+    assert WRONG[model] in str(found.value)
+    assert len(found.value.problems) == 1
+    assert sorted(wrong.root.iterdir()) == before
+
+
+def test_a_wrong_model_ends_the_command_with_a_sentence(wrong: Space) -> None:
+    said = wrong.run("extract", "words.json", code=2).stderr
+    assert said.startswith("error: words.json: not JSON")
+    assert len(said.splitlines()) == 1
 
 
 def test_a_file_with_mistakes_is_left_as_it_is(space: Space) -> None:

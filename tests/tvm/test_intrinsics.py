@@ -1,4 +1,4 @@
-"""Float32 exp, erf and tanh are right to a few units in the last place, over their range and at its ends, and are vector code."""
+"""Exp, erf and tanh are right to a few units in the last place, over their range and at its ends, and are vector code."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ def test_values_over_the_whole_range(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_float16_is_computed_by_way_of_float32(name: str, tmp_path: Path) -> None:
-    x = np.linspace(-9, 9, LANES * 100, dtype=np.float16)
-    want = np.array([CASES[name][0](float(value)) for value in x], np.float16)
-    np.testing.assert_allclose(run(name, x, tmp_path), want, rtol=2e-3)
+def test_float16_is_rounded_once(name: str, tmp_path: Path) -> None:
+    x = np.linspace(-9, 9, LANES * 1000).astype(np.float16)
+    want = np.array([CASES[name][0](float(value)) for value in x])
+    smallest = 2.0**-24
+    units = np.maximum(np.spacing(np.abs(want).astype(np.float16)).astype(float), smallest)
+    assert np.max(np.abs(run(name, x, tmp_path) - want) / units) < 0.51
 
 
 @pytest.mark.parametrize(("name", "at_infinities"), [("exp", (np.inf, 0.0)), ("erf", (1.0, -1.0)), ("tanh", (1.0, -1.0))])

@@ -154,3 +154,12 @@ def main(a: T.handle, n: T.int64):
     with pytest.raises((TypeError, ValueError)):
         tensorir.signature_of(tensorir.canonical_module(dynamic)["main"])
     assert isinstance(dynamic, tvm.tirx.PrimFunc)
+
+
+def test_schedules_leave_the_function_as_it_was() -> None:
+    func = product()
+    before = func.script()
+    for _ in range(2):
+        schedule = tvm.s_tir.Schedule(tensorir.private_module(func))
+        schedule.split(schedule.get_loops(schedule.get_sblock("C"))[0], [None, 4])
+        assert func.script() == before
