@@ -111,6 +111,7 @@ def _contenders(contest: Contest, given: Given) -> dict[str, Callable[[], Any]]:
 def tvm_call(library: str, artifact: str, given: Given) -> Callable[[int], Any]:
     """Return a call of a model's virtual machine on torch's current stream."""
     import tvm
+    import tvm.support.nvcc  # where TVM exports device code as a source, it is compiled when it is loaded
     import tvm_ffi
 
     from kerneldecl.relax import load_model

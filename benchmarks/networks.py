@@ -108,6 +108,7 @@ def linked(network: Network, artifact: Path, library: Path) -> Any:
 def default_library(network: Network, folder: Path) -> tuple[str, float, str]:
     """Compile the network by TVM's own default pipeline; return the library or nothing, the seconds, and why there is none."""
     import tvm
+    import tvm.support.nvcc  # registers what compiles device code
     from _networks_relax import module_of
     from tvm import relax
 
