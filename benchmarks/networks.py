@@ -71,9 +71,8 @@ def tuned(network: Network, arch: str, top_k: int, folder: Path) -> Row:
             return {"network": name, "failure": f"kerneldecl {' '.join(command)} ended with {done.returncode}", "took_secs": secs}
     (artifact,) = (folder / "dist").glob("*/gpu")
     start = time.perf_counter()
-    linked(network, artifact, folder / "ours.so")
+    report = linked(network, artifact, folder / "ours.so")
     secs["compile"] = time.perf_counter() - start
-    report = report_of(network, artifact)
     outcomes = [match.outcome for match in report.matches]
     missed = {match.function: str(match) for match in report.missed}
     return {
@@ -93,38 +92,23 @@ def entries_of(artifact: Path) -> dict[str, str]:
     return {entry["symbol"]: entry["name"] for entry in manifest["entries"]}
 
 
-def target_of(artifact: Path) -> Any:
-    import tvm
-
-    return tvm.target.Target(json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))["arch"]["target"])
-
-
-def linked(network: Network, artifact: Path, library: Path) -> None:
-    """Compile the network with calls of the artifact's kernels."""
+def linked(network: Network, artifact: Path, library: Path) -> Any:
+    """Compile the network with calls of the artifact's kernels; return the report on its functions."""
     from _networks_relax import module_of
     from tvm import relax
 
-    from kerneldecl.relax import export_model, pipeline
+    from kerneldecl.relax import export_model, pipeline, target_of
 
     target = target_of(artifact)
-    export_model(relax.build(module_of(network), target, relax_pipeline=pipeline(artifact, target, "binary")), library)
-
-
-def report_of(network: Network, artifact: Path) -> Any:
-    """Return which of the network's functions the artifact has kernels for."""
-    from _networks_relax import module_of
-
-    from kerneldecl.compiler.models import fused
-    from kerneldecl.relax import ApplyArtifact
-
-    apply = ApplyArtifact(artifact, "binary", target=target_of(artifact))
-    apply(fused(module_of(network)))
-    return apply.report
+    passes = pipeline(artifact, target, "binary")
+    export_model(relax.build(module_of(network), target, relax_pipeline=passes), library)
+    return passes.report
 
 
 def default_library(network: Network, folder: Path) -> tuple[str, float, str]:
     """Compile the network by TVM's own default pipeline; return the library or nothing, the seconds, and why there is none."""
     import tvm
+    import tvm.support.nvcc  # registers what compiles device code
     from _networks_relax import module_of
     from tvm import relax
 

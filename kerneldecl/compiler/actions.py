@@ -16,7 +16,7 @@ import tvm
 
 from kerneldecl.compiler import codegen, cuda, tensorir
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.sizes import only_for_other_sizes
+from kerneldecl.compiler.sizes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.specialised import specialised_function
 from kerneldecl.errors import DeclarationError
@@ -142,6 +142,7 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
             mod = models.of_sizes(mod, sizes)
     except models.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
+    dims = [] if sizes else dynamic_dims(mod)
     mod = models.fused(mod)
     functions: dict[str, dict[str, Any]] = {}
     left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in models.unlowered(mod)]
@@ -150,6 +151,8 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
         if reason := models.function_problem(func):
             if name in others:
                 reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
+            elif dims and models.is_dynamic(func):
+                reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
             left_out.append({"name": name, "reason": reason})
             continue
         canonical = tensorir.canonical_module(func)

@@ -203,6 +203,12 @@ def function_problem(func: Any) -> str:
     return ""
 
 
+def is_dynamic(func: Any) -> bool:
+    """Say whether a function takes a buffer of dynamic extent."""
+    shapes = (param.shape for param in func.params if isinstance(param.ty, tvm.tirx.buffer.BufferType))
+    return any(not isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape)
+
+
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

@@ -15,7 +15,7 @@ from tvm import relax
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.sizes import only_for_other_sizes
 from kerneldecl.compiler.specialised import SCHEDULED
-from kerneldecl.relax.difference import Difference, Shape, difference, shape_of
+from kerneldecl.relax.difference import Difference, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
 Outcome = Literal["hit", "view", "near miss", "miss", "other sizes", "scheduled before"]
@@ -73,7 +73,6 @@ def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
 
 def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterator[Match]:
     by_digest = {kernel.digest: kernel for kernel in kernels}
-    shapes = [(kernel, shape_of(kernel.func)) for kernel in kernels]
     functions = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
     others = only_for_other_sizes(mod)
     for name, func in sorted(functions.items()):
@@ -85,16 +84,16 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterato
         elif relax.analysis.has_reshape_pattern(func):
             yield Match(name, "view")
         else:
-            missed = _missed(name, func, shapes)
+            missed = _missed(name, func, kernels)
             yield Match(name, "other sizes", reason=missed.reason) if name in others else missed
 
 
-def _missed(name: str, func: Any, kernels: Sequence[tuple[Kernel, Shape]]) -> Match:
+def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
     try:
         shape = shape_of(func)
     except (TypeError, ValueError) as error:
         return Match(name, "miss", reason=f"{error}; it has TVM's default schedule")
-    close = [(kernel, found) for kernel, other in kernels if (found := difference(shape, other))]
+    close = [(kernel, found) for kernel in kernels if (found := difference(shape, kernel.shape))]
     if not close:
         return Match(name, "miss", reason="no kernel is close to it")
     kernel, first = min(close, key=lambda pair: (pair[1].rank, pair[0].entries))

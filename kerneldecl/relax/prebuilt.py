@@ -21,6 +21,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, private_module, symbol
 from kerneldecl.errors import ArtifactError
+from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.toolchain import PACKAGES, installed
 
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
@@ -46,6 +47,11 @@ class Kernel:
     def digest(self) -> str:
         """What it shares with the functions that it can stand for, and with kernels of another index width."""
         return match_digest(self.func)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What a function that is not the kernel's is compared with."""
+        return shape_of(self.func)
 
     @property
     def scheduled(self) -> Any:

@@ -24,6 +24,7 @@ from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, 
 
 WARP = 32
 SUMMED_AT_ONCE = 4
+MANY_RESULTS = 1 << 16
 SUMMING_THREADS = 256
 SUMMING_BLOCKS = 128
 """Of threads at least, where there are so many warps: few blocks would draw from L2 what few SMs can."""
@@ -107,7 +108,9 @@ def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
     """Add the sums of all parts, always in one order, in a kernel of its own that stores the result through the epilogue."""
     store = sch.cache_write(whole, 0, "local")
     *places, column, part = sch.get_loops(whole)
-    vector = math.gcd(product.out_run, SUMMED_AT_ONCE)
+    results = math.prod(int(sch.get(loop).extent) for loop in (*places, column))
+    # A thread has a few loads on its way, however wide they are: few results want many threads.
+    vector = math.gcd(product.out_run, SUMMED_AT_ONCE, max(1, results // MANY_RESULTS))
     column, element = sch.split(column, [None, vector])
     place = sch.fuse(*places, column)
     place, thread = sch.split(place, [None, _summing_threads(int(sch.get(place).extent))])

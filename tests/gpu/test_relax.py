@@ -68,8 +68,7 @@ def executable(space: Space, network: Network, form: Any = "binary") -> Any:
     # Specialised functions are TVM's to compile in mode "schedule", and want the arch with wgmma.
     target = tvm.target.Target({**made_for, "arch": "sm_90a"} if form == "schedule" else made_for)
     passes = pipeline(space.artifact("gpu"), target, form, strict=True)
-    with tvm.transform.PassContext(config={"tirx.use_async_copy": True}):
-        return relax.build(module_of(network), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    return relax.build(module_of(network), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
 
 
 def arguments(network: Network) -> list[Any]:
