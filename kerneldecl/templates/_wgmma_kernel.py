@@ -1,216 +1,30 @@
-"""Owns the TIRx kernel on wgmma: warpgroups that load and that multiply, the ring of stages between them, the walk over tiles.
+"""Owns the TIRx kernel on wgmma: warpgroups that load and that multiply, and the ring of stages between them.
 
 Knows nothing of where operands and results lie in memory, which `Operand` and `Results` tell, nor how parameters are chosen.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
-
 import tvm
 from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_gather import Source, gather
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
-from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fetch, fill, store_sums
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, GATHERING_REGISTERS, REGISTERS, RESERVED_BYTES, SLAB, WARPGROUP, Tiles
+from kerneldecl.templates._wgmma_gather import gather
+from kerneldecl.templates._wgmma_operands import ROW_BYTES
+from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
+from kerneldecl.templates._wgmma_sizes import Kernel
+from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
+from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
-SM_BYTES = 228 * 1024
-SYSTEM_BYTES = 1024
-"""Of shared memory in each block."""
-SM_THREADS = 512
-"""With 128 registers each."""
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
 MULTICAST = ".multicast::cluster"
-PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8"}
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
 """
 """Keeps nvcc from reading sums before wgmma has written them."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel: sizes in rows and columns of wgmma, whatever they are of the product."""
-
-    params: tuple[Any, ...]
-    dtype: str
-    """Of the operands."""
-    rows: Operand
-    columns: Operand
-    results: Results
-    tiles: Tiles
-    grid: tuple[int, int, int]
-    """Batch, tiles along rows, tiles along columns."""
-    steps: int
-    """Stages' worth of reduction."""
-    sms: int
-
-    @property
-    def sums_dtype(self) -> str:
-        """Return how TVM holds what wgmma adds to: signed sums as the bits they are."""
-        return "uint32" if self.dtype == "int8" else "float32"
-
-    def sum(self, bits: Any) -> Any:
-        """Return the value of a sum."""
-        return T.cast(bits, "int32") if self.dtype == "int8" else bits
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.rows.stage_bytes + self.columns.stage_bytes
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Return how many clusters' tiles there are along rows and columns."""
-        return -(-self.grid[1] // self.tiles.cluster_m), -(-self.grid[2] // self.tiles.cluster_n)
-
-    @property
-    def total(self) -> int:
-        return self.grid[0] * self.blocks[0] * self.blocks[1]
-
-    @property
-    def clusters(self) -> int:
-        """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
-        if self.tiles.split > 1:
-            return self.total
-        at_once = self.resident * self.sms // self.tiles.cluster
-        # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
-        return max(1, min(self.total, at_once - at_once // 11 if self.tiles.cluster > 2 else at_once))
-
-    @property
-    def resident(self) -> int:
-        """Return how many blocks an SM has at once, as far as shared memory and threads tell; a block more only waits."""
-        used = self.tiles.stages * self.stage_bytes + self.buffers * self.tiles.consumers * BUFFER_BYTES + RESERVED_BYTES
-        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
-
-    @property
-    def is_gathered(self) -> bool:
-        return self.rows.gather is not None or self.columns.gather is not None
-
-    @property
-    def copied_bytes(self) -> int:
-        """Return what TMA brings of a stage."""
-        return sum(operand.stage_bytes for operand in (self.rows, self.columns) if operand.gather is None)
-
-    @property
-    def fillers(self) -> int:
-        """Return how many threads say that a stage is full."""
-        copied = self.rows.gather is None or self.columns.gather is None
-        return (WARPGROUP if self.is_gathered else 0) + int(copied)
-
-    @property
-    def sources(self) -> list[Any]:
-        """Return the operands as one row of elements each, where they are gathered."""
-        return [None if operand.gather is None else Source(operand) for operand in (self.rows, self.columns)]
-
-    @property
-    def mma_k(self) -> int:
-        return 16 if self.dtype.endswith("16") else 32
-
-    @property
-    def mma(self) -> str:
-        kind, sums = PTX_DTYPES[self.dtype], "s32" if self.dtype == "int8" else "f32"
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{sums}.{kind}.{kind}"
-
-    @property
-    def mma_n(self) -> int:
-        return self.tiles.block_n // self.tiles.parts_n(self.dtype)
-
-    @property
-    def mma_flags(self) -> tuple[int, ...]:
-        """Return wgmma's immediates: no negation, and for 16 bits whether operands are transposed."""
-        if self.dtype == "int8":
-            return ()
-        return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
-
-    @property
-    def part_steps(self) -> int:
-        """Return the steps of each part of the reduction; the last part's may lie beyond it, where there are zeros."""
-        return -(-self.steps // self.tiles.split)
-
-    @property
-    def sent_at_once(self) -> int:
-        """Return how many sums go to another block in one store: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.tiles.sums // self.tiles.split)
-
-    @property
-    def send(self) -> str:
-        vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
-        return f"st.shared::cluster{vector}.{'u32' if self.dtype == 'int8' else 'f32'}"
-
-    @property
-    def buffers(self) -> int:
-        """Return how many chunks of results each consumer has in shared memory."""
-        if not self.results.is_staged or self.tiles.split > 1:
-            return 0
-        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes)
-
-
-class _At:
-    """A chunk of the staging buffers."""
-
-    def __init__(self, staging: Any, worker: Any, turn: Any) -> None:
-        self._staging, self._place = staging, (worker, turn)
-
-    def ptr_to(self, index: list[Any]) -> Any:
-        return self._staging.ptr_to([*self._place, *index])
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._staging[(*self._place, index)]
-
-
-class _Sums:
-    """The sums of one of a consumer's slabs, as signed as they are."""
-
-    def __init__(self, kernel: Kernel, acc: Any, slab: Any) -> None:
-        self._kernel, self._acc, self._first = kernel, acc, slab * (kernel.tiles.block_n // 2)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._kernel.sum(self._acc[self._first + index])
-
-
-@T.meta_class
-class _Walk:
-    """The tiles of a cluster, one after the other: batch, row and column in units of clusters' tiles."""
-
-    def __init__(self, kernel: Kernel, first: Any, step: int) -> None:
-        self.kernel = kernel
-        self.step = step
-        self.linear = T.local_scalar("int32")
-        self.batch = T.local_scalar("int32")
-        self.row = T.local_scalar("int32")
-        self.column = T.local_scalar("int32")
-        self._start(first)
-
-    @T.inline
-    def _start(self, first):
-        self.linear = first
-        self._place()
-
-    @T.inline
-    def _place(self):
-        rows, columns = each(self.kernel.blocks)
-        group = T.meta_var(min(self.kernel.tiles.raster, rows))
-        place = T.meta_var(self.linear % (rows * columns) if self.kernel.grid[0] > 1 else self.linear)
-        start = T.meta_var(place // (group * columns) * group)
-        height = T.meta_var(group if rows % group == 0 else T.min(rows - start, group))
-        self.batch = self.linear // (rows * columns) if self.kernel.grid[0] > 1 else 0
-        self.row = start + place % (group * columns) % height
-        self.column = place % (group * columns) // height
-
-    @T.inline
-    def advance(self):
-        self.linear = self.linear + self.step
-        self._place()
-
-    def valid(self) -> Any:
-        return self.linear < self.kernel.total
 
 
 @T.inline
@@ -364,7 +178,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
     chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
     per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
-    sums = T.meta_var(_Sums(kernel, acc, 0))
+    sums = T.meta_var(Sums(kernel, acc, 0))
     addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
     for chunk in T.unroll(kernel.tiles.slabs * per_slab):
         turn = T.meta_var(chunk % buffers)
@@ -375,7 +189,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        fill(results, sums, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        fill(results, sums, addends, packed, At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -386,7 +200,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
                 T.ptx.cp.async_.bulk.commit_group()
         else:
             T.cuda.warpgroup_sync(1 + worker)
-            copy_out(results, _At(staging, worker, turn), (batch, x, y), lanes)
+            copy_out(results, At(staging, worker, turn), (batch, x, y), lanes)
 
 
 @T.inline
@@ -520,7 +334,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
             if loading > 0:
                 T.ptx.setmaxnreg.dec.sync.aligned.u32(loading)
             if kernel.is_gathered:
-                gathering = _Walk(kernel, first, kernel.clusters)
+                gathering = Walk(kernel, first, kernel.clusters)
                 sources = T.meta_var(kernel.sources)
                 _load_gathered(
                     kernel,
@@ -534,7 +348,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 )
             elif warp == 0:
                 if T.cuda.elect_sync():
-                    walk = _Walk(kernel, first, kernel.clusters)
+                    walk = Walk(kernel, first, kernel.clusters)
                     _load(kernel, walk, (rows_map, columns_map), (rows_stages, columns_stages), (full, empty), place)
                 T.cuda.warp_sync()
         else:
@@ -552,9 +366,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
             if tiles.is_pingpong:
                 _skip(kernel, state, worker * kernel.steps)
                 turn = 1 - worker
-                walk = _Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
+                walk = Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
             else:
-                walk = _Walk(kernel, first, kernel.clusters)
+                walk = Walk(kernel, first, kernel.clusters)
             while walk.valid():
                 if tiles.is_pingpong:
                     order.wait(worker, turn)
@@ -570,7 +384,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     _store_staged(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
                 else:
                     for s in T.unroll(tiles.slabs):
-                        store_sums(results, _Sums(kernel, acc, s), tiles.block_n // 2, (walk.batch, row + s * SLAB, column), (warp, lane))
+                        store_sums(results, Sums(kernel, acc, s), tiles.block_n // 2, (walk.batch, row + s * SLAB, column), (warp, lane))
                 if tiles.is_pingpong:
                     _skip(kernel, state, kernel.steps)
                 walk.advance()
@@ -583,7 +397,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
             T.ptx.barrier.cluster.wait.acquire()
         if tiles.split > 1:
             if group > 0:
-                last = _Walk(kernel, first, kernel.clusters)
+                last = Walk(kernel, first, kernel.clusters)
                 row_last = T.meta_var(last.row * tiles.block_m + (group - 1) * (tiles.slabs * SLAB))
                 thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
                 _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))

@@ -22,9 +22,10 @@ from tvm import IRModule, tirx
 
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
-from kerneldecl.templates._wgmma_kernel import Kernel, build
+from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
 from kerneldecl.templates._wgmma_results import STAGED, Results, chunk_shape
+from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import SLAB, Tiles
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 

@@ -35,10 +35,11 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._wgmma_kernel import Kernel, build
+from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
 from kerneldecl.templates._wgmma_product import Product, read_product
 from kerneldecl.templates._wgmma_results import results_of
+from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import Tiles
 
 FIRST_CAPABILITY = (9, 0)
