@@ -41,9 +41,6 @@ from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.stores.local import LocalStore, Record
 
-# Storage is not shared between buffers: nvcc does that for registers, and TVM would place one thread's own values where a
-# block's threads have exchanged theirs, which is shared memory, and volatile.
-_PASSES = {**PASS_CONFIG, "tirx.disable_storage_rewrite": True}
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 
@@ -128,7 +125,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
-    with tvm.transform.PassContext(config=_PASSES), _source_only():
+    with tvm.transform.PassContext(config=_pass_config(func)), _source_only():
         bound = tvm.tirx.transform.BindTarget(_target(func, arch).with_host(host_target))(mod if is_tirx(func) else narrowed(mod))
         host, devices = split_host_device_mods(lower(bound))
         if not devices:
@@ -143,6 +140,19 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         calls = tuple(call for body in bodies for call in _calls(body))
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
     return _Generated(library, str(device_target.attrs["arch"]), calls, tuple(text for body in bodies for text in _tensor_maps(body)))
+
+
+def _pass_config(func: Any) -> dict[str, bool]:
+    """Return the configuration of TVM's passes: storage is shared between buffers only where tiles are staged in shared memory.
+
+    Elsewhere TVM would place one thread's own values where a block's threads have exchanged theirs: shared memory, and volatile.
+    Fragments of tensor cores, however, stay in registers only with what else that pass does.
+    """
+    scopes: set[str] = set()
+    structural.structural_walk(
+        func.body, [(tvm.s_tir.SBlock, lambda block: scopes.update(buffer.scope() for buffer in block.alloc_buffers))]
+    )
+    return {**PASS_CONFIG, "tirx.disable_storage_rewrite": not any(scope.startswith("shared") for scope in scopes)}
 
 
 def _target(func: Any, arch: Arch) -> tvm.target.Target:

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
+from kerneldecl.templates._wgmma_copies import ENCODE, copy
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
@@ -17,43 +18,11 @@ from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
-ENCODE = "runtime.cuTensorMapEncodeTiled"
-LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
-MULTICAST = ".multicast::cluster"
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
 """
 """Keeps nvcc from reading sums before wgmma has written them."""
-
-
-@T.inline
-def _encode(tensor_map, of):
-    T.call_packed(ENCODE, tensor_map, of.dtype, *of.args)
-
-
-@T.inline
-def _copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
-    """Have one thread start the copies of a block's share of an operand to a stage; `slot` is the barrier that they are counted by."""
-    buffer, state = each(stage)
-    batch, step = each(at)
-    for piece in T.unroll(copies.count):
-        number = T.meta_var(share * copies.count + piece)
-        if mask is None:
-            T.ptx[LOAD.format(copies.map.rank, "")](
-                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
-                T.address_of(tensor_map),
-                *copies.coords(batch, row, step, number),
-                slot,
-            )
-        else:
-            T.ptx[LOAD.format(copies.map.rank, MULTICAST)](
-                buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
-                T.address_of(tensor_map),
-                *copies.coords(batch, row, step, number),
-                slot,
-                mask,
-            )
 
 
 @T.inline
@@ -76,8 +45,8 @@ def _load(kernel, walk, maps, stages, barriers, place):
             full.arrive(state.stage, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
             counted = T.meta_var(full.ptr_to([state.stage]))
-            _copy(kernel.rows, kernel.rows.copies[0], rows_map, (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            _copy(kernel.columns, kernel.columns.copies[0], columns_map, (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            copy(kernel.rows, kernel.rows.copies[0], rows_map, (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            copy(kernel.columns, kernel.columns.copies[0], columns_map, (columns_stages, state), column, rank_m, at, counted, columns_mask)
             state.advance()
         walk.advance()
 
@@ -111,9 +80,9 @@ def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
                     full.arrive(state.stage, copied)
                     counted = T.meta_var(full.ptr_to([state.stage]))
                     if kernel.rows.gather is None:
-                        _copy(kernel.rows, kernel.rows.copies[0], maps[0], (rows_stages, state), row, 0, at, counted, None)
+                        copy(kernel.rows, kernel.rows.copies[0], maps[0], (rows_stages, state), row, 0, at, counted, None)
                     if kernel.columns.gather is None:
-                        _copy(kernel.columns, kernel.columns.copies[0], maps[1], (columns_stages, state), column, 0, at, counted, None)
+                        copy(kernel.columns, kernel.columns.copies[0], maps[1], (columns_stages, state), column, 0, at, counted, None)
             if kernel.rows.gather is not None:
                 gather(kernel.rows, sources[0], rows_stages, state.stage, (walk.batch, row, (begin + i) * block_k), thread)
             if kernel.columns.gather is not None:
