@@ -17,8 +17,8 @@ from kerneldecl.templates._wgmma_tiles import WARPGROUP
 
 PIECE_BYTES = 16
 ROW_PIECES = ROW_BYTES // PIECE_BYTES
-PIECES_AT_ONCE = 4
-"""That a thread has on their way; half as many where each element is loaded by itself."""
+PIECES_AT_ONCE = {2: 4, 1: 2}
+"""That a thread has on their way, by the bytes of an element."""
 
 
 def place_of(operand: Operand, piece: Any) -> tuple[Any, Any, Any]:
@@ -80,7 +80,7 @@ def hold(buffer: Any, values: list[Any]) -> None:
 
 
 @T.inline
-def _load_aligned(operand: Operand, source, raw, at, place):
+def _load_aligned(operand, source, raw, at, place):
     """Load the 16 bytes that a multiple of 16 bytes into memory start with, what lies beyond it element by element."""
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
     elements = T.decl_buffer((raw.shape[0] * 4 // operand.item_bytes,), operand.dtype, data=raw.data, scope="local")
@@ -96,13 +96,13 @@ def _load_aligned(operand: Operand, source, raw, at, place):
 
 
 @T.inline
-def _gather_side_by_side(operand: Operand, source, buffer, stage, first, thread):
+def _gather_side_by_side(operand, source, buffer, stage, first, thread):
     """Load pieces of 16 bytes that lie side by side, from wherever they start."""
     batch, first_row, first_term = each(first)
     matrix = T.meta_var(operand.gather.matrix)
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
-    at_once = T.meta_var(min(PIECES_AT_ONCE, max(1, pieces // WARPGROUP)))
+    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
     is_aligned = T.meta_var(operand.gather.align_bytes == PIECE_BYTES)
     for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
         raw = T.alloc_local((at_once * 8,), "uint32")
@@ -139,12 +139,12 @@ def _gather_side_by_side(operand: Operand, source, buffer, stage, first, thread)
 
 
 @T.inline
-def _gather_transposed(operand: Operand, source, buffer, stage, first, thread):
+def _gather_transposed(operand, source, buffer, stage, first, thread):
     """Load pieces of 16 bytes element by element."""
     batch, first_row, first_term = each(first)
     matrix = T.meta_var(operand.gather.matrix)
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
-    at_once = T.meta_var(min(PIECES_AT_ONCE // 2, max(1, pieces // WARPGROUP)))
+    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
     for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
         words = T.alloc_local((at_once * 4,), "uint32")
         elements = T.decl_buffer((at_once * PIECE_BYTES,), operand.dtype, data=words.data, scope="local")
@@ -167,7 +167,7 @@ def _gather_transposed(operand: Operand, source, buffer, stage, first, thread):
 
 
 @T.inline
-def gather(operand: Operand, source, buffer, stage, first, thread):
+def gather(operand, source, buffer, stage, first, thread):
     """Have the threads of a warpgroup load a tile to a stage; `first` is its batch, row and term."""
     if operand.gather.is_transposed:
         _gather_transposed(operand, source, buffer, stage, first, thread)

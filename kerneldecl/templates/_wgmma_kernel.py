@@ -364,6 +364,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
     chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
     per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
+    sums = T.meta_var(_Sums(kernel, acc, 0))
     addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
     for chunk in T.unroll(kernel.tiles.slabs * per_slab):
         turn = T.meta_var(chunk % buffers)
@@ -374,7 +375,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        fill(results, acc, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        fill(results, sums, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)

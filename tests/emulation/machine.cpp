@@ -784,6 +784,8 @@ std::array<int, 5> place_of(const CUtensorMap& map, int rank, std::initializer_l
   if (map.rank != rank) fail("copies by %dd with a tensor map of rank %d", rank, map.rank);
   std::array<int, 5> place{};
   std::copy(at.begin(), at.end(), place.begin());
+  if (place[0] * map.element_bytes % 16)  // an illegal instruction on an H200
+    fail("a copy starts %d bytes into its tensor's rows, no multiple of 16", place[0] * map.element_bytes);
   return place;
 }
 

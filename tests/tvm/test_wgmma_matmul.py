@@ -76,6 +76,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "parts": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split": 4, "block_n": 64}),
     "parts, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap": 1, "block_n": 16, "split": 8, "dependent": 1}),
     "parts of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split": 2, "block_n": 64}),
+    "scales of int8": (
+        {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
+        {"block_n": 128},
+    ),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 
