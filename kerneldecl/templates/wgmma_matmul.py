@@ -22,8 +22,8 @@ Parameters:
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
-reduction is split, 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits. Operands whose rows are no multiples of 16 bytes long, and 8-bit ones whose
-reduction is not last, come through registers; that takes clusters of 1.
+reduction is split, 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits. Operands whose rows are no multiples of
+16 bytes long, and 8-bit ones whose reduction is not last, come through registers; that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
 """
