@@ -67,6 +67,7 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     assert launch.dynamic_smem_bytes + launch.usage.smem_bytes <= ARCH.the_gpu.smem_per_block_optin_bytes
 
 
+@needs_nvcc
 @pytest.mark.parametrize(
     "attrs",
     [
