@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from compilers import needs_nvcc
+from emulation import emulate
 
+from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object
@@ -62,3 +65,24 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     (launch,) = compile_cuda_object(applied.mod, ARCH, "kernel", LocalStore(tmp_path)).launches
     assert launch.usage.spill_bytes == 0
     assert launch.dynamic_smem_bytes + launch.usage.smem_bytes <= ARCH.the_gpu.smem_per_block_optin_bytes
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"m": 40, "n": 136, "k": 256, "dtype": "int8", "out_dtype": "float16", "epilogue": ("scale_rows", "scale_columns", "bias")},
+        {"m": 130, "n": 72, "k": 128, "dtype": "int8", "out_dtype": "bfloat16", "epilogue": ("scale", "gelu")},
+        {"m": 130, "n": 72, "k": 192, "dtype": "float8_e5m2", "out_dtype": "float16", "epilogue": ("scale_rows", "add")},
+    ],
+    ids=lambda attrs: "_".join((attrs["dtype"], *attrs["epilogue"])),
+)
+def test_the_first_choice_scales_as_the_rule_does(attrs: dict[str, Any]) -> None:
+    rule = load_rule(ROOT, "matmul").of(ROOT, {**attrs, "layout": "nt"})
+    mod = tensorir.lower(rule)
+    (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
+    applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
+    assert applied is not None
+    inputs = rule.inputs(np.random.default_rng(7))
+    *_, got = emulate(applied.mod["main"], *inputs, poisoned(rule.signature().outputs[0]))
+    assert relative_error(np.asarray(got), np.asarray(rule.reference(*inputs))) <= rule.tolerance()
