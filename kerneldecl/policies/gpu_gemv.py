@@ -24,4 +24,6 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     found = only_reduction(space)
     if measured or found is None or len({access.operand for access in found[0].reads}) < 2 or reuse(found[0]) > MAX_REUSE:
         return ()
-    return ranked("gpu_gemv", arch.the_gpu, cuts(space, found[0], arch.the_gpu, TILES), top_k)
+    # The template has threads compute several rows only where rows are one axis.
+    tiles = TILES if sum(axis.kind == "spatial" for axis in found[0].axes) == 1 else TILES[:1]
+    return ranked("gpu_gemv", arch.the_gpu, cuts(space, found[0], arch.the_gpu, tiles), top_k)
