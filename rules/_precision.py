@@ -67,10 +67,15 @@ def reference_dtype(out: str, *dtypes: str) -> type[np.floating[Any]]:
     return np.float32 if is_narrow else np.float64
 
 
-def sum_tolerance(out: str, accum: str, terms: int) -> float:
-    """Return the relative error allowed of a sum of `terms` products, kept in `accum` and stored as `out`.
+FLOAT8_ROUNDOFF = 2.0**-14
+"""Of sums of float8 products on tensor cores, which keep some 14 bits of them (DeepSeek-V3 Technical Report, 2024, section 3.3.2)."""
+
+
+def sum_tolerance(out: str, accum: str, terms: int, dtype: str = "") -> float:
+    """Return the relative error allowed of a sum of `terms` products of `dtype`, kept in `accum` and stored as `out`.
 
     Rounding errors of a running sum add up like a random walk: with the square root of its length (Higham and Mary,
     A new approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
     """
-    return dtype_tolerance(out) + 4 * UNIT_ROUNDOFF.get(accum, 0.0) * math.sqrt(terms)
+    roundoff = max(UNIT_ROUNDOFF.get(accum, 0.0), FLOAT8_ROUNDOFF if dtype.startswith("float8") else 0.0)
+    return dtype_tolerance(out) + 4 * roundoff * math.sqrt(terms)

@@ -138,4 +138,4 @@ class Conv2d(Rule):
         return [random_array(rng, x), weights, *self._epilogue.inputs(rng, self._terms, self.dtype)]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms)
+        return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms, self.dtype)

@@ -100,7 +100,7 @@ class Matmul(Rule):
         ]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k)
+        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.dtype)
 
 
 def _factor(rng: np.random.Generator, arg: Arg, axis: int, scale: float) -> Array:

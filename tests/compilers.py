@@ -1,9 +1,15 @@
-"""Owns what tests of device code need: nvcc, which `pip install -e '.[dev]'` brings along.
+"""Owns what tests of device code need: nvcc and nvdisasm, which `pip install -e '.[dev]'` brings along.
 
 Knows nothing of what is compiled.
 """
 
 from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +27,21 @@ def missing() -> str:
 
 
 needs_nvcc = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def _disassembler() -> str | None:
+    spec = importlib.util.find_spec("nvidia")
+    folders = [
+        folder / "bin" for packages in (spec and spec.submodule_search_locations) or () for folder in Path(packages).glob("cu[0-9]*")
+    ]
+    return shutil.which("nvdisasm", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
+
+
+needs_nvdisasm = pytest.mark.skipif(_disassembler() is None, reason="no nvdisasm: pip install nvidia-cuda-nvdisasm")
+
+
+def sass(cubin: bytes, folder: Path) -> str:
+    """Return the instructions of a cubin; the folder is for a file in between."""
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    return subprocess.run([str(_disassembler()), str(path)], capture_output=True, text=True, check=True).stdout

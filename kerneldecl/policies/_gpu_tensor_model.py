@@ -107,6 +107,6 @@ def hidden_part(rows: int, columns: int) -> float:
     return max(0.0, 1.0 - 2.0 * (rows + columns) / (2 * rows * columns))
 
 
-def together(*secs: float) -> float:
+def together(*secs: float, exponent: float = 4.0) -> float:
     """Return the time of things that go on at once: hardly more than the longest alone, unless others are as long."""
-    return float(sum(part**4 for part in secs) ** 0.25)
+    return float(sum(part**exponent for part in secs) ** (1 / exponent))

@@ -18,32 +18,40 @@ WARPGROUP = 128
 WGMMA_ROWS = 64
 RESERVED_BYTES = 1024
 """Of shared memory, for barriers and alignment."""
-CLOCKED = 0.9
-"""Of the tensor cores' rate, which NVIDIA gives at 1.83 GHz, that one SM reaches."""
-POWERED = 0.75
-"""Of it, that all SMs together sustain: the rest would take more power than the GPU may draw. Products of 4096 and 8192 in
-float16, bfloat16 and float8 on an H200 all come to 0.66 to 0.70 of the rate."""
-STEP_SECS = 2.5e-8
-"""From one stage to the next, of a warpgroup that no other one covers: its barrier, and the start of wgmma."""
-LOAD_SECS = 9e-7
+CLOCKED, POWERED = 0.87, 0.85
+"""Of the tensor cores' rate, which NVIDIA gives at 1.83 GHz, what one SM reaches, and what all sustain together: more would take
+too much power. Like the next ones fitted to 500 kernels on an H200: products of 1024 to 8192 in 8 and 16 bits, of 16 and 64 rows
+with wide weights, of 512 with short sums, and convolutions."""
+LOAD_SECS = 8.8e-7
 """From asking for a stage to its arrival while all SMs ask."""
-START_SECS = 9e-7
+START_SECS = 1.5e-7
 """Before the first multiplication: barriers set up, a cluster met, the first stage from DRAM."""
-STORE_SECS = 4e-7
-"""Of a tile's results beside their bytes: registers to shared memory, and out."""
-SPLIT_SECS = 7e-7
-"""Of the blocks of a cluster to meet and add their parts up."""
-SHARED_L2 = 1.5
-"""What L2 delivers of its rate where SMs ask for the same tiles at once: products of 1024 on an H200 read over 12 TB/s of it."""
-CLUSTER_SECS = 3e-7
+STAGE_SECS = 2.2e-8
+"""Of each stage, before all of them are on their way."""
+STORE_BYTES_PER_CYCLE = 34.0
+"""At which results leave registers, through shared memory."""
+SPLIT_SECS = 4.8e-7
+"""Of the blocks of a cluster to meet and add their parts up, for each beyond the first."""
+FRESH_L2, SHARED_L2, L2_PARTS = 0.83, 2.0, 2
+"""What L2 delivers of its rate of what comes from DRAM, and of what many SMs ask for again: products of 1024 on an H200 read over
+12 TB/s of it, two SMs that read the same weights at once 6. Each of its parts fetches what it does not have."""
+PART_BYTES_PER_CYCLE = 8.6
+"""At which the parts of a sum go from block to block."""
+LEAST_STEP_SECS = 1.41e-7
+"""Of a step, however little there is to multiply: its barrier, and four wgmmas one after the other."""
+STEP_OVERLAP, OVERLAP = 7.1, 6.1
+"""How well the times of a step, and those of the whole, overlap: 1 would be not at all, infinity perfectly."""
+CLUSTER_SECS = 7.5e-7
 """Of the blocks of a cluster to start and to end together."""
-EARLY_SHARE = 0.5
+EARLY_SHARE = 1.0
 """Of a launch, what shows where it began before the kernel in front had ended."""
-GATHER_INSTRUCTIONS = 10.0
-"""For one load with its address, its bounds and its store to shared memory, where TMA does not bring a tile."""
+GATHER_SECS, GATHERED_BYTES, GATHER_INSTRUCTIONS = 7e-7, 64, 60.0
+"""Where TMA cannot bring an operand: from asking for elements to their arrival, what each thread of a warpgroup asks for at once,
+and what it does with every 16 bytes of it. Assumed."""
+PIECE_BYTES = 16
+SCHEDULERS = 4
 CLUSTERED_SMS = 16
 """SMs of one processing cluster (GPC) that can be counted on: a thread block cluster lies within one."""
-SCHEDULERS = 4
 SUM_BYTES = 4
 """Of one sum, in float32 or int32."""
 BUFFER_BYTES = 8192
@@ -57,12 +65,10 @@ class Ring:
     rows: int
     columns: int
     stages: int
-    consumers: int
-    """Warpgroups that multiply."""
     is_pingpong: bool = False
     """Whether each consumer has a tile of its own, so that results leave behind the other one's multiplications."""
-    gathered_loads: float = 0.0
-    """Of one stage: loads through registers, all threads of the loading warpgroup together."""
+    gathered_bytes: float = 0.0
+    """Of one stage, that threads load; those that are to be turned count as often as they take longer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ class Tiles:
     buffers: int
     """For results of 64 x 64, of each consumer."""
     dram_bytes: float
+    operands_bytes: tuple[float, float] = (0.0, 0.0)
+    """Of the rows' operand and of the columns', each once."""
 
 
 def workers(gpu: Gpu, cluster: int) -> int:
@@ -105,34 +113,42 @@ def step_secs(gpu: Gpu, dtype: str, ring: Ring) -> float:
     multiply = products * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * CLOCKED)
     read = ring.rows / WGMMA_ROWS * (WGMMA_ROWS + ring.columns) * STEP_BYTES / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s)
     load = stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CYCLE * cycles_per_s)
-    gather = ring.gathered_loads / gpu.warp_size * GATHER_INSTRUCTIONS / (SCHEDULERS * cycles_per_s)
-    return together(multiply, read, load, LOAD_SECS / ring.stages) + gather + STEP_SECS / ring.consumers
+    gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
+    gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
+    arrival = LOAD_SECS / (ring.stages - 1)
+    return together(multiply, read, load, gather, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
 
 
 def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     """Return the time from the first block's start to the last one's end.
 
-    The busiest SM decides, unless all of them together draw too much power, or L2 or DRAM are slower. Blocks without parts
-    stay and take tile after tile; a cluster for parts of a sum takes one.
+    The busiest SM decides, unless L2 or DRAM are slower. Blocks without parts stay and take tile after tile; a cluster for
+    parts of a sum takes one.
     """
     cluster = tiles.cluster_m * tiles.cluster_n * tiles.split
     turns = -(-tiles.count * tiles.split // (cluster * workers(gpu, cluster)))
-    store = ring.rows * ring.columns * tiles.out_bytes / (SM_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK)
-    edge = STORE_SECS + store * (1 + 1 / max(1, tiles.buffers))
+    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
+    store = ring.rows * ring.columns * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s)
+    edge = store * (1 + 1 / max(1, tiles.buffers))
     between = 0.0 if ring.is_pingpong else edge
     if tiles.split > 1:
-        edge += SPLIT_SECS + ring.rows * ring.columns * SUM_BYTES / (SM_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK)
+        edge += SPLIT_SECS * (tiles.split - 1) + ring.rows * ring.columns * SUM_BYTES / (
+            PART_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK
+        )
         between = edge + START_SECS
-    loaded = tiles.count * tiles.split * tiles.steps * STEP_BYTES * (ring.rows / tiles.cluster_n + ring.columns / tiles.cluster_m)
+    times = tiles.count * tiles.split * tiles.steps * STEP_BYTES
+    loaded = (times * ring.rows / tiles.cluster_n, times * ring.columns / tiles.cluster_m)
+    fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
     stored = tiles.count * ring.rows * ring.columns * tiles.out_bytes
     products = tiles.count * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
     moving = together(
         turns * tiles.steps * step_secs(gpu, dtype, ring) + (turns - 1) * between,
         2 * products / (gpu.tensor_rate(dtype) * POWERED),
-        (loaded / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
+        (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
         tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        exponent=OVERLAP,
     )
-    return START_SECS + moving + edge + (CLUSTER_SECS if cluster > 1 else 0.0)
+    return START_SECS + ring.stages * STAGE_SECS + moving + edge + (CLUSTER_SECS if cluster > 1 else 0.0)
 
 
 def launch_secs(gpu: Gpu, *, is_early: bool) -> float:

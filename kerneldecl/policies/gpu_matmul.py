@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
 
-POLICIES = (wgmma_matmul, gpu_matmul_tc, gpu_gemv)
+POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
-ON_TENSOR_CORES = (wgmma_matmul, gpu_matmul_tc)
+ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
 
-IN_DOUBT = 1.4
-"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err."""
+IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
+"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err, most of all about
+operands that threads load."""
 RIVAL_EVERY = 4
 """Of so many candidates one is not of the policy that predicts the least time."""
 
@@ -28,13 +29,16 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     Candidates of the policy that predicts the least time come in its order, and every fourth one is of another policy that
     may be as good. Predictions of different models are not compared more closely than that.
     """
-    if measured or isinstance(contraction_of(space), str):
+    product = contraction_of(space)
+    if measured or isinstance(product, str):
         return ()
     found = [policy.propose(space, arch, top_k, ()) for policy in POLICIES]
     if not any(proposals for policy, proposals in zip(POLICIES, found, strict=True) if policy in ON_TENSOR_CORES):
         return ()
     first, *others = sorted(filter(None, found), key=_least_secs)
-    rivals = [proposals for proposals in others if _least_secs(proposals) <= IN_DOUBT * _least_secs(first)]
+    are_boxes = all(map(wgmma_matmul.is_box, (product.left, product.right)))
+    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first)
+    rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
     return tuple(_mixed(first, turns))[:top_k]
 
@@ -55,7 +59,7 @@ def _mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Pr
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
-    return wgmma_matmul.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
+    return wgmma_matmul.why_not(space, arch) and wgmma_conv2d.why_not(space, arch) and gpu_matmul_tc.why_not(space, arch)
 
 
 def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
@@ -63,5 +67,8 @@ def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1 or len(reductions[0].reads) < 2:
         return ""
-    is_used = any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES)
-    return "used" if is_used else why_not(space, arch) or "no schedule for them that was tried is right"
+    if any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES):
+        return "used"
+    # What competes with them may have won by its time; what is asked behind them has not.
+    is_rival = template in TEMPLATES
+    return why_not(space, arch) or f"no schedule for them that was tried is right{' and faster' * is_rival}"

@@ -35,14 +35,19 @@ INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
+FEWER_STAGES = (6, 4)
 SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
 """In each part of the reduction."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 RASTERS = (1, 2, 4, 8, 16)
-SWAPPED_ROWS = 256
-"""A product with no more of them may have its rows become columns of tiles, which are cut finer."""
-SAME_TILE = 4
+FEW_ROWS, SOME_ROWS = 32, 128
+"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
+SAME_TILE = 2
+TURNED = 4
+"""How much longer it takes to load bytes that lie across the reduction."""
+SHORT_SECS = 1e-5
+"""Kernels so short may gain from starting before the one in front has ended."""
 
 
 class Tiling(NamedTuple):
@@ -58,7 +63,7 @@ class Tiling(NamedTuple):
     split: int = 1
     schedule: str = "cooperative"
     swap: int = 0
-    dependent: int = 1
+    dependent: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -134,8 +139,8 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
-    swaps = (0, 1) if product.extents[1] <= SWAPPED_ROWS else (0,)
-    for swap in swaps:
+    m = product.extents[1]
+    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
             yield from _staged(sides, bare, out_dtype, gpu)
@@ -151,40 +156,45 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     """Yield tiles with their consumers, parts and clusters, without stages."""
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
-    are_tma = all(is_tma(factor) for factor in (product.left, product.right))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype)):
+    are_boxes = all(map(is_box, (product.left, product.right)))
+    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
         if not _suits(tiling, m):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
         if is_pingpong and batch * rows * columns <= gpu.sm_count:
             continue  # one consumer would have nothing to do
-        for cluster_m, cluster_n in CLUSTERS if are_tma else CLUSTERS[:1]:
+        for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
-            is_whole = steps // split >= LEAST_STEPS and tiling.thread_sums % split == 0
+            is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % split == 0
             if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, dtype: str) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32."""
+def _columns(extent: int, dtype: str, swap: int) -> list[int]:
+    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
+
+    Few rows in the place of columns stay together: the weights are read once.
+    """
     unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
-    sizes = {*(size for size in COLUMNS if size < extent), min(MAX_COLUMNS, -(-extent // unit) * unit)}
+    narrower = () if swap and extent <= ROWS else (size for size in COLUMNS if size < extent)
+    sizes = {*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}
     if dtype != "int8":
         return sorted(sizes)
     return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether a thread can hold its sums, and no smaller tile would do for the rows."""
-    return tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    """Say whether a thread can hold its sums, no smaller tile would do for the rows, and three consumers have enough to multiply."""
+    is_wide = tiling.block_n >= 2 * ROWS or tiling.consumers < 3
+    return is_wide and tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
     """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
-    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
     return blocks == 1 or tiling.block_n % (unit * blocks) == 0
 
 
@@ -193,29 +203,42 @@ def step_items(product: Contraction) -> int:
     return model.STEP_BYTES // dtype_bytes(product.left.dtype)
 
 
-def is_tma(factor: Factor) -> bool:
-    """Say whether TMA brings an operand: its rows are multiples of 16 bytes, and of 8-bit ones wgmma takes the reduction last."""
+def is_box(factor: Factor) -> bool:
+    """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
     item_bytes = dtype_bytes(factor.dtype)
     return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
 
 
+def _is_k_last(factor: Factor) -> bool:
+    """Say whether the reduction is last in shared memory; of 8-bit operands it always is."""
+    return factor.is_k_last or dtype_bytes(factor.dtype) == 1
+
+
+def _gathered_bytes(factor: Factor, extent: int) -> int:
+    """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
+    is_turned = dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
+    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if is_turned else 1)
+
+
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
+    """Yield a tiling with the most stages that fit, and with less, which leave room for results and are filled earlier."""
     steps = -(-product.extents[3] // (step_items(product) * bare.split))
     most = min(
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
-    for stages in (most, most - 1):
-        if stages >= MIN_STAGES:
-            tiling = bare._replace(stages=stages, raster=_raster(product, bare, gpu))
-            yield _estimate(product, tiling, out_dtype, gpu)
-            if stages == most:
-                yield _estimate(product, tiling._replace(dependent=0), out_dtype, gpu)
+    raster = _raster(product, bare, gpu)
+    for stages in sorted({most, most - 1, *FEWER_STAGES}):
+        if MIN_STAGES <= stages <= most:
+            tiling = bare._replace(stages=stages, raster=raster)
+            estimate = _estimate(product, tiling, out_dtype, gpu)
+            yield estimate
+            if stages == most and estimate.secs < SHORT_SECS:
+                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
 
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: columns side by side come 64 at a time."""
-    unit = COLUMN_UNIT if product.right.is_k_last else ROWS
+    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
     return tiling.block_m, -(-tiling.block_n // unit) * unit
 
 
@@ -261,19 +284,10 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         dtype_bytes(out_dtype),
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
+        (product.left.size_bytes, product.right.size_bytes),
     )
-    working = 1 if tiling.is_pingpong else tiling.consumers
-    gathered = _loads(product.left, tiling.block_m) + _loads(product.right, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, working, tiling.is_pingpong, gathered)
+    gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split))
-
-
-def _loads(factor: Factor, extent: int) -> float:
-    """Return the loads of a stage that pass through registers; none where TMA brings it."""
-    if is_tma(factor):
-        return 0.0
-    item_bytes = dtype_bytes(factor.dtype)
-    # Bytes that are to be transposed come in fours, to be put together again.
-    vector = factor.vector() if item_bytes > 1 or factor.is_k_last else math.gcd(factor.vector(), 4)
-    return extent * model.STEP_BYTES / (item_bytes * vector)
+    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
+    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

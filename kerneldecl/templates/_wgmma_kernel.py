@@ -5,6 +5,7 @@ Knows nothing of where operands and results lie in memory, which `Operand` and `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,16 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
+from kerneldecl.templates._wgmma_gather import Source, gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, Operand
-from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fill, fill_interleaved, store_sums
-from kerneldecl.templates._wgmma_tiles import REGISTERS, SLAB, WARPGROUP, Tiles
+from kerneldecl.templates._wgmma_results import STORE, Results, copy_out, each, fetch, fill, store_sums
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, GATHERING_REGISTERS, REGISTERS, RESERVED_BYTES, SLAB, WARPGROUP, Tiles
 
+SM_BYTES = 228 * 1024
+SYSTEM_BYTES = 1024
+"""Of shared memory in each block."""
+SM_THREADS = 512
+"""With 128 registers each."""
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
 MULTICAST = ".multicast::cluster"
@@ -70,11 +77,37 @@ class Kernel:
     @property
     def clusters(self) -> int:
         """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
-        return self.total if self.tiles.split > 1 else max(1, min(self.total, self.sms // self.tiles.cluster))
+        if self.tiles.split > 1:
+            return self.total
+        at_once = self.resident * self.sms // self.tiles.cluster
+        # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
+        return max(1, min(self.total, at_once - at_once // 11 if self.tiles.cluster > 2 else at_once))
 
     @property
-    def has_tail(self) -> bool:
-        return bool(self.rows.tail or self.columns.tail)
+    def resident(self) -> int:
+        """Return how many blocks an SM has at once, as far as shared memory and threads tell; a block more only waits."""
+        used = self.tiles.stages * self.stage_bytes + self.buffers * self.tiles.consumers * BUFFER_BYTES + RESERVED_BYTES
+        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
+
+    @property
+    def is_gathered(self) -> bool:
+        return self.rows.gather is not None or self.columns.gather is not None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Return what TMA brings of a stage."""
+        return sum(operand.stage_bytes for operand in (self.rows, self.columns) if operand.gather is None)
+
+    @property
+    def fillers(self) -> int:
+        """Return how many threads say that a stage is full."""
+        copied = self.rows.gather is None or self.columns.gather is None
+        return (WARPGROUP if self.is_gathered else 0) + int(copied)
+
+    @property
+    def sources(self) -> list[Any]:
+        """Return the operands as one row of elements each, where they are gathered."""
+        return [None if operand.gather is None else Source(operand) for operand in (self.rows, self.columns)]
 
     @property
     def mma_k(self) -> int:
@@ -95,6 +128,21 @@ class Kernel:
         if self.dtype == "int8":
             return ()
         return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+
+    @property
+    def part_steps(self) -> int:
+        """Return the steps of each part of the reduction; the last part's may lie beyond it, where there are zeros."""
+        return -(-self.steps // self.tiles.split)
+
+    @property
+    def sent_at_once(self) -> int:
+        """Return how many sums go to another block in one store: 16 bytes where they make whole ones."""
+        return math.gcd(4, self.tiles.sums // self.tiles.split)
+
+    @property
+    def send(self) -> str:
+        vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
+        return f"st.shared::cluster{vector}.{'u32' if self.dtype == 'int8' else 'f32'}"
 
     @property
     def buffers(self) -> int:
@@ -197,38 +245,27 @@ def _copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
 @T.inline
 def _load(kernel, walk, maps, stages, barriers, place):
     """Have one thread fill stages with tiles of both operands, each block its share of what blocks of its cluster have in common."""
-    rows_maps, columns_maps = each(maps)
+    rows_map, columns_map = each(maps)
     rows_stages, columns_stages = each(stages)
     full, empty = each(barriers)
     rank_m, rank_n, part = each(place)
     tiles = T.meta_var(kernel.tiles)
     state = PipelineState(tiles.stages, 1)
-    rows_mask = T.meta_var(T.cast(T.shift_left(1 | 1 << tiles.cluster_m, rank_m), "uint16") if tiles.cluster_n > 1 else None)
-    columns_mask = T.meta_var(
-        T.cast(T.shift_left((1 << tiles.cluster_m) - 1, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None
-    )
+    rows_mask = T.meta_var(T.cast(T.shift_left(tiles.row_peers, rank_m), "uint16") if tiles.cluster_n > 1 else None)
+    columns_mask = T.meta_var(T.cast(T.shift_left(tiles.column_peers, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None)
     while walk.valid():
         row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
         column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
-        begin = T.meta_var(part * kernel.steps // tiles.split)
-        end = T.meta_var((part + 1) * kernel.steps // tiles.split)
-        for i in T.serial(end - begin):
+        begin = T.meta_var(part * kernel.part_steps)
+        for i in T.serial(kernel.part_steps):
             empty.wait(state.stage, state.phase)
-            # The last step's copies are counted by a barrier of their own, where what follows the reduction is still to be cleared.
-            slot = T.meta_var(T.if_then_else(begin + i == kernel.steps - 1, state.stage + tiles.stages, state.stage) if kernel.has_tail else state.stage)
-            full.arrive(slot, kernel.stage_bytes)
+            full.arrive(state.stage, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
-            counted = T.meta_var(full.ptr_to([slot]))
-            _copy(kernel.rows, kernel.rows.copies[0], rows_maps[0], (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            _copy(kernel.columns, kernel.columns.copies[0], columns_maps[0], (columns_stages, state), column, rank_m, at, counted, columns_mask)
-            if len(kernel.rows.copies) > 1:
-                _copy(kernel.rows, kernel.rows.copies[-1], rows_maps[1], (rows_stages, state), row, rank_n, at, counted, rows_mask)
-            if len(kernel.columns.copies) > 1:
-                _copy(kernel.columns, kernel.columns.copies[-1], columns_maps[1], (columns_stages, state), column, rank_m, at, counted, columns_mask)
+            counted = T.meta_var(full.ptr_to([state.stage]))
+            _copy(kernel.rows, kernel.rows.copies[0], rows_map, (rows_stages, state), row, rank_n, at, counted, rows_mask)
+            _copy(kernel.columns, kernel.columns.copies[0], columns_map, (columns_stages, state), column, rank_m, at, counted, columns_mask)
             state.advance()
         walk.advance()
-    if tiles.dependent == 1:
-        T.ptx.griddepcontrol.launch_dependents()
 
 
 @T.inline
@@ -240,43 +277,36 @@ def _skip(kernel, state, steps):
 
 
 @T.inline
-def _clear(operand, buffer, stage, lane):
-    """Have a warp set to zero what follows the reduction in a stage's rows."""
-    for r in T.unroll(operand.stage_rows // 32):
-        row = T.meta_var(r * 32 + lane)
-        for piece in T.unroll(8 - operand.tail // 8):
-            # Pieces of 8 elements, the first of which may be the reduction's in part.
-            place = T.meta_var(row * operand.row_elements + T.bitwise_xor(operand.tail // 8 + piece, row % 8) * 8)
-            if piece == 0:
-                for element in T.unroll(8 - operand.tail % 8):
-                    buffer[stage, place + operand.tail % 8 + element] = tirx.const(0.0, operand.dtype)
-            else:
-                T.ptx["st.shared.v4.u32"](
-                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place])), T.uint32(0), T.uint32(0), T.uint32(0), T.uint32(0)
-                )
-
-
-@T.inline
-def _clear_tails(kernel, walk, stages, full, part, lane):
-    """Have a warp clear the last step of each tile behind the reduction before consumers get it."""
+def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
+    """Have a warpgroup fill stages where operands are gathered: all threads load them, the first one starts the copies of the other."""
     rows_stages, columns_stages = each(stages)
+    full, empty = each(barriers)
     tiles = T.meta_var(kernel.tiles)
-    state = PipelineState(tiles.stages, 0)
-    turns: T.int32
-    turns = 0
+    state = PipelineState(tiles.stages, 1)
+    copied = T.meta_var(kernel.copied_bytes)
+    block_k = T.meta_var(kernel.rows.row_elements)
     while walk.valid():
-        _skip(kernel, state, (part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split - 1)
-        full.wait(tiles.stages + state.stage, T.bitwise_and(T.shift_right(turns, state.stage), 1))
-        turns = T.bitwise_xor(turns, T.shift_left(1, state.stage))
-        if kernel.rows.tail > 0:
-            _clear(kernel.rows, rows_stages, state.stage, lane)
-        if kernel.columns.tail > 0:
-            _clear(kernel.columns, columns_stages, state.stage, lane)
-        T.ptx.fence.proxy.async_.shared__cta()
-        T.cuda.warp_sync()
-        if lane == 0:
+        row = T.meta_var(walk.row * tiles.block_m)
+        column = T.meta_var(walk.column * tiles.block_n)
+        begin = T.meta_var(part * kernel.part_steps)
+        for i in T.serial(kernel.part_steps):
+            empty.wait(state.stage, state.phase)
+            at = T.meta_var((walk.batch, begin + i))
+            if copied > 0:
+                if thread == 0:
+                    full.arrive(state.stage, copied)
+                    counted = T.meta_var(full.ptr_to([state.stage]))
+                    if kernel.rows.gather is None:
+                        _copy(kernel.rows, kernel.rows.copies[0], maps[0], (rows_stages, state), row, 0, at, counted, None)
+                    if kernel.columns.gather is None:
+                        _copy(kernel.columns, kernel.columns.copies[0], maps[1], (columns_stages, state), column, 0, at, counted, None)
+            if kernel.rows.gather is not None:
+                gather(kernel.rows, sources[0], rows_stages, state.stage, (walk.batch, row, (begin + i) * block_k), thread)
+            if kernel.columns.gather is not None:
+                gather(kernel.columns, sources[1], columns_stages, state.stage, (walk.batch, column, (begin + i) * block_k), thread)
+            T.ptx.fence.proxy.async_.shared__cta()
             full.arrive(state.stage)
-        state.advance()
+            state.advance()
         walk.advance()
 
 
@@ -292,9 +322,8 @@ def _release(kernel, empty, stage, lane, place):
     elif count == 2:
         if lane < 2:
             empty.arrive(stage, remote=lane)
-    else:
-        if (lane < 4) & ((lane % 2 == rank_m) | (lane // 2 == rank_n)):
-            empty.arrive(stage, remote=lane)
+    elif (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
+        empty.arrive(stage, remote=lane)
 
 
 @T.inline
@@ -335,19 +364,18 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
     chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
     per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
+    sums = T.meta_var(_Sums(kernel, acc, 0))
+    addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
     for chunk in T.unroll(kernel.tiles.slabs * per_slab):
         turn = T.meta_var(chunk % buffers)
         x = T.meta_var(row + chunk // per_slab * SLAB)
         y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
+        fetch(results, addends, (batch, x, y), lanes)
         if results.map is not None:
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        if results.columns_interleaved > 0:
-            sums = T.meta_var((chunk // per_slab * (kernel.tiles.block_n // 2), chunk % per_slab))
-            fill_interleaved(results, acc, packed, _At(staging, worker, turn), sums, (batch, x, y), lanes)
-        else:
-            fill(results, acc, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        fill(results, sums, addends, packed, _At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -362,11 +390,11 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, place):
+def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
     """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
     full, empty, order = each(barriers)
-    previous: T.int32
-    for i in T.serial(count):
+    previous = 0
+    for i in T.serial(kernel.part_steps):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
         _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
@@ -388,13 +416,15 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, count, worker, lane, pl
 @T.inline
 def _send_sums(kernel, acc, parts, part, thread):
     """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
+    vector = T.meta_var(kernel.sent_at_once)
     count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
     for to in T.unroll(kernel.tiles.split):
         address = T.alloc_local([1], "uint32")
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread])), T.uint32(to))
-        for i in T.unroll(count):
-            T.ptx[f"st.shared::cluster.{'u32' if kernel.dtype == 'int8' else 'f32'}"](
-                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * 4), acc[to * count + i]
+        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
+        for i in T.unroll(count // vector):
+            T.ptx[kernel.send](
+                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * vector * 4),
+                *[acc[to * count + i * vector + v] for v in range(vector)],
             )
 
 
@@ -404,38 +434,39 @@ def _finish_sums(kernel, parts, part, thread, at, lanes):
     results = T.meta_var(kernel.results)
     batch, row, column = each(at)
     warp, lane = each(lanes)
+    vector = T.meta_var(kernel.sent_at_once)
     count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
     per_slab = T.meta_var(kernel.tiles.block_n // 2)
-    total = T.alloc_local([1], kernel.sums_dtype)
-    for i in T.unroll(count):
-        total[0] = parts[0, i, thread]
+    total = T.alloc_local([vector], kernel.sums_dtype)
+    for i in T.unroll(count // vector):
+        for v in T.vectorized(vector):
+            total[v] = parts[0, i, thread, v]
         for other in T.unroll(kernel.tiles.split - 1):
-            total[0] = total[0] + parts[other + 1, i, thread]
-        place = T.meta_var(part * count + i)
-        x = T.meta_var(row + place // per_slab * SLAB + results.row(warp * 16 + place % 4 // 2 * 8 + lane // 4))
-        y = T.meta_var(column + results.column(place % per_slab // 4 * 8 + (lane % 4) * 2 + place % 2))
-        if results.inside(x, y):
-            results.buffer[tuple(results.index(batch, x, y))] = results.value(kernel.sum(total[0]), batch, x, y)
+            for v in T.vectorized(vector):
+                total[v] = total[v] + parts[other + 1, i, thread, v]
+        place = T.meta_var(part * count + i * vector)
+        for v in T.unroll(vector):
+            element = T.meta_var(place + v)
+            x = T.meta_var(row + place // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
+            y = T.meta_var(column + place % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
+            if results.inside(x, y):
+                results.buffer[tuple(results.index(batch, x, y))] = results.element(kernel.sum(total[v]), batch, x, y)
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     tiles, results = kernel.tiles, kernel.results
     maps_store = results.map is not None and kernel.buffers > 0
-    loading, multiplying = REGISTERS[tiles.consumers]
+    loading, multiplying = (GATHERING_REGISTERS if kernel.is_gathered else REGISTERS)[tiles.consumers]
 
     @T.prim_func(check_well_formed=False)
     def main():
         rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
+        if kernel.rows.gather is None:
+            T.call_packed(ENCODE, rows_map, kernel.rows.dtype, *kernel.rows.copies[0].map.args)
         columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
-        more_rows_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if len(kernel.rows.copies) > 1:
-            T.call_packed(ENCODE, more_rows_map, kernel.rows.dtype, *kernel.rows.copies[-1].map.args)
-        more_columns_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        if len(kernel.columns.copies) > 1:
-            T.call_packed(ENCODE, more_columns_map, kernel.columns.dtype, *kernel.columns.copies[-1].map.args)
+        if kernel.columns.gather is None:
+            T.call_packed(ENCODE, columns_map, kernel.columns.dtype, *kernel.columns.copies[0].map.args)
         store_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         if maps_store:
             T.call_packed(ENCODE, store_map, results.dtype, *results.map.args)
@@ -457,21 +488,26 @@ def build(kernel: Kernel) -> tvm.IRModule:
             staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
         if tiles.split > 1:
             parts = pool.alloc(
-                (tiles.split, tiles.sums // tiles.split, tiles.sharers * WARPGROUP), kernel.sums_dtype, align=128
+                (tiles.split, tiles.sums // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
+                kernel.sums_dtype,
+                align=128,
             )
-        full = TMABar(pool, tiles.stages * 2 if kernel.has_tail else tiles.stages)
+        full = TMABar(pool, tiles.stages)
         empty = MBarrier(pool, tiles.stages)
         order = MBarrier(pool, 2)
         pool.commit()
-        full.init(1)
+        full.init(kernel.fillers)
         empty.init(tiles.sharers * 4 * (tiles.cluster_m + tiles.cluster_n - 1))
         order.init(4)
         T.ptx.fence.mbarrier_init.release.cluster()
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         else:
             T.cuda.cta_sync()
         if tiles.dependent == 1:
+            # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+            T.ptx.griddepcontrol.launch_dependents()
             T.ptx.griddepcontrol.wait()
 
         rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
@@ -483,23 +519,31 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if group == 0:
             if loading > 0:
                 T.ptx.setmaxnreg.dec.sync.aligned.u32(loading)
-            if warp == 0:
+            if kernel.is_gathered:
+                gathering = _Walk(kernel, first, kernel.clusters)
+                sources = T.meta_var(kernel.sources)
+                _load_gathered(
+                    kernel,
+                    gathering,
+                    (rows_map, columns_map),
+                    (rows_stages, columns_stages),
+                    (full, empty),
+                    sources,
+                    part,
+                    warp * 32 + lane,
+                )
+            elif warp == 0:
                 if T.cuda.elect_sync():
                     walk = _Walk(kernel, first, kernel.clusters)
-                    maps = T.meta_var(((rows_map, more_rows_map), (columns_map, more_columns_map)))
-                    _load(kernel, walk, maps, (rows_stages, columns_stages), (full, empty), place)
-            if kernel.has_tail:
-                if warp == 1:
-                    if part == tiles.split - 1:
-                        clearing = _Walk(kernel, first, kernel.clusters)
-                        _clear_tails(kernel, clearing, (rows_stages, columns_stages), full, part, lane)
+                    _load(kernel, walk, (rows_map, columns_map), (rows_stages, columns_stages), (full, empty), place)
+                T.cuda.warp_sync()
         else:
             if multiplying > 0:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
             acc = T.alloc_local((tiles.sums,), kernel.sums_dtype)
             packed = T.alloc_local((4,), "uint32")
-            rows_descriptor: T.uint64
-            columns_descriptor: T.uint64
+            rows_descriptor = T.uint64(0)
+            columns_descriptor = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rows_descriptor), rows_stages.ptr_to([0, 0]), *kernel.rows.descriptor)
             T.cuda.wgmma.encode_matrix_descriptor(
                 T.address_of(columns_descriptor), columns_stages.ptr_to([0, 0]), *kernel.columns.descriptor
@@ -515,10 +559,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if tiles.is_pingpong:
                     order.wait(worker, turn)
                     turn = 1 - turn
-                count = T.meta_var((part + 1) * kernel.steps // tiles.split - part * kernel.steps // tiles.split)
-                _sum_tile(
-                    kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), count, worker, lane, place
-                )
+                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )
@@ -537,7 +578,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if (warp == 0) & (lane == 0):
                     T.ptx.cp.async_.bulk.wait_group(0)
         if tiles.cluster > 1:
-            T.cuda.cluster_sync()
+            # The loading warp may come here in parts, so the barrier is not the aligned one.
+            T.ptx.barrier.cluster.arrive.release()
+            T.ptx.barrier.cluster.wait.acquire()
         if tiles.split > 1:
             if group > 0:
                 last = _Walk(kernel, first, kernel.clusters)

@@ -5,6 +5,7 @@ Knows nothing of pipelines, results or how tiles are chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ MAX_RANK = 5
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 """CUtensorMapSwizzle by the bytes of a box's rows."""
 PROMOTION_128B = 2
-EIGHT = 8
 SLAB = 64
 """Rows that one wgmma multiplies, and those side by side in a row of shared memory where the reduction is not last."""
 
@@ -64,20 +64,28 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """How threads load what TMA does not take: where rows start anywhere, or bytes lie the wrong way round."""
+
+    matrix: Matrix
+    align_bytes: int
+    """What every row's start is a multiple of, at most 16."""
+    is_transposed: bool
+    """Whether what lies side by side is across the rows of shared memory, so that each element is loaded by itself."""
+
+
+@dataclass(frozen=True)
 class Operand:
     """One operand of wgmma: how a block copies its tile, or its share of it, to a stage, and how wgmma finds it there."""
 
     dtype: str
     """In shared memory: float8 lies there as bytes."""
     copies: tuple[Copies, ...]
-    """One or two."""
+    """One, none where it is gathered."""
     stage_rows: int
     """Of the whole tile in shared memory."""
     is_k_last: bool
-    interleaved: int = 0
-    """Of how many rows each run of eighths is one row of eight, the next one after it: see `_interleaved`; 0 where rows keep their order."""
-    tail: int = 0
-    """Elements of the last step that belong to the reduction, where what follows them is not zero already."""
+    gather: Gather | None = None
 
     @property
     def item_bytes(self) -> int:
@@ -123,17 +131,12 @@ def io_dtype(dtype: str) -> str:
     return "uint8" if dtype.startswith("float8") else dtype
 
 
-def placed(row: Any, rows: int) -> Any:
-    """Return which row of so many an interleaved one is."""
-    return row % (rows // EIGHT) * EIGHT + row // (rows // EIGHT) if rows else row
+def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
+    """Return how one of `share` parts of a matrix's tile is brought: by TMA, else through registers, None where neither can.
 
-
-def operand_of(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
-    """Return how TMA copies one of `share` parts of a tile of a matrix, None where it cannot.
-
-    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them. Where rows are interleaved, they are among `unit`.
+    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them.
     """
-    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _interleaved(matrix, tile_rows, share, unit)
+    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _gathered(matrix, tile_rows, share)
 
 
 def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
@@ -179,38 +182,19 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
 
 
-def _interleaved(matrix: Matrix, tile_rows: int, share: int, unit: int) -> Operand | None:
-    """Return how to copy rows whose length is no multiple of 16 bytes: eight of them always are, so TMA takes every eighth row at once.
-
-    Row i of each eight starts i rows after the first, a place within TMA's innermost dimension. A box then holds rows i, i + 8, i + 16 ... of
-    `unit`, and beyond the reduction the rows that follow in memory.
-    """
-    (rows, pitch), (terms, step) = matrix.rows, matrix.columns
-    if (step != 1 and terms > 1) or matrix.item_bytes != 2 or matrix.batch or share > 1 or tile_rows % unit or unit % SLAB:
+def _gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
+    """Return how threads bring an operand: 8-bit elements always with the reduction last, as wgmma wants them, others as they lie."""
+    (rows, row_step), (terms, step) = matrix.rows, matrix.columns
+    elements = rows * row_step + terms * step + sum(extent * stride for extent, stride in matrix.batch)
+    if share > 1 or elements >= 2**31:
         return None
-    block_k, box_rows = ROW_BYTES // matrix.item_bytes, unit // EIGHT
-    more, eights = rows % EIGHT, rows // EIGHT
-
-    def copies(first: int, count: int, within: int, extent: int) -> Copies:
-        """Return the copies of rows `first` and so on of each eight, of tensors with so many rows in each eight and so many eights."""
-        dims = ((within - 1) * pitch + terms, extent)
-        tensor_map = TensorMap(
-            matrix.buffer, matrix.dtype, dims, (EIGHT * pitch * matrix.item_bytes,), (block_k, box_rows), SWIZZLES[ROW_BYTES]
-        )
-
-        def coords(_batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
-            return ((first + number % count) * pitch + step * block_k, row // EIGHT + number // count * box_rows)
-
-        def place(number: Any) -> Any:
-            return number // count * unit + (first + number % count) * box_rows
-
-        return Copies(tensor_map, count * (tile_rows // unit), place, coords)
-
-    # The last eight may lack rows. Those that it has are bounded by a map of their own: nothing is read beyond the matrix.
-    if not eights:
-        both = (copies(0, EIGHT, more, 1),)
-    elif not more:
-        both = (copies(0, EIGHT, EIGHT, eights),)
-    else:
-        both = (copies(0, more, more, eights + 1), copies(more, EIGHT - more, EIGHT, eights))
-    return Operand(matrix.dtype, both, tile_rows, is_k_last=True, interleaved=unit, tail=terms % block_k)
+    item = matrix.item_bytes
+    is_dense_k = step == 1 or terms == 1
+    is_k_last = item == 1 or is_dense_k
+    if not is_dense_k and row_step != 1 and rows > 1:
+        return None
+    pitch = row_step if is_dense_k else step
+    align_bytes = math.gcd(16, pitch * item, *(stride * item for _, stride in matrix.batch))
+    stage_rows = tile_rows if is_k_last else -(-tile_rows // SLAB) * SLAB
+    gather = Gather(matrix, align_bytes, is_k_last != is_dense_k)
+    return Operand(io_dtype(matrix.dtype), (), stage_rows, is_k_last=is_k_last, gather=gather)

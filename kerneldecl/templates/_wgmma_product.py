@@ -63,12 +63,43 @@ class Product:
     out: Matrix
     index_out: Callable[[Any, Any, Any], list[Any]]
     """(batch, m, n) -> indices of the result's buffer."""
-    value: Callable[[Any, Any, Any, Any], Any]
-    """(sum, batch, m, n) -> what is stored there."""
+    value: Callable[[Any, Any, Any, Any, Sequence[Any]], Any]
+    """(sum, batch, m, n, what the operands of the epilogue are there) -> what is stored there."""
+    addends: Callable[[Any, Any, Any], list[Any]]
+    """(batch, m, n) -> the loads of the epilogue's operands, such as a bias."""
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
         return self.contraction.extents
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What becomes of a sum: an expression on loads of it and of other buffers, the addends."""
+
+    expr: Any
+    """None where the sum itself is stored."""
+    sums: Any
+    loads: tuple[Any, ...]
+    fresh: dict[Any, Any]
+
+    @classmethod
+    def of(cls, expr: Any, sums: Any, fresh: dict[Any, Any]) -> Epilogue:
+        """Return the epilogue that an expression is, `fresh` being the buffers that stand for a function's."""
+        return cls(expr, sums, () if expr is None else tuple(_loads_of(expr, sums)), fresh)
+
+    def value(self, total: Any, places: dict[Any, Any], addends: Sequence[Any]) -> Any:
+        """Return what is stored, given the sum, where it is and what the addends are there."""
+        if self.expr is None:
+            return total
+        return _replaced(self.expr, self.sums, total, dict(zip(self.loads, addends, strict=True)), self._known(places))
+
+    def addends(self, places: dict[Any, Any]) -> list[Any]:
+        """Return the loads of the addends of one place."""
+        return [_narrowed(_replaced(load, None, None, {}, self._known(places))) for load in self.loads]
+
+    def _known(self, places: dict[Any, Any]) -> dict[Any, Any]:
+        return {**self.fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + place) for var, place in places.items()}}
 
 
 def read_product(mod: tvm.IRModule) -> Product | None:
@@ -98,22 +129,22 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     axes = _Axes(block)
     total = block.body.value
     product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    loads = [_uncast(product.a), _uncast(product.b)]
+    factors = [_uncast(product.a), _uncast(product.b)]
     stored = last.body if last is not None else block.body
-    if any(load.source not in fresh for load in loads) or stored.buffer not in fresh:
+    if any(load.source not in fresh for load in factors) or stored.buffer not in fresh:
         return None
     # What follows reads the sums at its own axes, in some order: each of them is an axis of the product.
     origin = dict(zip(stored.indices, block.body.indices, strict=True)) if last is not None else {}
     order = {var: axes.position(origin.get(var, var)) for var in stored.indices}
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
-    left, right = (loads[factor.position] for factor in (contraction.left, contraction.right))
+    left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
-    matrices = (
+    matrices: list[Any] = [
         axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
         axes.matrix(fresh, right.source, axes.strides(right), (n, k, batch)),
         axes.matrix(fresh, stored.buffer, out, (m, n, batch)),
-    )
-    if None in matrices:
+    ]
+    if any(matrix is None for matrix in matrices):
         return None
 
     def values(flat_batch: Any, row: Any, column: Any) -> dict[int, Any]:
@@ -123,14 +154,20 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    def value(total: Any, flat_batch: Any, row: Any, column: Any) -> Any:
-        if last is None:
-            return total
-        found = values(flat_batch, row, column)
-        places = {var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + found[at]) for var, at in order.items() if at is not None}
-        return _replaced(stored.value, block.body.buffer, total, fresh, places)
+    epilogue = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
 
-    return Product(contraction, tuple(fresh[param] for param in func.params), *matrices, index_out, value)
+    def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
+        found = values(flat_batch, row, column)
+        return {var: found[at] for var, at in order.items() if at is not None}
+
+    def value(total: Any, flat_batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
+        return epilogue.value(total, places(flat_batch, row, column), addends)
+
+    def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
+        return epilogue.addends(places(flat_batch, row, column))
+
+    lay = dict(zip(("left", "right", "out"), matrices, strict=True))
+    return Product(contraction, tuple(fresh[param] for param in func.params), **lay, index_out=index_out, value=value, addends=addends)
 
 
 class _Axes:
@@ -206,13 +243,32 @@ def _is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, TensorLoad) and expr.source.same_as(buffer)
 
 
-def _replaced(expr: Any, sums: Any, total: Any, fresh: dict[Any, Any], places: dict[Any, Any]) -> Any:
-    """Return an expression on sums as one on a given sum, at given places of other buffers."""
+def _loads_of(expr: Any, but: Any) -> list[Any]:
+    """Return the distinct loads in an expression but for those of one buffer."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> Any:
+        if not load.source.same_as(but) and not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
+        return load
+
+    tvm_ffi.structural_map(expr, [(TensorLoad, visit)], order="pre")
+    return found
+
+
+def _narrowed(load: Any) -> Any:
+    """Return a load with indices of 32 bits, half of the registers, where these are widened ones and address all of the buffer."""
+    indices = [index.value if isinstance(index, tirx.Cast) else index for index in load.indices]
+    is_small = math.prod(int(extent) for extent in load.source.shape) < 2**31
+    return load.source[tuple(indices)] if is_small and all(str(index.ty.dtype) == "int32" for index in indices) else load
+
+
+def _replaced(expr: Any, sums: Any, total: Any, addends: dict[Any, Any], known: dict[Any, Any]) -> Any:
+    """Return an expression with a given sum in place of loads of sums, and what is known in place of loads and variables."""
 
     def replace_load(load: Any) -> Any:
-        return total if load.source.same_as(sums) else load
+        if sums is not None and load.source.same_as(sums):
+            return total
+        return next((value for other, value in addends.items() if tvm_ffi.structural_equal(load, other)), load)
 
-    def replace_var(var: Any) -> Any:
-        return fresh.get(var, places.get(var, var))
-
-    return tvm_ffi.structural_map(expr, [(TensorLoad, replace_load), (Var, replace_var)])
+    return tvm_ffi.structural_map(expr, [(TensorLoad, replace_load), (Var, lambda var: known.get(var, var))], order="pre")

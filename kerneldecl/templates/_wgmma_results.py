@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, Operand, TensorMap, pitches, placed
+from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, TensorMap, pitches
 from kerneldecl.templates._wgmma_product import Product
 
 STAGED = ("float16", "bfloat16")
@@ -33,8 +33,10 @@ class Results:
     """(batch, row, column) -> where a box starts."""
     index: Callable[[Any, Any, Any], list[Any]]
     """(batch, row, column) -> indices of the buffer."""
-    value: Callable[[Any, Any, Any, Any], Any]
-    """(sum, batch, row, column) -> the element, also for rows and columns beyond the result."""
+    value: Callable[[Any, Any, Any, Any, Sequence[Any]], Any]
+    """(sum, batch, row, column, the epilogue's operands there) -> the element."""
+    addends: Callable[[Any, Any, Any], list[Any]]
+    """(batch, row, column) -> loads of the epilogue's operands, in bounds also for rows and columns beyond the result."""
     inside: Callable[[Any, Any], Any]
     """(row, column) -> whether the result has them."""
     is_swapped: bool
@@ -43,22 +45,11 @@ class Results:
     lines: int
     in_pairs: bool
     """Whether two neighbours in a line, the first of an even place, can be stored at once."""
-    rows_interleaved: int = 0
-    columns_interleaved: int = 0
-    """As of the operands."""
 
     @property
     def is_staged(self) -> bool:
         """Say whether results go through shared memory, so that whole lines are stored."""
-        return self.dtype in STAGED and not (self.is_swapped and (self.rows_interleaved or self.columns_interleaved))
-
-    def row(self, row: Any) -> Any:
-        """Return which row of a slab wgmma's is."""
-        return placed(row, self.rows_interleaved)
-
-    def column(self, column: Any) -> Any:
-        """Return which column of a tile wgmma's is."""
-        return placed(column, self.columns_interleaved)
+        return self.dtype in STAGED
 
     @property
     def chunk_elements(self) -> int:
@@ -68,9 +59,17 @@ class Results:
         """Return in how many chunks the sums of a consumer leave."""
         return sums * 128 // self.chunk_elements
 
-    def wide(self, *args: Any) -> Any:
+    def element(self, total: Any, batch: Any, row: Any, column: Any) -> Any:
+        """Return the element that a sum becomes, its epilogue's operands loaded in place."""
+        return self.value(total, batch, row, column, self.addends(batch, row, column))
+
+    @property
+    def addend_dtypes(self) -> list[str]:
+        return [str(load.ty.dtype) for load in self.addends(*(tirx.const(0, "int32"),) * 3)]
+
+    def wide(self, total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
         """Return an element in float32, before it is rounded to 16 bits."""
-        value = self.value(*args)
+        value = self.value(total, batch, row, column, addends)
         if isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "float32":
             return value.value
         return value if str(value.ty.dtype) == "float32" else T.cast(value, "float32")
@@ -81,14 +80,15 @@ def each(values: Sequence[Any]) -> list[Any]:
     return [T.meta_var(value) for value in values]
 
 
-def results_of(product: Product, operands: tuple[Operand, Operand], block_n: int, *, is_swapped: bool) -> Results:
-    """Return how the results of a product leave tiles of so many columns."""
+def results_of(product: Product, tile: tuple[int, int], *, is_swapped: bool) -> Results:
+    """Return how the results of a product leave tiles of so many rows and columns."""
     _, m, n, _ = product.extents
-    width, lines = chunk_shape(block_n, is_swapped=is_swapped)
+    width, lines = chunk_shape(tile[1], is_swapped=is_swapped)
     matrix = product.out
     (rows, pitch), (columns, step) = matrix.rows, matrix.columns
     strides = pitches(matrix, pitch, rows, columns)
     is_dense = step == 1 or columns == 1
+    in_pairs = is_dense and n % 2 == 0 and pitch % 2 == 0
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
     tensor_map = None
     if matrix.dtype in STAGED and is_dense and strides is not None:
@@ -105,15 +105,20 @@ def results_of(product: Product, operands: tuple[Operand, Operand], block_n: int
     def index(batch: Any, row: Any, column: Any) -> list[Any]:
         return product.index_out(batch, *unswapped(row, column))
 
-    def value(total: Any, batch: Any, row: Any, column: Any) -> Any:
+    def value(total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
+        return product.value(total, batch, *unswapped(row, column), addends)
+
+    def addends(batch: Any, row: Any, column: Any) -> list[Any]:
         line, place = unswapped(row, column)
-        return product.value(total, batch, T.min(line, m - 1), T.min(place, n - 1))
+        tile_lines, tile_places = unswapped(*tile)
+        # Pairs stay pairs.
+        last = n - 2 + place % 2 if in_pairs else n - 1
+        return product.addends(batch, T.min(line, m - 1) if m % tile_lines else line, T.min(place, last) if n % tile_places else place)
 
     def inside(row: Any, column: Any) -> Any:
         line, place = unswapped(row, column)
         return T.And(line < m, place < n)
 
-    in_pairs = is_dense and n % 2 == 0 and pitch % 2 == 0
     return Results(
         matrix.dtype,
         matrix.buffer,
@@ -121,12 +126,12 @@ def results_of(product: Product, operands: tuple[Operand, Operand], block_n: int
         coords,
         index,
         value,
+        addends,
         inside,
         is_swapped,
         width,
         lines,
         in_pairs,
-        *(operand.interleaved for operand in operands),
     )
 
 
@@ -142,8 +147,30 @@ def _place(results: Results, line: Any, piece: Any) -> Any:
     return line * results.width + T.bitwise_xor(piece, line * results.width // SLAB % pieces) * 8
 
 
+def keep(buffers: Sequence[Any], at: Any, values: Sequence[Any]) -> None:
+    """Store values at one place, each in its buffer."""
+    for buffer, value in zip(buffers, values, strict=True):
+        T.buffer_store(buffer, value, [at])
+
+
 @T.inline
-def fill(results: Results, acc, packed, buffer, first, at, lanes):
+def fetch(results: Results, addends, at, lanes):
+    """Have a warpgroup load what the epilogue adds to a chunk, all of it at once: in the order in which it is filled."""
+    batch, row, column = each(at)
+    warp, lane = each(lanes)
+    for number in T.unroll(results.chunk_elements // 256):
+        x = T.meta_var(row + warp * 16 + number % 2 * 8 + lane // 4)
+        y = T.meta_var(column + number // 2 * 8 + (lane % 4) * 2)
+        if results.in_pairs and not results.is_swapped:
+            for v in T.vectorized(2):
+                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
+        else:
+            for v in T.unroll(2):
+                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
+
+
+@T.inline
+def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
     """Have a warpgroup write a chunk of results to shared memory; `first` is its first sum, `at` its batch, row and column."""
     batch, row, column = each(at)
     warp, lane = each(lanes)
@@ -154,10 +181,12 @@ def fill(results: Results, acc, packed, buffer, first, at, lanes):
             half = T.meta_var(q % 2)
             block = T.meta_var(j * (count // 2) + q // 2)
             i = T.meta_var(first + block * 4 + half * 2)
-            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
             T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
-                packed[q], results.wide(acc[i + 1], batch, x, y + 1), results.wide(acc[i], batch, x, y)
+                packed[q],
+                results.wide(acc[i + 1], batch, x, y + 1, [addend[i - first + 1] for addend in addends]),
+                results.wide(acc[i], batch, x, y, [addend[i - first] for addend in addends]),
             )
         matrix = T.meta_var(lane // 8)
         if results.is_swapped:
@@ -167,34 +196,8 @@ def fill(results: Results, acc, packed, buffer, first, at, lanes):
             )
         else:
             T.ptx[STMATRIX.format(count, "")](
-                buffer.ptr_to([_place(results, results.row(warp * 16 + lane % 16), j * (count // 2) + matrix // 2 % (count // 2))]),
+                buffer.ptr_to([_place(results, warp * 16 + lane % 16, j * (count // 2) + matrix // 2 % (count // 2))]),
                 *[packed[q] for q in range(count)],
-            )
-
-
-@T.inline
-def fill_interleaved(results: Results, acc, packed, buffer, sums, at, lanes):
-    """Have a warpgroup write a chunk whose columns are interleaved: a thread has eight neighbours of them, 16 bytes.
-
-    `sums` are the first one of the slab and the number of the chunk in it.
-    """
-    batch, row, column = each(at)
-    warp, lane = each(lanes)
-    first, chunk = each(sums)
-    for half in T.unroll(2):
-        for v in T.unroll(2):
-            line = T.meta_var(results.row(warp * 16 + half * 8 + lane // 4))
-            piece = T.meta_var(lane % 4 * 2 + v)
-            x = T.meta_var(row + line)
-            for q in T.unroll(4):
-                i = T.meta_var(first + (q * 2 * (results.columns_interleaved // SLAB) + chunk) * 4 + half * 2 + v)
-                after = T.meta_var(results.columns_interleaved // SLAB * 4)
-                y = T.meta_var(column + piece * 8 + q * 2)
-                T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
-                    packed[q], results.wide(acc[i + after], batch, x, y + 1), results.wide(acc[i], batch, x, y)
-                )
-            T.ptx["st.shared.v4.u32"](
-                T.cuda.cvta_generic_to_shared(buffer.ptr_to([_place(results, line, piece)])), packed[0], packed[1], packed[2], packed[3]
             )
 
 
@@ -231,14 +234,16 @@ def store_sums(results: Results, acc, count, at, lanes):
     warp, lane = each(lanes)
     for block in T.unroll(count // 4):
         for half in T.unroll(2):
-            x = T.meta_var(row + results.row(warp * 16 + half * 8 + lane // 4))
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
-            if results.in_pairs and not results.is_swapped and results.columns_interleaved == 0:
+            if results.in_pairs and not results.is_swapped:
                 if results.inside(x, y):
                     for v in T.vectorized(2):
-                        results.buffer[tuple(results.index(batch, x, y + v))] = results.value(acc[block * 4 + half * 2 + v], batch, x, y + v)
+                        results.buffer[tuple(results.index(batch, x, y + v))] = results.element(
+                            acc[block * 4 + half * 2 + v], batch, x, y + v
+                        )
             else:
                 for v in T.unroll(2):
-                    yv = T.meta_var(column + results.column(block * 8 + (lane % 4) * 2 + v))
+                    yv = T.meta_var(column + block * 8 + (lane % 4) * 2 + v)
                     if results.inside(x, yv):
-                        results.buffer[tuple(results.index(batch, x, yv))] = results.value(acc[block * 4 + half * 2 + v], batch, x, yv)
+                        results.buffer[tuple(results.index(batch, x, yv))] = results.element(acc[block * 4 + half * 2 + v], batch, x, yv)

@@ -19,6 +19,8 @@ BUFFER_BYTES = 8192
 """Of 64 x 64 results of 16 bits on their way out."""
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 """Of a loading and of a multiplying thread by the number of multiplying warpgroups: 64 K a SM, in units of 8; 0 leaves them as they are."""
+GATHERING_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+"""The same where loading threads hold what they load."""
 SUMS = {1: 192, 2: 160, 3: 104}
 """Most sums of a thread by the number of multiplying warpgroups, the rest of its registers being addresses and epilogue."""
 MAX_STAGES = 12
@@ -54,6 +56,16 @@ class Tiles(NamedTuple):
         return self.cluster_m * self.cluster_n * self.split
 
     @property
+    def row_peers(self) -> int:
+        """Return the blocks of a cluster in its first row, as bits; ranks go along the rows first."""
+        return sum(1 << self.cluster_m * n for n in range(self.cluster_n))
+
+    @property
+    def column_peers(self) -> int:
+        """Return the blocks of a cluster in its first column, as bits."""
+        return (1 << self.cluster_m) - 1
+
+    @property
     def sharers(self) -> int:
         """Return how many consumers work on one tile."""
         return 1 if self.is_pingpong else self.consumers
@@ -86,8 +98,9 @@ class Tiles(NamedTuple):
         in_range = (
             self.consumers in REGISTERS
             and 2 <= self.stages <= MAX_STAGES
-            and self.cluster_m in (1, 2)
-            and self.cluster_n in (1, 2)
+            and self.cluster_m in (1, 2, 4)
+            and self.cluster_n in (1, 2, 4)
+            and self.cluster_m * self.cluster_n <= 4
             and self.split in (1, 2, 4, 8)
             and self.schedule in ("cooperative", "pingpong")
             and self.swap in (0, 1)

@@ -6,23 +6,23 @@ wgmma multiplies rows by columns. Rows are those of the product and columns its 
 
 Parameters:
   block_m      rows of a tile: 64 or 128 for each consumer that works on it
-  block_n      columns of a tile: a multiple of 8 up to 256; of 64 with cluster_m or cluster_n of 2 where the columns' operand has columns
-               side by side in memory. A consumer's block_m * block_n / 128 sums of each thread are at most 128 (192 with one consumer)
+  block_n      columns of a tile: a multiple of 8 up to 256; of 64 * cluster_m where the columns' operand has columns side by side in
+               memory. A thread has one sum for each 128 of its consumer's part of a tile, at most 192, 160 or 104 with 1, 2 or 3 consumers
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
-  cluster_m    1 or 2: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
-  cluster_n    1 or 2: along the columns, sharing the rows' operand
+  cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
+  cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4
   raster       rows of tiles (of clusters of them) that are walked before the next column
-  split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then clusters are 1
-               and there is one tile for each cluster
+  split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then cluster_m and
+               cluster_n are 1 and there is one tile for each cluster
   schedule     "cooperative": all consumers share a tile; "pingpong": two consumers with tiles of their own, where one's results leave while
                the other multiplies (block_m is then one consumer's)
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
-  dependent    1 starts before the previous kernel has ended and waits for it before the first load
+  dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
-reduction is split, 1 KiB of barriers and alignment. Operands whose rows are no multiples of 16 bytes long, and 8-bit ones whose
+reduction is split, 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits. Operands whose rows are no multiples of 16 bytes long, and 8-bit ones whose
 reduction is not last, come through registers; that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
@@ -36,7 +36,7 @@ from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._wgmma_kernel import Kernel, build
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, operand_of
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
 from kerneldecl.templates._wgmma_product import Product, read_product
 from kerneldecl.templates._wgmma_results import results_of
 from kerneldecl.templates._wgmma_tiles import Tiles
@@ -67,12 +67,12 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     batch, m, n, k = product.extents
     left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
     row_count, column_count = (n, m) if tiles.swap else (m, n)
-    rows = operand_of(left, tiles.block_m, tiles.cluster_n, SLAB)
-    columns = operand_of(right, tiles.block_n, tiles.cluster_m, tiles.block_n)
+    rows = operand_of(left, tiles.block_m, tiles.cluster_n)
+    columns = operand_of(right, tiles.block_n, tiles.cluster_m)
     steps = -(-k * left.item_bytes // ROW_BYTES)
     if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
         return None
-    results = results_of(product, (rows, columns), tiles.block_n, is_swapped=bool(tiles.swap))
+    results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

@@ -126,6 +126,11 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
             rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu",)),
             ["epilogue gelu needs floating-point sums, but accum_dtype is int32"],
         ),
+        (
+            rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu", "scale")),
+            ["epilogue gelu needs floating-point sums, but accum_dtype is int32"],
+        ),
+        (rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("scale", "gelu")), []),
         (rule("matmul", m=1, n=1, k=1, accum_dtype="float16"), ["accum_dtype float16 is narrower than dtype float32"]),
         (
             rule("matmul", m=1, n=1, k=1, accum_dtype="int32"),
@@ -337,3 +342,15 @@ def test_aligned_copies_what_kernels_cannot_take() -> None:
 def test_files_of_the_workspace_are_found_from_anywhere() -> None:
     made = load_rule(ROOT, "tensor_ir").of(Path("/workspace"), {"file": "ir/a.py", "function": "b.py", "reference_file": ""})
     assert made == rule("tensor_ir", file="/workspace/ir/a.py", function="b.py")
+
+
+def test_factors_are_float32_of_one_or_of_columns_or_rows() -> None:
+    attrs: dict[str, Any] = {"m": 2, "n": 3, "k": 4, "batch": 5, "dtype": "int8", "out_dtype": "float16"}
+    made = rule("matmul", epilogue=("scale", "scale_columns", "bias", "scale_rows"), **attrs)
+    found = [(arg.name, arg.shape, arg.dtype) for arg in made.signature().inputs[2:]]
+    assert found == [
+        ("scale", (1,), "float32"),
+        ("column_scales", (3,), "float32"),
+        ("bias", (3,), "float16"),
+        ("row_scales", (5, 2), "float32"),
+    ]

@@ -1,0 +1,175 @@
+"""Owns loading an operand of wgmma through registers: what TMA does not take, such as rows of odd length or bytes to be transposed.
+
+Knows nothing of pipelines, results or how tiles are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, Operand
+from kerneldecl.templates._wgmma_results import each
+from kerneldecl.templates._wgmma_tiles import WARPGROUP
+
+PIECE_BYTES = 16
+ROW_PIECES = ROW_BYTES // PIECE_BYTES
+PIECES_AT_ONCE = {2: 4, 1: 2}
+"""That a thread has on their way, by the bytes of an element."""
+
+
+def place_of(operand: Operand, piece: Any) -> tuple[Any, Any, Any]:
+    """Return of a piece of 16 bytes of a stage: its first row of the operand, its first term, and where it lies, in elements.
+
+    Neighbouring threads take neighbours in memory: along a row of shared memory, or across rows where elements are transposed.
+    """
+    assert operand.gather is not None
+    width = PIECE_BYTES // operand.item_bytes
+    if operand.gather.is_transposed:
+        line, at = piece % operand.stage_rows, piece // operand.stage_rows
+    else:
+        line, at = piece // ROW_PIECES, piece % ROW_PIECES
+    place = line * operand.row_elements + T.bitwise_xor(at, line % ROW_PIECES) * width
+    if operand.is_k_last:
+        return line, at * width, place
+    return line // SLAB * SLAB + at * width, line % SLAB, place
+
+
+def element_at(operand: Operand, batch: Any, row: Any, term: Any) -> Any:
+    """Return where an element lies in memory, in elements."""
+    assert operand.gather is not None
+    matrix = operand.gather.matrix
+    strides = [stride for _, stride in reversed(matrix.batch)]
+    outer = sum((index * stride for index, stride in zip(matrix.batch_index(batch), strides, strict=True)), tirx.const(0, "int32"))
+    return outer + row * matrix.rows[1] + term * matrix.columns[1]
+
+
+class Source:
+    """An operand's memory as one row of elements, and as one of words of 4 bytes."""
+
+    def __init__(self, operand: Operand) -> None:
+        assert operand.gather is not None
+        buffer = operand.gather.matrix.buffer
+        self.count = math.prod(int(extent) for extent in buffer.shape)
+        self.bytes = self.count * operand.item_bytes
+        self.elements = T.decl_buffer((self.count,), operand.dtype, data=buffer.data)
+        self.words = T.decl_buffer((-(-self.bytes // PIECE_BYTES) * 4,), "uint32", data=buffer.data)
+
+
+def shifted(raw: Any, first: Any, offset: Any, align_bytes: int) -> list[Any]:
+    """Return the four words that start `offset` bytes into eight, by choosing words twice and shifting once."""
+    words = [raw[first + n] for n in range(8 if align_bytes < PIECE_BYTES else 4)]
+    for step, unit in ((2, 8), (1, 4)):
+        if align_bytes <= unit:
+            skips = T.bitwise_and(offset, unit) != 0
+            words = [T.Select(skips, words[n + step], words[n]) for n in range(len(words) - step)]
+    if align_bytes < 4:
+        bits = T.cast(T.bitwise_and(offset, 3) * 8, "uint64")
+        pairs = [T.bitwise_or(T.shift_left(T.cast(words[n + 1], "uint64"), T.uint64(32)), T.cast(words[n], "uint64")) for n in range(4)]
+        return [T.cast(T.shift_right(pair, bits), "uint32") for pair in pairs]
+    return words[:4]
+
+
+def hold(buffer: Any, values: list[Any]) -> None:
+    """Store values one after the other."""
+    for at, value in enumerate(values):
+        T.buffer_store(buffer, value, [at])
+
+
+@T.inline
+def _load_aligned(operand, source, raw, at, place):
+    """Load the 16 bytes that a multiple of 16 bytes into memory start with, what lies beyond it element by element."""
+    width = T.meta_var(PIECE_BYTES // operand.item_bytes)
+    elements = T.decl_buffer((raw.shape[0] * 4 // operand.item_bytes,), operand.dtype, data=raw.data, scope="local")
+    if place * width + width <= source.count:
+        for v in T.vectorized(4):
+            raw[at + v] = source.words[place * 4 + v]
+    else:
+        for e in T.unroll(width):
+            if place * width + e < source.count:
+                elements[at * 4 // operand.item_bytes + e] = source.elements[place * width + e]
+            else:
+                elements[at * 4 // operand.item_bytes + e] = tirx.const(0, operand.dtype)
+
+
+@T.inline
+def _gather_side_by_side(operand, source, buffer, stage, first, thread):
+    """Load pieces of 16 bytes that lie side by side, from wherever they start."""
+    batch, first_row, first_term = each(first)
+    matrix = T.meta_var(operand.gather.matrix)
+    width = T.meta_var(PIECE_BYTES // operand.item_bytes)
+    pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
+    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
+    is_aligned = T.meta_var(operand.gather.align_bytes == PIECE_BYTES)
+    for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
+        raw = T.alloc_local((at_once * 8,), "uint32")
+        for u in T.unroll(at_once):
+            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP + thread))
+            row = T.meta_var(first_row + place[0])
+            term = T.meta_var(first_term + place[1])
+            start = T.meta_var(element_at(operand, batch, row, term))
+            if T.And(row < matrix.rows[0], term < matrix.columns[0]):
+                _load_aligned(operand, source, raw, u * 8, start // width)
+                if not is_aligned:
+                    _load_aligned(operand, source, raw, u * 8 + 4, start // width + 1)
+            else:
+                for v in T.unroll(8):
+                    raw[u * 8 + v] = T.uint32(0)
+        packed = T.alloc_local((4,), "uint32")
+        elements = T.decl_buffer((width,), operand.dtype, data=packed.data, scope="local")
+        for u in T.unroll(at_once):
+            piece = T.meta_var((i * at_once + u) * WARPGROUP + thread)
+            place = T.meta_var(place_of(operand, piece))
+            term = T.meta_var(first_term + place[1])
+            start = T.meta_var(element_at(operand, batch, first_row + place[0], term))
+            words = T.meta_var(shifted(raw, u * 8, start % width * operand.item_bytes, operand.gather.align_bytes))
+            hold(packed, words)
+            if operand.is_k_last:
+                if term + width > matrix.columns[0]:
+                    for e in T.unroll(width):
+                        if term + e >= matrix.columns[0]:
+                            elements[e] = tirx.const(0, operand.dtype)
+            if piece < pieces:
+                T.ptx["st.shared.v4.u32"](
+                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place[2]])), packed[0], packed[1], packed[2], packed[3]
+                )
+
+
+@T.inline
+def _gather_transposed(operand, source, buffer, stage, first, thread):
+    """Load pieces of 16 bytes element by element."""
+    batch, first_row, first_term = each(first)
+    matrix = T.meta_var(operand.gather.matrix)
+    pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
+    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
+    for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
+        words = T.alloc_local((at_once * 4,), "uint32")
+        elements = T.decl_buffer((at_once * PIECE_BYTES,), operand.dtype, data=words.data, scope="local")
+        for u in T.unroll(at_once):
+            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP + thread))
+            row = T.meta_var(first_row + place[0])
+            for e in T.unroll(PIECE_BYTES):
+                term = T.meta_var(first_term + place[1] + e)
+                if T.And(row < matrix.rows[0], term < matrix.columns[0]):
+                    elements[u * PIECE_BYTES + e] = source.elements[element_at(operand, batch, row, term)]
+                else:
+                    elements[u * PIECE_BYTES + e] = tirx.const(0, operand.dtype)
+        for u in T.unroll(at_once):
+            piece = T.meta_var((i * at_once + u) * WARPGROUP + thread)
+            place = T.meta_var(place_of(operand, piece))
+            if piece < pieces:
+                T.ptx["st.shared.v4.u32"](
+                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place[2]])), *[words[u * 4 + w] for w in range(4)]
+                )
+
+
+@T.inline
+def gather(operand, source, buffer, stage, first, thread):
+    """Have the threads of a warpgroup load a tile to a stage; `first` is its batch, row and term."""
+    if operand.gather.is_transposed:
+        _gather_transposed(operand, source, buffer, stage, first, thread)
+    else:
+        _gather_side_by_side(operand, source, buffer, stage, first, thread)

@@ -1,0 +1,286 @@
+"""Owns the reading of a convolution of images whose channels lie side by side: where its operands lie, what becomes of each sum.
+
+Knows nothing of tiles, instructions or targets.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Range, TensorLoad, Var
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
+from tvm.sym import Analyzer, detect_linear_equation
+from tvm_ffi import structural
+
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
+
+Terms = tuple[dict[int, int], int]
+"""An index: axes with their coefficients, and its constant."""
+_RANK = 4
+_COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
+
+
+@dataclass(frozen=True)
+class Window:
+    """How results walk over one side of an image."""
+
+    image: int
+    """Pixels along the side."""
+    results: int
+    taps: int
+    stride: int
+    dilation: int
+    padding: int
+    """Zeros before the first pixel; those after the last follow."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Y[n, h, w, f] = epilogue(sum over r, s, c of X[n, h * stride + r * dilation - padding, ..., c] * W[r, s, c, f])."""
+
+    params: tuple[Any, ...]
+    image: Any
+    """[n, h, w, c], dense."""
+    weights: Any
+    weight_strides: tuple[int, int, int, int]
+    """Of f, c, columns and rows of taps, in elements."""
+    out: Any
+    """[n, h, w, f], dense."""
+    images: int
+    channels: int
+    filters: int
+    rows: Window
+    columns: Window
+    sums_dtype: str
+    value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
+    """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
+    addends: Callable[[Sequence[Any]], list[Any]]
+    """Indices of the result -> the loads of the epilogue's operands, such as a bias."""
+
+
+def read_convolution(mod: tvm.IRModule) -> Convolution | None:
+    """Return the convolution that a module's function is, None where it is none or its images lie otherwise."""
+    sch = Schedule(mod)
+    block = only_reduction(sch)
+    epilogue = None if block is None else epilogue_of(sch, block)
+    if epilogue is None:
+        return None
+    if epilogue:
+        merge(sch, epilogue)
+    contraction = contraction_of(iter_space(sch.mod))
+    if not isinstance(contraction, Contraction) or not contraction.is_plain or contraction.batch:
+        return None
+    producers = [sch.get(producer) for producer in sch.get_producers(block)]
+    if len(producers) > 1 or any(is_reduction(producer) for producer in producers):
+        return None
+    try:
+        return _read(sch, sch.get(block), sch.get(epilogue[-1]) if epilogue else None, producers, contraction)
+    except ScheduleError:
+        return None
+
+
+def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contraction: Contraction) -> Convolution | None:
+    func = sch.mod["main"]
+    fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
+    total = block.body.value
+    product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
+    loads = [_uncast(product.a), _uncast(product.b)]
+    image, weights = loads[contraction.left.position], loads[contraction.right.position]
+    stored = last.body if last is not None else block.body
+    margin = _margin(producers[0]) if producers else None
+    if producers and (margin is None or not image.source.same_as(producers[0].writes[0].source)):
+        return None
+    source, padding = margin if margin is not None else (image.source, [0] * len(image.indices))
+    if any(buffer not in fresh for buffer in (source, weights.source, stored.buffer)):
+        return None
+    axes = _Axes(block)
+    walked, met, made = (axes.all_terms(indices) for indices in (image.indices, weights.indices, block.body.indices))
+    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
+    if walked is None or met is None or made is None or not is_in_order:
+        return None
+    windows = _windows(axes, walked, made, [int(extent) for extent in source.shape], padding)
+    strides = _weight_strides(axes, met, walked, made, _dense(weights.source.shape))
+    if windows is None or strides is None:
+        return None
+
+    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
+
+    def known(index: Sequence[Any]) -> dict[Any, Any]:
+        places = zip(stored.indices, index, strict=True)
+        return {**fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + at) for var, at in places}}
+
+    def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
+        if last is None:
+            return found
+        return _replaced(stored.value, block.body.buffer, found, dict(zip(loads, addends, strict=True)), known(index))
+
+    def addends(index: Sequence[Any]) -> list[Any]:
+        return [_replaced(load, None, None, {}, known(index)) for load in loads]
+
+    return Convolution(
+        tuple(fresh[param] for param in func.params),
+        fresh[source],
+        fresh[weights.source],
+        strides,
+        fresh[stored.buffer],
+        int(source.shape[0]),
+        int(source.shape[3]),
+        int(stored.buffer.shape[3]),
+        *windows,
+        contraction.sums_dtype,
+        value,
+        addends,
+    )
+
+
+def _read_at(last: Any, sums: Any) -> list[Any]:
+    """Return the indices at which a block reads the sums."""
+    found: list[Any] = []
+
+    def note(load: Any) -> None:
+        if load.source.same_as(sums):
+            found[:] = list(load.indices)
+
+    structural.structural_walk(last.body, [(TensorLoad, note)])
+    return found
+
+
+class _Axes:
+    """A block's axes, and what indexes in their terms are."""
+
+    def __init__(self, block: Any) -> None:
+        self._vars = [axis.var for axis in block.iter_vars]
+        self.extents = [int(axis.dom.extent) for axis in block.iter_vars]
+        self.is_reduced = [axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars]
+        self._analyzer = Analyzer()
+        for axis in block.iter_vars:
+            self._analyzer.bind(axis.var, Range.from_min_extent(axis.dom.min, axis.dom.extent))
+
+    def all_terms(self, indices: Sequence[Any]) -> list[Terms] | None:
+        """Return the terms of the indices of an operand with four dimensions; None for others."""
+        found = [self._terms(index) for index in indices]
+        known = [terms for terms in found if terms is not None]
+        return known if len(known) == len(found) == _RANK else None
+
+    def _terms(self, index: Any) -> Terms | None:
+        """Return the coefficient of each axis longer than 1 that an index has, and its constant; None where it is not linear."""
+        found = detect_linear_equation(self._analyzer.simplify(index), self._vars)
+        if not found or not all(isinstance(term, tirx.IntImm) for term in found):
+            return None
+        *coefficients, constant = (int(term.value) for term in found)
+        return {at: c for at, c in enumerate(coefficients) if c and self.extents[at] > 1}, constant
+
+
+def _windows(axes: _Axes, walked: list[Terms], made: list[Terms], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
+    """Return the windows over rows and columns; None where the dimensions are not image, row, column, channel."""
+    for dim in (0, 3):
+        terms, constant = walked[dim]
+        if constant or padding[dim] or any(coefficient != 1 for coefficient in terms.values()) or len(terms) > 1:
+            return None
+    (image, _), (channel, _) = walked[0], walked[3]
+    if any(axes.is_reduced[at] for at in image) or not all(axes.is_reduced[at] for at in channel) or image != made[0][0]:
+        return None
+    windows = []
+    for dim in (1, 2):
+        terms, constant = walked[dim]
+        spatial = {at: c for at, c in terms.items() if not axes.is_reduced[at]}
+        reduced = {at: c for at, c in terms.items() if axes.is_reduced[at]}
+        if len(spatial) > 1 or len(reduced) > 1 or set(spatial) != set(made[dim][0]) or any(c < 1 for c in terms.values()):
+            return None
+        results = next((axes.extents[at] for at in spatial), 1)
+        taps = next((axes.extents[at] for at in reduced), 1)
+        stride, dilation = next(iter(spatial.values()), 1), next(iter(reduced.values()), 1)
+        windows.append(Window(shape[dim], results, taps, stride, dilation, padding[dim] - constant))
+    return windows[0], windows[1]
+
+
+def _weight_strides(
+    axes: _Axes, met: list[Terms], walked: list[Terms], made: list[Terms], dense: list[int]
+) -> tuple[int, int, int, int] | None:
+    """Return how far apart neighbouring filters, channels and taps are; 0 where there is one."""
+    strides: dict[int, int] = {}
+    for (terms, constant), pitch in zip(met, dense, strict=True):
+        if constant:
+            return None
+        for at, coefficient in terms.items():
+            strides[at] = strides.get(at, 0) + coefficient * pitch
+
+    def stride(terms: dict[int, int], *, is_reduced: bool) -> int:
+        return sum(strides.pop(at, 0) for at in terms if axes.is_reduced[at] == is_reduced)
+
+    channel = stride(walked[3][0], is_reduced=True)
+    row = stride(walked[1][0], is_reduced=True)
+    column = stride(walked[2][0], is_reduced=True)
+    filters = stride(made[3][0], is_reduced=False)
+    return None if strides else (filters, channel, column, row)
+
+
+def _margin(block: Any) -> tuple[Any, list[int]] | None:
+    """Return what a block copies and how far it moves each dimension of it, zeros around; None where it does something else."""
+    axes, store = [axis.var for axis in block.iter_vars], block.body
+    if not isinstance(store, tirx.BufferStore) or not all(own.same_as(var) for own, var in zip(store.indices, axes, strict=True)):
+        return None
+    value, conditions = store.value, []
+    if isinstance(value, tvm.ir.Call) and value.op.name == "prim.if_then_else":
+        condition, value, otherwise = value.args
+        conditions = list(_conjuncts(condition))
+        if not isinstance(otherwise, tirx.FloatImm | tirx.IntImm) or otherwise.value != 0:
+            return None
+    if not isinstance(value, TensorLoad):
+        return None
+    offsets, analyzer = [], Analyzer()
+    for index, var in zip(value.indices, axes, strict=True):
+        moved = analyzer.simplify(index - var)
+        if not isinstance(moved, tirx.IntImm):
+            return None
+        offsets.append(-int(moved.value))
+    sides = [int(extent) for extent in value.source.shape]
+    padded = [int(axis.dom.extent) for axis in block.iter_vars]
+    is_zero_outside = all(map(_cuts, axes, offsets, sides, padded, [conditions] * len(axes))) and all(
+        sum(_mentions(condition, var) for var in axes) == 1 for condition in conditions
+    )
+    return (value.source, offsets) if is_zero_outside else None
+
+
+def _cuts(var: Any, offset: int, side: int, padded: int, conditions: Sequence[Any]) -> bool:
+    """Say whether comparisons hold for a dimension's places within the source and fail for those outside.
+
+    Each is linear in one variable, so that the places next to the edges tell of all.
+    """
+    own = [condition for condition in conditions if _mentions(condition, var)]
+    if not all(type(condition).__name__ in _COMPARISONS for condition in own):
+        return False
+
+    def holds(place: int) -> bool:
+        return all(_COMPARISONS[type(condition).__name__](*(_at(side, place) for side in (condition.a, condition.b))) for condition in own)
+
+    edges = {place for place in (0, offset - 1, offset, offset + side - 1, offset + side, padded - 1) if 0 <= place < padded}
+    return all(holds(place) == (offset <= place < offset + side) for place in edges)
+
+
+def _at(expr: Any, place: int) -> int:
+    return int(Analyzer().simplify(structural.structural_map(expr, [(Var, lambda own: tirx.const(place, own.ty.dtype))])).value)
+
+
+def _mentions(expr: Any, var: Any) -> bool:
+    found: list[Any] = []
+    structural.structural_walk(expr, [(Var, lambda own: found.append(own) if own.same_as(var) else None)])
+    return bool(found)
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    if isinstance(condition, tirx.And):
+        yield from _conjuncts(condition.a)
+        yield from _conjuncts(condition.b)
+    else:
+        yield condition

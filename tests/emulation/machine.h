@@ -1,0 +1,213 @@
+// Owns what a kernel, recompiled for the CPU, sees of the GPU: indices, shared memory, and a model of each PTX instruction.
+// Knows nothing of how the kernel's text was made.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <functional>
+#include <string>
+#include <vector>
+
+// What cuTensorMapEncodeTiled makes: extents and box in elements, pitches in bytes, fastest dimension first.
+struct CUtensorMap {
+  uint8_t* base;
+  int rank;
+  int element_bytes;
+  int64_t extent[5], pitch[5];
+  int box[5], step[5];
+  int swizzle;
+};
+
+namespace machine {
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// What one thread of the kernel sees of itself; the emulator keeps the rest of it elsewhere.
+struct Place {
+  Index3 thread, block, block_extent, grid_extent;
+  unsigned rank_in_cta, rank_in_cluster, ctas_in_cluster;
+};
+extern Place* self;
+
+[[noreturn]] void fail(const char* format, ...);
+
+// ---- host: buffers in global memory with nothing beside them, tensor maps, launches
+void* argument(const char* file);
+void* workspace(size_t bytes);
+void save();
+void seed(unsigned);
+CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> numbers);
+struct Launch {
+  Index3 grid, cluster, block;
+  size_t shared_bytes;
+  bool is_dependent;
+};
+void launch(const Launch&, std::function<void()> kernel);
+template <class... Parameters, class... Arguments>
+void call(void (*kernel)(Parameters...), Arguments... arguments) {
+  kernel((Parameters)(arguments)...);
+}
+
+// ---- memory
+uint8_t* dynamic_shared();
+uint32_t to_shared(const void*);
+void* from_shared(uint32_t);
+uint64_t map_generic(uint64_t address, unsigned rank);
+uint32_t map_shared(uint32_t address, unsigned rank);
+void load(uint32_t address, void* to, unsigned bytes);
+void store(uint32_t address, const void* from, unsigned bytes);
+void touch_global(const void* address, unsigned bytes, bool is_write);
+void give_way();
+template <class T, class F>
+T atomic(T* address, F change) {
+  give_way();
+  touch_global(address, sizeof(T), true);
+  T before = *address;
+  *address = change(before);
+  return before;
+}
+
+// ---- synchronisation
+void sync_named(unsigned id, unsigned threads, bool is_waiting);
+void sync_cta();
+void sync_warp();
+void cluster_arrive(bool is_aligned);
+void cluster_wait();
+bool elected();
+void barrier_init(uint32_t address, unsigned count);
+void barrier_invalidate(uint32_t address);
+void barrier_arrive(uint32_t address, unsigned count, int64_t expected_bytes);
+bool barrier_wait(uint32_t address, unsigned parity);
+bool barrier_test(uint32_t address, unsigned parity);
+void shuffle(const void* mine, void* theirs, unsigned bytes, unsigned lane);
+void fence_proxy();
+void dependency_wait();
+void set_registers(unsigned count, bool is_more);
+
+// ---- copies
+void tensor_load(int rank, uint32_t to, const void* map, std::initializer_list<int> at, uint32_t barrier, int mask);
+void tensor_store(int rank, const void* map, std::initializer_list<int> at, uint32_t from, bool adds);
+void bulk_load(uint32_t to, const void* from, unsigned bytes, uint32_t barrier, int mask);
+void bulk_store(const void* to, uint32_t from, unsigned bytes);
+void bulk_commit();
+void bulk_wait(unsigned left, bool is_read_only);
+void copy_async(uint32_t to, const void* from, unsigned bytes, unsigned source_bytes);
+void copy_commit();
+void copy_wait(unsigned left);
+void copy_arrive(uint32_t barrier, bool is_counted);
+void matrix_store(uint32_t row, const std::vector<uint32_t>& parts, bool is_transposed);
+void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_transposed);
+
+// ---- wgmma
+enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
+struct Factor {
+  uint64_t descriptor;
+  std::array<uint32_t, 4> registers;
+  bool in_registers;
+  Factor(uint64_t value) : descriptor(value), registers{}, in_registers(false) {}
+  Factor(std::array<uint32_t, 4> values) : descriptor(0), registers(values), in_registers(true) {}
+};
+struct Product {
+  int n, k;
+  Type sum, a, b;
+  bool keeps, a_by_mn = false, b_by_mn = false;
+  int sign_a = 1, sign_b = 1;
+};
+void wgmma_fence();
+void wgmma(const Product&, std::vector<void*> sums, Factor a, uint64_t b);
+void wgmma_commit();
+void wgmma_wait(unsigned left);
+
+// ---- arithmetic
+template <class T>
+uint32_t bits(T value) {
+  static_assert(sizeof(T) <= 4);
+  uint32_t word = 0;
+  std::memcpy(&word, &value, sizeof(T));
+  return word;
+}
+template <class T>
+uint32_t pack(T high, T low) {
+  return bits(high) << (8 * sizeof(T)) | bits(low);
+}
+}  // namespace machine
+
+#define threadIdx (machine::self->thread)
+#define blockIdx (machine::self->block)
+#define blockDim (machine::self->block_extent)
+#define gridDim (machine::self->grid_extent)
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#undef __cluster_dims__
+#define __cluster_dims__(...)
+
+namespace cooperative_groups {
+struct Block {
+  unsigned thread_rank() const { return machine::self->rank_in_cta; }
+  void sync() const { machine::sync_cta(); }
+};
+inline Block this_thread_block() { return {}; }
+}  // namespace cooperative_groups
+
+inline uint32_t __cvta_generic_to_shared(const void* address) { return machine::to_shared(address); }
+inline void __syncthreads() { machine::sync_cta(); }
+inline void __syncwarp(unsigned = ~0u) { machine::sync_warp(); }
+inline void __threadfence() { machine::give_way(); }
+inline void __threadfence_block() {}
+inline void __nanosleep(unsigned) { machine::give_way(); }
+template <class T>
+T __ldg(const T* address) {
+  return *address;
+}
+template <class T>
+T shuffled(T value, unsigned lane) {
+  T theirs;
+  machine::shuffle(&value, &theirs, sizeof(T), lane);
+  return theirs;
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  unsigned own = machine::self->rank_in_cta % 32;
+  return shuffled(value, own / width * width + lane % width);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return shuffled(value, (machine::self->rank_in_cta % 32) ^ mask);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, int by, int width = 32) {
+  unsigned own = machine::self->rank_in_cta % 32;
+  return shuffled(value, own % width + by < width ? own + by : own);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int by, int width = 32) {
+  unsigned own = machine::self->rank_in_cta % 32;
+  return shuffled(value, int(own % width) >= by ? own - by : own);
+}
+template <class T>
+T atomicAdd(T* address, T value) {
+  return machine::atomic(address, [=](T before) { return before + value; });
+}
+template <class T>
+T atomicExch(T* address, T value) {
+  return machine::atomic(address, [=](T) { return value; });
+}
+template <class T>
+T atomicCAS(T* address, T compare, T value) {
+  return machine::atomic(address, [=](T before) { return before == compare ? value : before; });
+}
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __tanhf(float x) { return std::tanh(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+using std::max;
+using std::min;

@@ -1,0 +1,177 @@
+"""Convolutions on wgmma: right results of every kind on the emulated GPU, no spills, and None for what they do not take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from compilers import needs_nvcc
+from emulation import emulate, host
+from tvm import te, topi
+
+import kerneldecl
+from kerneldecl import nvcc
+from kerneldecl.arrays import relative_error
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.policies import wgmma_conv2d as policy
+from kerneldecl.templates import wgmma_conv2d
+
+ROOT = Path(kerneldecl.__file__).parent.parent
+H200 = load_arch(ROOT, "h200")
+TILES = {
+    "block_m": 128,
+    "block_n": 64,
+    "consumers": 2,
+    "tile_w": 4,
+    "tile_h": 4,
+    "stages": 3,
+    "cluster_m": 1,
+    "cluster_n": 1,
+    "raster": 2,
+    "split": 1,
+    "swap": 0,
+    "schedule": "cooperative",
+    "dependent": 0,
+}
+SMALL = {"n": 9, "h": 8, "w": 8, "c": 64, "f": 64, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
+RAGGED = {"n": 3, "h": 15, "w": 13, "c": 40, "f": 72, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
+SWAPPED = {"swap": 1, "block_m": 64, "block_n": 128, "consumers": 1, "tile_w": 8}
+PINGPONG = {"schedule": "pingpong", "block_m": 64}
+
+
+def rule_of(attrs: dict[str, Any]) -> Any:
+    return load_rule(ROOT, "conv2d").of(ROOT, attrs)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("attrs", "tiles"),
+    [
+        (SMALL, {}),
+        (SMALL, {"dependent": 1, "stages": 2, "tile_w": 1, "tile_h": 1}),
+        (SMALL | {"dtype": "bfloat16", "f": 128}, {"block_n": 128, "cluster_m": 2}),
+        (SMALL | {"f": 128}, {"cluster_n": 2, "tile_w": 8, "tile_h": 8}),
+        (SMALL | {"out_dtype": "float32", "f": 24}, {"block_n": 24}),
+        (SMALL | {"c": 128, "f": 192}, {"block_n": 192, "block_m": 64, "consumers": 1}),
+        (SMALL | {"kh": 1, "kw": 1, "padding": 0, "stride": 2, "c": 128}, {}),
+        (SMALL | {"kh": 1, "kw": 1, "padding": 3, "stride": 2}, {"tile_w": 8, "tile_h": 2}),
+        (RAGGED, {"block_n": 72, "tile_w": 16, "tile_h": 8}),
+        (RAGGED | {"stride": 2, "epilogue": ("bias", "relu")}, {"block_n": 128}),
+        (RAGGED | {"stride": 3, "padding": 2}, PINGPONG | {"tile_w": 2}),
+        (RAGGED | {"dilation": 2, "padding": 2, "epilogue": ("bias", "add", "relu")}, {"cluster_m": 2, "block_n": 128, "tile_w": 8}),
+        (RAGGED | {"kh": 5, "kw": 2, "c": 136, "f": 136}, PINGPONG | {"tile_h": 8, "tile_w": 8, "raster": 3}),
+        (RAGGED | {"c": 128, "n": 1}, {"split": 2}),
+        (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
+        (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),
+        (RAGGED | {"f": 36}, {}),
+        (SMALL, SWAPPED),
+        (SMALL | {"f": 136, "epilogue": ("bias", "add", "relu")}, SWAPPED | {"cluster_m": 2, "schedule": "pingpong", "consumers": 2}),
+        (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
+        (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split": 2}),
+    ],
+)
+def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
+    rule = rule_of(attrs)
+    mod = wgmma_conv2d.apply(tensorir.lower(rule), TILES | tiles, H200)
+    if attrs["f"] % 8:
+        assert mod is None, "weights whose rows are no multiples of 16 bytes are not for TMA"
+        return
+    assert mod is not None
+    inputs = rule.inputs(np.random.default_rng(0))
+    want = rule.reference(*inputs)
+    out = np.full(want.shape, np.nan, np.float32 if attrs.get("out_dtype") == "float32" else inputs[0].dtype)
+    *after, got = emulate(mod["main"], *inputs, out)
+    assert all((one == other).all() for one, other in zip(after, inputs, strict=True))
+    assert relative_error(got, want) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("tiles", [{}, {"block_m": 256, "block_n": 128}, PINGPONG | {"block_m": 128, "block_n": 128, "stages": 5}])
+def test_registers_suffice(tiles: dict[str, Any]) -> None:
+    attrs = SMALL | {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "epilogue": ("bias", "relu")}
+    mod = wgmma_conv2d.apply(tensorir.lower(rule_of(attrs)), TILES | tiles, H200)
+    assert mod is not None
+    source = host.lower(mod["main"]).source
+    assert "wgmma.mma_async.sync.aligned.m64n" in source
+    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.QUICK_FLAGS).usage.values()
+    assert usage.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("attrs", "tiles"),
+    [
+        ({"c": 3}, {}),
+        ({"c": 12}, {}),
+        ({"groups": 2}, {}),
+        ({"dtype": "int8"}, {}),
+        ({"accum_dtype": "float16"}, {}),
+        ({"stride": 9, "h": 64, "w": 64}, {}),
+        ({}, {"tile_w": 3}),
+        ({}, {"tile_w": 16, "tile_h": 16}),
+        ({}, {"block_n": 60}),
+        ({"f": 128}, {"cluster_m": 2}),
+    ],
+)
+def test_none_where_it_does_not_apply(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
+    mod = tensorir.lower(rule_of(SMALL | attrs))
+    assert wgmma_conv2d.apply(mod, TILES | tiles, H200) is None
+
+
+def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, after: int = 1) -> tvm.IRModule:
+    """Return a 3 x 3 convolution of 4 images of 8 x 8 with margins, weights with filters (hwio) or channels (ohwi) side by side."""
+    x = te.placeholder((4, 8, 8, 64), "float16", "X")
+    w = te.placeholder((3, 3, 64, 64) if weights == "hwio" else (64, 3, 3, 64), "float16", "W")
+    padded = topi.nn.pad(x, [0, before, before, 0], [0, after, after, 0], pad_value, name="padded")
+    r, s, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 3), "s"), te.reduce_axis((0, 64), "c")
+
+    def element(n: Any, i: Any, j: Any, f: Any) -> Any:
+        factor = w(r, s, c, f) if weights == "hwio" else w(f, r, s, c)
+        return te.sum(padded(n, i + r, j + s, c).astype("float32") * factor.astype("float32"), axis=[r, s, c])
+
+    side = 8 + before + after - 2
+    sums = te.compute((4, side, side, 64), element, name="sums")
+    y = te.compute(sums.shape, lambda *i: sums(*i).astype("float16"), name="Y")
+    return tvm.IRModule({"main": te.create_prim_func([x, w, y])})
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("weights", "before", "after"), [("hwio", 2, 0), ("ohwi", 1, 1), ("ohwi", 0, 2)])
+def test_other_margins_and_weights_are_recognised(weights: str, before: int, after: int) -> None:
+    mod = wgmma_conv2d.apply(convolution(weights=weights, before=before, after=after), TILES, H200)
+    assert mod is not None
+    random = np.random.default_rng(0)
+    x = random.standard_normal((4, 8, 8, 64)).astype(np.float16)
+    w = random.standard_normal((3, 3, 64, 64)).astype(np.float16)
+    padded = np.pad(x.astype(np.float32), ((0, 0), (before, after), (before, after), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    want = np.einsum("nijcrs,rscf->nijf", windows, w.astype(np.float32))
+    given = w if weights == "hwio" else np.ascontiguousarray(w.transpose(3, 0, 1, 2))
+    *_, got = emulate(mod["main"], x, given, np.empty(want.shape, np.float16))
+    assert relative_error(got, want) < 2e-3
+
+
+def test_a_margin_of_something_else_is_not_taken() -> None:
+    assert wgmma_conv2d.apply(convolution(pad_value=1.0), TILES, H200) is None
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {},
+        {"n": 128, "h": 7, "w": 7, "c": 512, "f": 512, "epilogue": ("bias", "add", "relu")},
+        {"n": 128, "h": 56, "w": 56, "c": 256, "f": 512, "kh": 1, "kw": 1, "stride": 2, "padding": 0},
+        {"n": 1, "h": 56, "w": 57, "c": 24, "f": 200},
+        {"n": 5, "out_dtype": "float32", "f": 8},
+    ],
+)
+def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
+    mod = tensorir.lower(rule_of(SMALL | attrs))
+    proposals = policy.propose(iter_space(mod), H200, 8, ())
+    assert proposals
+    for proposal in proposals:
+        assert wgmma_conv2d.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate

@@ -1,0 +1,64 @@
+"""What the policies for wgmma propose can be built: the templates take every candidate, and the first ones spill no registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compilers import needs_nvcc
+
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.plugins import load_arch, load_policy, load_rule
+from kerneldecl.stores.local import LocalStore
+
+ROOT = Path(__file__).parents[2]
+ARCH = load_arch(ROOT, "h200")
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "small": ("matmul", {"m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float16"}),
+    "large_bfloat16": ("matmul", {"m": 4096, "n": 4096, "k": 4096, "layout": "tt", "dtype": "bfloat16"}),
+    "one_row": ("matmul", {"m": 1, "n": 4096, "k": 4096, "layout": "nt", "dtype": "float16"}),
+    "few_rows": ("matmul", {"m": 20, "n": 4096, "k": 11008, "layout": "nt", "dtype": "float16", "epilogue": ("bias", "silu")}),
+    "rows_of_any_length": ("matmul", {"m": 1001, "n": 1003, "k": 517, "layout": "nt", "dtype": "float16"}),
+    "batch": ("matmul", {"batch": 3, "m": 200, "n": 3000, "k": 1024, "layout": "tn", "dtype": "bfloat16"}),
+    "int8_scaled": (
+        "matmul",
+        {
+            "m": 512,
+            "n": 400,
+            "k": 512,
+            "layout": "nt",
+            "dtype": "int8",
+            "out_dtype": "float16",
+            "epilogue": ("scale_rows", "scale_columns"),
+        },
+    ),
+    "float8": ("matmul", {"m": 2000, "n": 2008, "k": 1024, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"}),
+    "pixels": ("conv2d", {"n": 8, "h": 28, "w": 28, "c": 128, "f": 256, "kh": 1, "kw": 1, "dtype": "float16"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_template_takes_every_candidate(name: str) -> None:
+    rule, attrs = CASES[name]
+    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 60, ())
+    assert len(proposals) > 20
+    for proposal in proposals[::7]:
+        assert apply_candidate(ROOT, mod, proposal.candidate, ARCH) is not None, proposal
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["small", "few_rows", "rows_of_any_length", "int8_scaled"])
+def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
+    rule, attrs = CASES[name]
+    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
+    applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
+    assert applied is not None
+    (launch,) = compile_cuda_object(applied.mod, ARCH, "kernel", LocalStore(tmp_path)).launches
+    assert launch.usage.spill_bytes == 0
+    assert launch.dynamic_smem_bytes + launch.usage.smem_bytes <= ARCH.the_gpu.smem_per_block_optin_bytes

@@ -1,0 +1,53 @@
+"""Kernels on wgmma become the instructions that they are for, in the machine code that nvcc makes of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compilers import needs_nvcc, needs_nvdisasm, sass
+from emulation import host
+
+import kerneldecl
+from kerneldecl import nvcc
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.policies import wgmma_conv2d as conv2d_policy
+from kerneldecl.policies import wgmma_matmul as matmul_policy
+from kerneldecl.templates import wgmma_conv2d, wgmma_matmul
+
+pytestmark = [needs_nvcc, needs_nvdisasm]
+
+ROOT = Path(kerneldecl.__file__).parent.parent
+H200 = load_arch(ROOT, "h200")
+LARGE = {"m": 4096, "n": 4096, "k": 4096, "layout": "nt"}
+LAYER = {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "kh": 3, "kw": 3, "padding": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "attrs", "multiply"),
+    [
+        ("matmul", LARGE | {"dtype": "float16"}, r"HGMMA\.64x\d+x16\.F32 "),
+        ("matmul", LARGE | {"dtype": "bfloat16", "layout": "tn"}, r"HGMMA\.64x\d+x16\.F32\.BF16"),
+        ("matmul", LARGE | {"dtype": "float8_e4m3fn", "out_dtype": "float16"}, r"QGMMA\.64x\d+x32\.F32\.E4M3\.E4M3"),
+        ("matmul", LARGE | {"dtype": "int8"}, r"IGMMA\.64x\d+x32\.S8\.S8"),
+        ("conv2d", LAYER | {"dtype": "float16", "epilogue": ("bias", "relu")}, r"HGMMA\.64x\d+x16\.F32 "),
+        ("conv2d", LAYER | {"dtype": "bfloat16", "stride": 2}, r"HGMMA\.64x\d+x16\.F32\.BF16"),
+    ],
+)
+def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs: dict[str, Any], multiply: str, tmp_path: Path) -> None:
+    policy, template = (matmul_policy, wgmma_matmul) if rule == "matmul" else (conv2d_policy, wgmma_conv2d)
+    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    [first] = policy.propose(iter_space(mod), H200, 1, ())
+    kernel = template.apply(mod, dict(first.candidate.params), H200)
+    assert kernel is not None
+    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.QUICK_FLAGS)
+    code = sass(cubin.content, tmp_path)
+    assert re.search(multiply, code)
+    assert "UTMALDG" in code
+    assert "LDG" not in re.sub("UTMALDG", "", code) or "epilogue" in attrs, "operands come by TMA alone"
+    [usage] = cubin.usage.values()
+    assert usage.spill_bytes == 0
