@@ -7,10 +7,9 @@ plus an integer below 1024 is a half whose last bits are that integer, so a nibb
 the nibble, and one that lies 4 bits higher is 1024 and 16 times the nibble (Kim et al., Who Says Elephants Can't Run:
 Bringing Large Scale MoE Models into Cloud Scale Production, 2022, section 4.1). Subtraction of what is too much is exact, in pairs.
 
-Of several rows, two by two, a warp multiplies by tensor cores, as if its eight quads of lanes were rows of weights and columns of factors:
+Of two rows, a warp multiplies by tensor cores, as if its eight quads of lanes were rows of weights and columns of factors:
 of the products of every row with every column, those of a quad's weights with its own factors are wanted, and one of its
-lanes has them. That lane gets what the four of them should add, so a sum is right that takes in whole quads. There nothing is
-subtracted from the weights: 1032 times the factors, subtracted from the sums, is the same for all rows.
+lanes has them. That lane gets what the four of them should add, so a sum is right that takes in whole quads.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ FACTORS = {"float16": ("half", "__half2float({})"), "bfloat16": ("nv_bfloat16", 
 """By dtype of the factors: the type in CUDA, and how it becomes a float."""
 WIDTHS = (16, 8, 4)
 """Bytes of weights that one thread loads at once."""
-ROWS = (2, 4, 8)
-"""Rows that a warp multiplies together."""
 
 
 def dotted(width: int, dtype: str) -> str:
@@ -38,21 +35,20 @@ def dotted(width: int, dtype: str) -> str:
     return name
 
 
-def dotted_rows(rows: int, width: int) -> str:
-    """Return the intrinsic for rows of `width` bytes of weights each and float16 factors, registered; KeyError without one."""
-    if width not in WIDTHS or rows not in ROWS:
-        raise KeyError(rows, width)
-    name = f"kd.dot_i4_rows.{rows}.{width}"
+def dotted_pair(width: int) -> str:
+    """Return the intrinsic for two rows of `width` bytes of weights and float16 factors, registered; KeyError without one."""
+    if width not in WIDTHS:
+        raise KeyError(width)
+    name = f"kd.dot_i4_pair.{width}"
     if tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
-        tvm.s_tir.TensorIntrin.register(name, *_dot_rows(rows, width))
+        tvm.s_tir.TensorIntrin.register(name, *_dot_pair(width))
     return name
 
 
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
     for width in WIDTHS:
-        for rows in ROWS:
-            dotted_rows(rows, width)
+        dotted_pair(width)
         for dtype in FACTORS:
             dotted(width, dtype)
 
@@ -96,63 +92,31 @@ __device__ __forceinline__ float {name}(const void* packed, const {factor}* fact
 """
 
 
-_NIBBLES = """
-#include <cuda_fp16.h>
-__device__ __forceinline__ unsigned NAME_even(unsigned bits) {
-  unsigned halves;
-  asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(halves) : "r"(bits), "r"(0x64006400u));
-  return halves;
-}
-__device__ __forceinline__ unsigned NAME_odd(unsigned bits) {
-  unsigned halves;
-  asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(halves) : "r"(bits), "r"(0x64006400u));
-  return halves;
-}
-__device__ __forceinline__ unsigned NAME_two(half low, half high) {
-  half2 both = __halves2half2(low, high);
-  return *reinterpret_cast<unsigned*>(&both);
-}
-__device__ __forceinline__ void NAME_mma(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-"""
-"""Of a word's 8 weights, even() makes 1024 plus weights 0 and 4, odd() 1024 plus 16 times weights 1 and 5; shifted by 8, of the others."""
-
-
-def _rows_source(name: str, rows: int, width: int) -> str:
+def _pair_source(name: str, width: int) -> str:
     words = width // 4
-    return f"""{_NIBBLES.replace("NAME", name)}
+    return f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
 __device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const half* factors) {{
-  const unsigned* weights = static_cast<const unsigned*>(packed);
-  // What is too much, the same for all rows: 1024 + 8 and 1024 + 16 * 8 times the factors.
-  float even[4] = {{0.0f, 0.0f, 0.0f, 0.0f}}, odd[4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
+  float c0 = 0.0f, c1 = 0.0f, c2 = 0.0f, c3 = 0.0f;
 #pragma unroll
   for (int word = 0; word < {words}; ++word) {{
-    const half* x = factors + 8 * word;
-    {name}_mma(even, 0xe408e408u, 0xe408e408u, 0xe408e408u, 0xe408e408u, {name}_two(x[0], x[4]), {name}_two(x[2], x[6]));
-    {name}_mma(odd, 0xe480e480u, 0xe480e480u, 0xe480e480u, 0xe480e480u, {name}_two(x[1], x[5]), {name}_two(x[3], x[7]));
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {{
+      half2 a[4], b[2];
+      {name}_halves(static_cast<const unsigned*>(packed)[word] >> (4 * pair), &a[0], &a[2]);
+      {name}_halves(static_cast<const unsigned*>(packed)[{words} + word] >> (4 * pair), &a[1], &a[3]);
+      b[0] = __halves2half2(factors[8 * word + pair], factors[8 * word + pair + 4]);
+      b[1] = __halves2half2(factors[8 * word + pair + 1], factors[8 * word + pair + 5]);
+      const unsigned* x = reinterpret_cast<const unsigned*>(a);
+      const unsigned* y = reinterpret_cast<const unsigned*>(b);
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                   "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+                   : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }}
   }}
   int lane = threadIdx.x % 32, quad = lane / 4;
-  bool is_mine = lane % 4 == quad / 2, is_second = quad % 2;
-#pragma unroll
-  for (int row = 0; row < {rows}; row += 2) {{
-    float c[4] = {{even[0], even[1], even[2], even[3]}}, d[4] = {{odd[0], odd[1], odd[2], odd[3]}};
-#pragma unroll
-    for (int word = 0; word < {words}; ++word) {{
-      const half* x = factors + 8 * word;
-      unsigned first = weights[{words} * row + word], second = weights[{words} * (row + 1) + word];
-      {name}_mma(c, {name}_even(first), {name}_even(second), {name}_even(first >> 8), {name}_even(second >> 8),
-                 {name}_two(x[0], x[4]), {name}_two(x[2], x[6]));
-      {name}_mma(d, {name}_odd(first), {name}_odd(second), {name}_odd(first >> 8), {name}_odd(second >> 8),
-                 {name}_two(x[1], x[5]), {name}_two(x[3], x[7]));
-    }}
-    float one = __fmaf_rn(is_second ? d[1] : d[0], 0.0625f, is_second ? c[1] : c[0]);
-    float other = __fmaf_rn(is_second ? d[3] : d[2], 0.0625f, is_second ? c[3] : c[2]);
-    one = __fmaf_rn(one, __half2float(scales[row]), sums[row]);
-    other = __fmaf_rn(other, __half2float(scales[row + 1]), sums[row + 1]);
-    sums[row] = is_mine ? one : sums[row];
-    sums[row + 1] = is_mine ? other : sums[row + 1];
+  if (lane % 4 == quad / 2) {{
+    sums[0] = __fmaf_rn(quad % 2 ? c1 : c0, __half2float(scales[0]), sums[0]);
+    sums[1] = __fmaf_rn(quad % 2 ? c3 : c2, __half2float(scales[1]), sums[1]);
   }}
 }}
 """
@@ -208,23 +172,23 @@ def _dot(width: int, dtype: str) -> tuple[Any, Any]:
     return described, done
 
 
-def _dot_rows(rows: int, width: int) -> tuple[Any, Any]:
-    """Return what `_dot` does, of several rows, as what it means and as CUDA for a warp."""
+def _dot_pair(width: int) -> tuple[Any, Any]:
+    """Return what `_dot` does, of two rows, as what it means and as CUDA for a warp."""
     from tvm.script import tirx as T
 
-    name = f"kd_dot_i4_rows_{rows}_{width}"
-    source = _rows_source(name, rows, width)
+    name = f"kd_dot_i4_pair_{width}"
+    source = _pair_source(name, width)
 
     @T.prim_func(s_tir=True)
     def described(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
-        Sum = T.match_buffer(sums, (rows,), "float32", offset_factor=rows, scope="local")
-        Packed = T.match_buffer(packed, (rows, width), "uint8", offset_factor=width, scope="local")
-        Scale = T.match_buffer(scales, (rows, 1), "float16", offset_factor=1, scope="local")
+        Sum = T.match_buffer(sums, (2,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (2, width), "uint8", offset_factor=width, scope="local")
+        Scale = T.match_buffer(scales, (2, 1), "float16", offset_factor=1, scope="local")
         Factor = T.match_buffer(factors, (2 * width,), "float16", offset_factor=2 * width, scope="local")
         with T.sblock("root"):
-            T.reads(Sum[0:rows], Packed[0:rows, 0:width], Scale[0:rows, 0], Factor[0 : 2 * width])
-            T.writes(Sum[0:rows])
-            for row, byte, nibble in T.grid(T.int64(rows), T.int64(width), T.int64(2)):
+            T.reads(Sum[0:2], Packed[0:2, 0:width], Scale[0:2, 0], Factor[0 : 2 * width])
+            T.writes(Sum[0:2])
+            for row, byte, nibble in T.grid(T.int64(2), T.int64(width), T.int64(2)):
                 with T.sblock("dot"):
                     r, at, shift = T.axis.remap("SRR", [row, byte, nibble])
                     T.reads(Sum[r], Packed[r, at], Scale[r, 0], Factor[at * T.int64(2) + shift])
@@ -235,13 +199,13 @@ def _dot_rows(rows: int, width: int) -> tuple[Any, Any]:
 
     @T.prim_func(s_tir=True)
     def done(sums: T.handle, packed: T.handle, scales: T.handle, factors: T.handle) -> None:
-        Sum = T.match_buffer(sums, (rows,), "float32", offset_factor=rows, scope="local")
-        Packed = T.match_buffer(packed, (rows, width), "uint8", offset_factor=width, scope="local", strides=[width, 1])
-        Scale = T.match_buffer(scales, (rows, 1), "float16", offset_factor=1, scope="local", strides=[1, 1])
+        Sum = T.match_buffer(sums, (2,), "float32", offset_factor=1, scope="local")
+        Packed = T.match_buffer(packed, (2, width), "uint8", offset_factor=width, scope="local", strides=[width, 1])
+        Scale = T.match_buffer(scales, (2, 1), "float16", offset_factor=1, scope="local", strides=[1, 1])
         Factor = T.match_buffer(factors, (2 * width,), "float16", offset_factor=2 * width, scope="local")
         with T.sblock("root"):
-            T.reads(Sum[0:rows], Packed[0:rows, 0:width], Scale[0:rows, 0], Factor[0 : 2 * width])
-            T.writes(Sum[0:rows])
+            T.reads(Sum[0:2], Packed[0:2, 0:width], Scale[0:2, 0], Factor[0 : 2 * width])
+            T.writes(Sum[0:2])
             T.evaluate(
                 T.cuda.func_call(
                     name,

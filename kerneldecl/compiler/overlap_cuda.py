@@ -11,12 +11,11 @@ that a launch takes, about a microsecond; kernels of others, before or after, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import tvm
-from tvm.ir import Call, TensorLoad, Var
-from tvm.tirx import AttrStmt, Bind, BufferLoad, BufferStore, DeclBuffer, Evaluate, For, Ramp, SeqStmt
+from tvm.ir import Call
+from tvm.tirx import Evaluate, SeqStmt
 from tvm_ffi import structural
 
 from kerneldecl.model import Gpu
@@ -25,14 +24,7 @@ FIRST_CAPABILITY = (9, 0)
 TAG, DYNAMIC_SMEM_TAG = "tirx.use_programtic_dependent_launch", "tirx.use_dyn_shared_memory"
 """Of TVM's launch parameters; TVM spells it so. The latter must be the last one."""
 PARAMS = "tirx.kernel_launch_params"
-PREFETCH, WAIT = "kd_prefetch", "kd_after_the_last_kernel"
-PREFETCHED = 8
-"""Loads of a thread, at most: a thread has hardly more on its way at once."""
-PREFETCH_SOURCE = f"""
-__device__ __forceinline__ void {PREFETCH}(const void* address) {{
-  asm volatile("prefetch.global.L2 [%0];" :: "l"(address));
-}}
-"""
+WAIT = "kd_after_the_last_kernel"
 WAIT_SOURCE = f"""
 __device__ __forceinline__ void {WAIT}() {{
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -84,57 +76,7 @@ def _waiting(func: Any) -> Any:
     from tvm.script import tirx
 
     wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=WAIT_SOURCE, return_type="void"))
-    loads = [
-        Evaluate(tirx.cuda.func_call(PREFETCH, tirx.address_of(load), source_code=PREFETCH_SOURCE, return_type="void"))
-        for load in _first_loads(func)
-    ]
-
-    def within_threads(stmt: Any) -> Any:
-        if isinstance(stmt, AttrStmt) and stmt.attr_key == "thread_extent":
-            return AttrStmt(stmt.node, stmt.attr_key, stmt.value, within_threads(stmt.body))
-        if isinstance(stmt, SeqStmt) and isinstance(stmt.seq[-1], AttrStmt) and stmt.seq[-1].attr_key == "thread_extent":
-            return SeqStmt([*stmt.seq[:-1], within_threads(stmt.seq[-1])])
-        return SeqStmt([*loads, wait, stmt])
-
-    return func.with_body(within_threads(func.body)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
-
-
-def _first_loads(func: Any) -> list[Any]:
-    """Return what each thread loads of the arguments in any case, of loops in their first turn."""
-    arguments = {stmt.buffer for stmt in getattr(func.body, "seq", ()) if isinstance(stmt, DeclBuffer) and stmt.data in set(func.params)}
-    values: dict[Any, Any] = {}
-    found: dict[str, Any] = {}
-
-    def known(index: Any) -> Any:
-        return structural.structural_map(index, [(Var, lambda var: known(values[var]) if var in values else var)])
-
-    def note(load: Any) -> None:
-        if load.source in arguments:
-            (index,) = load.indices
-            place = known(index.base if isinstance(index, Ramp) else index)
-            found.setdefault(f"{load.source}[{place}]", BufferLoad(load.source, [place]))
-
-    for store in _certain_stores(func.body, values):
-        if "if_then_else" not in str(store.value):
-            structural.structural_walk(store.value, [(TensorLoad, note)])
-    return list(found.values())[:PREFETCHED]
-
-
-def _certain_stores(stmt: Any, values: dict[Any, Any]) -> Iterator[Any]:
-    """Yield what no condition decides about, and note what variables stand for: those of loops for their first value."""
-    match stmt:
-        case SeqStmt():
-            for part in stmt.seq:
-                yield from _certain_stores(part, values)
-        case AttrStmt():
-            yield from _certain_stores(stmt.body, values)
-        case For():
-            values[stmt.loop_var] = stmt.min
-            yield from _certain_stores(stmt.body, values)
-        case Bind():
-            values[stmt.var] = stmt.value
-        case BufferStore():
-            yield stmt
+    return func.with_body(SeqStmt([wait, func.body])).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
 
 
 def _tagged(params: Any) -> list[str]:

@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.compiler.intrinsics_i4 import dotted, dotted_rows
+from kerneldecl.compiler.intrinsics_i4 import dotted, dotted_pair
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates import _blocks, _reductions
 
@@ -42,7 +42,7 @@ class RowCut:
     chunks: int = 1
     """Parts of a row that are computed apart, where there are too few rows."""
     is_paired: bool = False
-    """All rows of a tile go to an intrinsic that whole warps compute, two by two."""
+    """Rows of a tile go two by two to an intrinsic that whole warps compute."""
 
 
 def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf], cut: RowCut) -> bool:
@@ -88,6 +88,9 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     grid, ty = sch.split(row, [None, cut.rows])
     steps, tx = sch.split(along, [None, cut.threads])
     outer, inner = sch.split(steps, [None, min(cut.unroll, _blocks.extent(sch, steps))])
+    if cut.is_paired:
+        tile, pair = sch.split(tile, [None, 2])
+        lanes = [pair, *lanes]
     sch.reorder(grid, ty, tx, outer, inner, tile, *lanes)
     # 2. Partial results, one for each thread and row, from vectors in registers.
     partial = sch.rfactor(tx, 0)
@@ -96,9 +99,8 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     for loop, thread in ((grid, "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
         sch.bind(loop, thread)
     sch.unroll(inner)
-    if not cut.is_paired:
-        sch.unroll(tile)
-    load_vectors(sch, partial, inner if cut.is_paired else tile)
+    sch.unroll(tile)
+    load_vectors(sch, partial, tile)
     # 3. What all threads of a row found, then what follows.
     sch.reverse_compute_at(block, ty, preserve_unit_loops=True)
     tx, *others = sch.get_loops(block)[2:]
@@ -109,8 +111,6 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     if rest:
         sch.set_scope(block, 0, "local")
     sch.decompose_reduction(partial, outer)
-    if cut.is_paired:
-        lanes = [tile, *lanes]
     if not _dot_i4(sch, partial, lanes, cut):
         for loop in lanes:
             sch.unroll(loop)
@@ -122,7 +122,7 @@ def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], cut: RowCut) -> boo
     if "uint8" not in dtypes or len(loops) < 2:
         return False
     with contextlib.suppress(KeyError, ScheduleError):
-        sch.tensorize(loops[0], dotted_rows(cut.tile, cut.width) if cut.is_paired else dotted(cut.width, dtypes[-1]))
+        sch.tensorize(loops[0], dotted_pair(cut.width) if cut.is_paired else dotted(cut.width, dtypes[-1]))
         return True
     return False
 

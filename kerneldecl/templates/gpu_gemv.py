@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.compiler.intrinsics_i4 import ROWS
 from kerneldecl.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Gpu, Value
 from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
@@ -37,7 +36,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], gpu: Gpu) -> bool:
 
 
 def _is_paired(leaf: _blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool:
-    """Say whether tensor cores may multiply 4-bit weights: rows as an intrinsic has them, warps on one, quads on weights of one scale."""
+    """Say whether tensor cores may multiply 4-bit weights: pairs of rows, whole warps on one row, quads on weights of one scale."""
     axis = _reductions.contiguous_axis(leaf)
     names = [(access.dtype, len(access.shape)) for access in leaf.block.reads]
     if params["across"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
@@ -47,7 +46,7 @@ def _is_paired(leaf: _blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> boo
     largest = max(math.prod(access.shape) for access in leaf.block.reads)
     return (
         gpu.compute_capability >= FIRST_CAPABILITY
-        and tile in ROWS
+        and tile % 2 == 0
         and threads % gpu.warp_size == 0
         and run % (QUAD * width) == 0
         and largest // leaf.extent_of("spatial") % (threads * width * chunks) == 0

@@ -23,13 +23,16 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     reads it again, from the nearest cache.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    # What several steps read, such as a softmax's powers, is computed once if it lies along the rows, too; else by each.
+    shared = _blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=True)) if params["kept"] else None
+    return shared or _blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=False))
 
 
-def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
+def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) -> bool:
     threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
     # 1. Blocks that agree on what a row is: their leading axes.
-    _blocks.inline_producers(sch, keep_shared=bool(params["kept"]))
+    _blocks.inline_producers(sch, keep_shared=keep_shared)
+    _inline_row_values(sch)
     _blocks.give_loops(sch)
     found = _blocks.leaves(sch)
     leading = None if found is None else _leading(found)
@@ -62,6 +65,15 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
         sch.unroll(step) if params["kept"] else None
     sch.unroll(sch.get_loops(last.rv)[-1])
     return True
+
+
+def _inline_row_values(sch: Schedule) -> None:
+    """Inline what is computed once a row: TVM may store it where the threads of a row have exchanged its sum, which they then change."""
+    found = _blocks.leaves(sch) or []
+    rows = min((leaf.extent_of("spatial") for leaf in found if leaf.block.is_reduction), default=0)
+    for leaf in found:
+        if not leaf.block.is_reduction and leaf.extent_of("spatial") <= rows and sch.get_consumers(leaf.rv):
+            sch.compute_inline(leaf.rv)
 
 
 def _along(sch: Schedule, rv: Any, leading: int, threads: int, width: int) -> list[Any]:

@@ -21,9 +21,9 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import cuda, tensorir
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.codegen import apply_candidate, target_of
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.model import Arch, Proposal
+from kerneldecl.model import Arch, Candidate, Proposal
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.rule import Rule
 
@@ -218,3 +218,23 @@ def test_unsuitable_functions_give_none_and_never_an_error(template: str, other:
     for proposal in proposals(template, suited, top_k=2):
         sch = apply(mod, dict(proposal.candidate.params), ARCH)
         assert sch is None or template == other or extents(sch.mod)
+
+
+NORMS = {"layer_norm": (4096,), "rms_norm": (4096,), "softmax": (1024,)}
+
+
+@pytest.mark.parametrize("is_stock", [False, True], ids=["ours", "TVM's own passes"])
+@pytest.mark.parametrize("rule", NORMS)
+def test_results_that_threads_share_are_written_once_and_read_once(rule: str, is_stock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An artifact's database is replayed by TVM as it stands, whose StorageRewrite puts values where threads exchange results."""
+    monkeypatch.setitem(cuda._PASSES, "tirx.disable_storage_rewrite", not is_stock)
+    _, mod = lowered(rule, {"shape": (64, *NORMS[rule]), "dtype": "float16"})
+    params = {"kept": True, "rows": 1, "threads": 128, "width": 8}
+    schedule = apply_candidate(ROOT, mod, Candidate.of("gpu_rowwise", params), ARCH)
+    assert schedule is not None
+    shared = [line.strip() for line in cuda_source(schedule).splitlines() if "(volatile float*)red_result" in line]
+    written = [line for line in shared if line.startswith("((volatile")]
+    assert len(written) == len({line.partition("=")[0] for line in written}) == (1 if rule == "rms_norm" else 2)
+    assert all("red_buf" in line.partition("=")[2] for line in written)
+    if not is_stock:
+        assert len(shared) == 2 * len(written)
