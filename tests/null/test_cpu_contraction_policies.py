@@ -8,28 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cpus import AVX2, AVX512
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace, dtype_bytes
 from kerneldecl.policies import cpu_conv2d, cpu_matmul
 from kerneldecl.policies._cpu_model import Work, busiest_share, predicted_secs
 
-AVX512 = Cpu(
-    cores=2,
-    vector_bytes=64,
-    vector_registers=32,
-    fma_per_cycle=1.0,
-    l1d_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=32 << 20,
-    line_bytes=64,
-    clock_hz=3.5e9,
-    l1_bytes_per_cycle=64.0,
-    l2_bytes_per_cycle=32.0,
-    l3_bytes_per_cycle=16.0,
-    dram_bytes_per_s=3e10,
-    parallel_secs=5e-6,
-)
-AVX2 = replace(AVX512, cores=8, vector_bytes=32, vector_registers=16, fma_per_cycle=2.0, l2_bytes=256 << 10)
 NEON = replace(AVX512, cores=4, vector_bytes=16, vector_registers=32, l1d_bytes=64 << 10, l3_bytes=0)
 CPUS = pytest.mark.parametrize("cpu", [AVX512, AVX2, NEON], ids=["avx512", "avx2", "neon"])
 

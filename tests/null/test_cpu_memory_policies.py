@@ -8,88 +8,25 @@ from dataclasses import replace
 from types import ModuleType
 
 import pytest
+from cpus import AVX2, AVX512
+from streams import Streams, axes
 
-from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace
+from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace
 from kerneldecl.policies import cpu_elementwise, cpu_fallback, cpu_gemv, cpu_reduce, cpu_rowwise
 from kerneldecl.policies._cpu_traffic import Stream, contiguous_axis, moved_bytes, stream_secs
 
-AVX512 = Cpu(
-    cores=2,
-    vector_bytes=64,
-    vector_registers=32,
-    fma_per_cycle=1.0,
-    l1d_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=32 << 20,
-    line_bytes=64,
-    clock_hz=3.5e9,
-    l1_bytes_per_cycle=64.0,
-    l2_bytes_per_cycle=32.0,
-    l3_bytes_per_cycle=16.0,
-    dram_bytes_per_s=3e10,
-    parallel_secs=5e-6,
-)
-AVX2 = replace(AVX512, cores=8, vector_bytes=32, vector_registers=16, fma_per_cycle=2.0, l2_bytes=256 << 10)
 SINGLE = replace(AVX512, cores=1, vector_bytes=16, l3_bytes=0)
 CPUS = pytest.mark.parametrize("cpu", [AVX512, AVX2, SINGLE], ids=["avx512", "avx2", "single core"])
+
+SPACES = Streams("float32")
+add, transpose, row_sum, column_sum = SPACES.add, SPACES.transpose, SPACES.row_sum, SPACES.column_sum
+softmax, gemv, matmul, access = SPACES.softmax, SPACES.gemv, SPACES.matmul, SPACES.access
 
 Make = Callable[[int, int], IterSpace]
 
 
 def arch(cpu: Cpu) -> Arch:
     return Arch("any", "cpu", "", (("kind", "llvm"),), cpu)
-
-
-def axes(spatial: dict[str, int], reduce: dict[str, int] | None = None) -> tuple[Axis, ...]:
-    return (*(Axis(*item, "spatial") for item in spatial.items()), *(Axis(*item, "reduce") for item in (reduce or {}).items()))
-
-
-def access(operand: str, block_axes: tuple[Axis, ...], *dims: int, dtype: str = "float32") -> Access:
-    """Build an access that each dimension of which one axis indexes."""
-    shape = tuple(block_axes[axis].extent for axis in dims)
-    return Access(operand, shape, dtype, tuple(((axis, 1),) if block_axes[axis].extent > 1 else () for axis in dims))
-
-
-def add(rows: int, columns: int) -> IterSpace:
-    ij = axes({"i": rows, "j": columns})
-    block = Block("Y", ij, (access("A", ij, 0, 1), access("B", ij, 0, 1)), (access("Y", ij, 0, 1),), 1)
-    return IterSpace((block,), ("A", "B"), ("Y",))
-
-
-def transpose(rows: int, columns: int) -> IterSpace:
-    ij = axes({"i": rows, "j": columns})
-    return IterSpace((Block("Y", ij, (access("X", ij, 1, 0),), (access("Y", ij, 0, 1),), 0),), ("X",), ("Y",))
-
-
-def row_sum(rows: int, columns: int) -> IterSpace:
-    ik = axes({"i": rows}, {"k": columns})
-    return IterSpace((Block("Y", ik, (access("X", ik, 0, 1),), (access("Y", ik, 0),), 1),), ("X",), ("Y",))
-
-
-def column_sum(rows: int, columns: int) -> IterSpace:
-    jk = axes({"j": columns}, {"k": rows})
-    return IterSpace((Block("Y", jk, (access("X", jk, 1, 0),), (access("Y", jk, 0),), 1),), ("X",), ("Y",))
-
-
-def softmax(rows: int, columns: int) -> IterSpace:
-    ik, ij = axes({"i": rows}, {"k": columns}), axes({"i": rows, "j": columns})
-    blocks = (
-        Block("high", ik, (access("X", ik, 0, 1),), (access("high", ik, 0),), 1),
-        Block("power", ij, (access("X", ij, 0, 1), access("high", ij, 0)), (access("power", ij, 0, 1),), 2),
-        Block("total", ik, (access("power", ik, 0, 1),), (access("total", ik, 0),), 1),
-        Block("Y", ij, (access("power", ij, 0, 1), access("total", ij, 0)), (access("Y", ij, 0, 1),), 1),
-    )
-    return IterSpace(blocks, ("X",), ("Y",))
-
-
-def gemv(n: int, k: int) -> IterSpace:
-    nk = axes({"n": n}, {"k": k})
-    return IterSpace((Block("y", nk, (access("W", nk, 0, 1), access("x", nk, 1)), (access("y", nk, 0),), 2),), ("W", "x"), ("y",))
-
-
-def matmul(m: int, n: int) -> IterSpace:
-    mnk = axes({"m": m, "n": n}, {"k": 64})
-    return IterSpace((Block("C", mnk, (access("A", mnk, 0, 2), access("B", mnk, 2, 1)), (access("C", mnk, 0, 1),), 2),), ("A", "B"), ("C",))
 
 
 SUITED: list[tuple[ModuleType, Make]] = [

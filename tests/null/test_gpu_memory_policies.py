@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streams import Streams, axes
 
 from kerneldecl import plugins
-from kerneldecl.model import Access, Axis, Block, Candidate, IterSpace
+from kerneldecl.model import Access, Block, Candidate, IterSpace
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
 from kerneldecl.policies._gpu_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
@@ -22,59 +23,11 @@ STANDARD = Path(plugins.__file__).parent / "archs"
 GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}
 H200 = GPUS["h200"]
 
+SPACES = Streams("float16")
+add, transpose, row_sum, column_sum = SPACES.add, SPACES.transpose, SPACES.row_sum, SPACES.column_sum
+softmax, gemv, matmul, access = SPACES.softmax, SPACES.gemv, SPACES.matmul, SPACES.access
+
 Make = Callable[[int, int], IterSpace]
-
-
-def axes(spatial: dict[str, int], reduce: dict[str, int] | None = None) -> tuple[Axis, ...]:
-    return (*(Axis(*item, "spatial") for item in spatial.items()), *(Axis(*item, "reduce") for item in (reduce or {}).items()))
-
-
-def access(operand: str, block_axes: tuple[Axis, ...], *dims: int, dtype: str = "float16") -> Access:
-    """Build an access that each dimension of which one axis indexes."""
-    shape = tuple(block_axes[axis].extent for axis in dims)
-    return Access(operand, shape, dtype, tuple(((axis, 1),) if block_axes[axis].extent > 1 else () for axis in dims))
-
-
-def add(rows: int, columns: int) -> IterSpace:
-    ij = axes({"i": rows, "j": columns})
-    block = Block("Y", ij, (access("A", ij, 0, 1), access("B", ij, 0, 1)), (access("Y", ij, 0, 1),), 1)
-    return IterSpace((block,), ("A", "B"), ("Y",))
-
-
-def transpose(rows: int, columns: int) -> IterSpace:
-    ij = axes({"i": rows, "j": columns})
-    return IterSpace((Block("Y", ij, (access("X", ij, 1, 0),), (access("Y", ij, 0, 1),), 0),), ("X",), ("Y",))
-
-
-def row_sum(rows: int, columns: int) -> IterSpace:
-    ik = axes({"i": rows}, {"k": columns})
-    return IterSpace((Block("Y", ik, (access("X", ik, 0, 1),), (access("Y", ik, 0),), 1),), ("X",), ("Y",))
-
-
-def column_sum(rows: int, columns: int) -> IterSpace:
-    jk = axes({"j": columns}, {"k": rows})
-    return IterSpace((Block("Y", jk, (access("X", jk, 1, 0),), (access("Y", jk, 0),), 1),), ("X",), ("Y",))
-
-
-def softmax(rows: int, columns: int) -> IterSpace:
-    ik, ij = axes({"i": rows}, {"k": columns}), axes({"i": rows, "j": columns})
-    blocks = (
-        Block("high", ik, (access("X", ik, 0, 1),), (access("high", ik, 0),), 1),
-        Block("power", ij, (access("X", ij, 0, 1), access("high", ij, 0)), (access("power", ij, 0, 1),), 2),
-        Block("total", ik, (access("power", ik, 0, 1),), (access("total", ik, 0),), 1),
-        Block("Y", ij, (access("power", ij, 0, 1), access("total", ij, 0)), (access("Y", ij, 0, 1),), 1),
-    )
-    return IterSpace(blocks, ("X",), ("Y",))
-
-
-def gemv(n: int, k: int) -> IterSpace:
-    nk = axes({"n": n}, {"k": k})
-    return IterSpace((Block("y", nk, (access("W", nk, 0, 1), access("x", nk, 1)), (access("y", nk, 0),), 2),), ("W", "x"), ("y",))
-
-
-def matmul(m: int, n: int) -> IterSpace:
-    mnk = axes({"m": m, "n": n}, {"k": 64})
-    return IterSpace((Block("C", mnk, (access("A", mnk, 0, 2), access("B", mnk, 2, 1)), (access("C", mnk, 0, 1),), 2),), ("A", "B"), ("C",))
 
 
 def pool(rows: int, channels: int) -> IterSpace:

@@ -13,35 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from cpus import SSE, runnable
 from tvm import te
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import Array, numpy_dtype, relative_error
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.model import Arch, Cpu
 from kerneldecl.policies import cpu_conv2d as conv2d_policy
 from kerneldecl.policies import cpu_matmul as matmul_policy
 from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_matmul
 
-# A vector width and a target that any x86-64 machine runs; the templates take both from the arch.
-CPU = Cpu(
-    cores=2,
-    vector_bytes=16,
-    vector_registers=16,
-    fma_per_cycle=1.0,
-    l1d_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=32 << 20,
-    line_bytes=64,
-    clock_hz=3e9,
-    l1_bytes_per_cycle=32.0,
-    l2_bytes_per_cycle=32.0,
-    l3_bytes_per_cycle=16.0,
-    dram_bytes_per_s=2e10,
-    parallel_secs=5e-6,
-)
-ARCH = Arch("any", "cpu", "", (("kind", "llvm"), ("num-cores", 2)), CPU)
+ARCH = runnable(SSE)
 TEMPLATES = {"cpu_matmul": cpu_matmul, "cpu_dot": cpu_dot, "cpu_conv2d": cpu_conv2d}
 TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-12, "int32": 0.0}
 
@@ -357,7 +340,7 @@ def hottest_loop(assembly: str) -> list[str]:
     ],
 )
 def test_accumulators_stay_in_registers_while_the_reduction_runs(policy: Any, mod: tvm.IRModule) -> None:
-    wide = replace(ARCH, cpu=replace(CPU, vector_bytes=64, vector_registers=32))
+    wide = replace(ARCH, cpu=replace(SSE, vector_bytes=64, vector_registers=32))
     target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "mtriple": "x86_64-linux-gnu", "num-cores": 2})
     for proposal in policy.propose(iter_space(mod), wide, 2, ()):
         sch = TEMPLATES[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), wide)

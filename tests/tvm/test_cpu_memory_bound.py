@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,32 +16,16 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from cpus import SSE, runnable
 from tvm import te, tirx
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import Array, is_float, numpy_dtype, poisoned, random_array, relative_error
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.model import Arch, Arg, Cpu, Proposal
+from kerneldecl.model import Arg, Proposal
 
-CPU = Cpu(
-    cores=2,
-    vector_bytes=32,
-    vector_registers=16,
-    fma_per_cycle=1.0,
-    l1d_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=32 << 20,
-    line_bytes=64,
-    clock_hz=3e9,
-    l1_bytes_per_cycle=32.0,
-    l2_bytes_per_cycle=32.0,
-    l3_bytes_per_cycle=16.0,
-    dram_bytes_per_s=2e10,
-    parallel_secs=5e-6,
-)
-# Any x86-64 machine runs this target; templates take the width of vectors from the arch.
-ARCH = Arch("any", "cpu", "", (("kind", "llvm"), ("num-cores", 2)), CPU)
+ARCH = runnable(replace(SSE, vector_bytes=32))
 TARGET = tvm.target.Target(dict(ARCH.tvm_target))
 ELEMENTWISE, REDUCE, ROWWISE, GEMV, FALLBACK = "cpu_elementwise", "cpu_reduce", "cpu_rowwise", "cpu_gemv", "cpu_fallback"
 TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2, "float32": 2e-5, "float64": 1e-12}
