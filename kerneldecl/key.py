@@ -22,6 +22,15 @@ CODEGEN = 2
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
+_BUILT_WITH = (
+    "wgmma_arch",  # some templates are compiled for it instead
+    "compute_capability",  # whether launches overlap, and how they spread blocks then (compiler/overlap_cuda.py)
+    "sm_count",
+    "smem_per_sm_bytes",
+    "smem_per_block_optin_bytes",
+    "smem_reserved_per_block_bytes",
+)
+"""Of a GPU's values, those that a scheduled module is compiled with."""
 
 Fields = Mapping[str, object]
 
@@ -90,7 +99,7 @@ def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[s
     """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
     target: Fields = {"target": dict(arch.tvm_target)}
     if arch.gpu:
-        target = {**target, "wgmma_arch": arch.gpu.wgmma_arch}  # some templates are compiled for it instead
+        target = {**target, **{name: getattr(arch.gpu, name) for name in _BUILT_WITH}}
     fields = {"scheduled": scheduled, "symbol": symbol, "arch": target}
     return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 

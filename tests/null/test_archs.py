@@ -176,12 +176,15 @@ def test_a_key_does_not_depend_on_toolkits_that_are_not_used() -> None:
     assert keys.tune_manifest("c", arch, {}, {}, TOOLCHAIN) == keys.tune_manifest("c", changed, {}, {}, TOOLCHAIN)
 
 
-def test_code_depends_on_the_target_and_not_on_figures() -> None:
+def test_code_depends_on_the_target_and_what_launches_need_and_not_on_speed() -> None:
     arch, gpu = load("h200")
     faster = dataclasses.replace(arch, gpu=dataclasses.replace(gpu, clock_hz=2e9))
     without = dataclasses.replace(arch, gpu=dataclasses.replace(gpu, wgmma_arch=""))
     built = [keys.build_manifest("s", "kd_0", a, TOOLCHAIN) for a in (arch, faster, without)]
     assert built[0] == built[1] != built[2]
+    # Launches spread blocks over multiprocessors: H100s of both kinds have one target, and launches of their own.
+    smaller = dataclasses.replace(arch, gpu=dataclasses.replace(gpu, sm_count=114))
+    assert keys.build_manifest("s", "kd_0", smaller, TOOLCHAIN) != built[0]
     newer = keys.build_manifest("s", "kd_0", arch, {**TOOLCHAIN, "cuda": "13.1"})
     assert newer != built[0]
 
