@@ -6,6 +6,7 @@ runtime library.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,9 @@ Row = dict[str, Any]
 TOLERANCE = {"float16": 5e-2, "float32": 1e-3}
 """Relative to the largest and the usual result, of whole networks: rounding adds up over layers."""
 CALLS = 20
-"""Launched one after the other without a graph, in one sample."""
+"""Launched one after the other without a graph, in one sample, at most."""
+SAMPLE_SECS = 0.02
+"""Of one such sample, about: slow contenders are called fewer times."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def held(contest: Contest) -> Row:
             row["errors"][name] = _checked(call(0), want, contest.network.dtype)
             torch.cuda.synchronize()
             row["start_secs"][name] = time.perf_counter() - start
+            print(f"  {name}: ready in {row['start_secs'][name]:.1f} s", flush=True)  # compilers take minutes
             samplers[name] = _Launches(call, len(given.sets), flush).secs
             samplers[f"{name}, graph"] = Replay(call, len(given.sets), flush).secs
         except Exception as error:  # noqa: BLE001  that a contender cannot compete is a result
@@ -147,9 +151,10 @@ class _Launches:
     """Calls one after the other: what a program without a graph waits, the launches' own time included."""
 
     def __init__(self, call: Callable[[int], Any], copies: int, flush: Callable[[], object]) -> None:
-        self._call, self._copies, self._flush = call, copies, flush
-        for index in range(3):
+        self._call, self._copies, self._flush, self._calls = call, copies, flush, 1
+        for index in range(2):
             call(index % copies)
+        self._calls = max(1, min(CALLS, math.ceil(SAMPLE_SECS / self.secs())))
 
     def secs(self) -> float:
         import torch
@@ -158,11 +163,11 @@ class _Launches:
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for index in range(CALLS):
+        for index in range(self._calls):
             self._call(index % self._copies)
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3 / CALLS
+        return float(begin.elapsed_time(end)) * 1e-3 / self._calls
 
 
 def kernels(contest: Contest, name: str) -> list[Row]:
