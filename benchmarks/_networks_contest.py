@@ -82,8 +82,9 @@ def held(contest: Contest) -> Row:
             row["errors"][name] = _checked(call(0), want, contest.network.dtype)
             torch.cuda.synchronize()
             row["start_secs"][name] = time.perf_counter() - start
-            print(f"  {name}: ready in {row['start_secs'][name]:.1f} s", flush=True)  # compilers take minutes
             samplers[name] = _Launches(call, len(given.sets), flush).secs
+            # Some compilers take minutes: who stops the contest keeps this.
+            print(f"  {name}: ready in {row['start_secs'][name]:.1f} s, takes {samplers[name]() * 1e3:.3f} ms", flush=True)
             samplers[f"{name}, graph"] = Replay(call, len(given.sets), flush).secs
         except Exception as error:  # noqa: BLE001  that a contender cannot compete is a result
             row["failures"][name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:300]}"
