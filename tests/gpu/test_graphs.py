@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +24,6 @@ def in_parts(m: int, parts: int) -> Case:
     """Return a product whose sums of parts are 4 * parts * m * 128 bytes, between its two kernels."""
     attrs = {"m": m, "n": 128, "k": 1024, "layout": "nt", "dtype": "float16"}
     return Case(f"{m}-in-{parts}", "matmul", attrs, given("gpu_matmul_tc", {**TILING, "parts": parts}))
-
-
-CASES = (in_parts(64, 2), in_parts(512, 4), in_parts(2048, 8))
 
 
 class Product:
@@ -61,16 +57,19 @@ class Product:
 
 
 @contextmanager
-def products(kernels: Kernels) -> Iterator[list[Product]]:
+def products(cases: Iterable[Case], kernels: Kernels) -> Iterator[list[Product]]:
     gpu = device()
     with ExitStack() as held, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", gpu.ordinal), gpu.stream.value or 0):
-        yield [Product(gpu, case, kernels, held) for case in CASES]
+        yield [Product(gpu, case, kernels, held) for case in cases]
 
 
 @pytest.mark.parametrize("is_called_before", [True, False], ids=["called before", "captured at first"])
-def test_graphs_replay_after_kernels_with_larger_workspaces(is_called_before: bool, kernels: Kernels) -> None:
+@pytest.mark.parametrize(("small", "larger", "largest"), [(in_parts(64, 2), in_parts(512, 4), in_parts(2048, 8))], ids=["in parts"])
+def test_graphs_replay_after_kernels_with_more_memory(
+    small: Case, larger: Case, largest: Case, is_called_before: bool, kernels: Kernels
+) -> None:
     """Other memory is taken and filled in between: what was given back would be overwritten, or no longer be there."""
-    with products(kernels) as several:
+    with products((small, larger, largest), kernels) as several:
         gpu, graphs, taken = device(), [], []
         for product in several:
             if is_called_before:
