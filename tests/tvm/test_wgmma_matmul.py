@@ -80,6 +80,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
         {"block_n": 128},
     ),
+    "sums in float16": ({"accum_dtype": "float16", "m": 300}, {"block_m": 256, "block_n": 256, "stages": 2}),
+    "sums in float16, nn": ({"accum_dtype": "float16", "layout": "nn", "epilogue": ["bias", "relu"]}, {"block_n": 128, "cluster_m": 2}),
+    "sums in float16 to float32": ({"accum_dtype": "float16", "out_dtype": "float32", "n": 131}, {"block_n": 72}),
+    "sums in float16, ping-pong": ({"accum_dtype": "float16", "m": 600, "n": 264}, {"schedule": "pingpong", "block_n": 256}),
+    "sums in float16, odd n and k": ({"accum_dtype": "float16", "n": 131, "k": 75, "epilogue": ["add"]}, {"block_n": 128}),
+    "sums in float16, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap": 1, "block_n": 24}),
+    "parts of sums in float16": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split": 4, "block_n": 64}),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 
@@ -145,7 +152,7 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"dtype": "float16", "accum_dtype": "float16"}, {}),
+        ({"accum_dtype": "float16", "m": 16, "k": 64 * 8}, {**ONE, "swap": 1, "block_n": 8, "split": 4}),
         ({}, {"block_m": 96}),
         ({}, {"stages": 12, "block_n": 256}),
         ({}, {"block_m": 256, "block_n": 256}),
