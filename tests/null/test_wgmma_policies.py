@@ -20,8 +20,8 @@ DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 LAYOUTS = st.sampled_from(["nn", "nt", "tn", "tt"])
 
 
-def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0) -> IterSpace:
-    return matmul(size, layout, dtype, "int32" if dtype == "int8" else "float32", batch)
+def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0, sums: str = "float32") -> IterSpace:
+    return matmul(size, layout, dtype, "int32" if dtype == "int8" else sums, batch)
 
 
 def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
@@ -47,12 +47,13 @@ def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
     layout=LAYOUTS,
     batch=st.sampled_from([0, 0, 3]),
+    sums=st.sampled_from(["float32", "float16"]),
 )
 @settings(max_examples=100, deadline=None)
 def test_every_proposal_keeps_to_what_the_template_takes(
-    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int
+    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int, sums: str
 ) -> None:
-    space, gpu = of(dtype, size, layout, batch), arch(name).the_gpu
+    space, gpu = of(dtype, size, layout, batch, sums if dtype == "float16" else "float32"), arch(name).the_gpu
     found = tilings(space, name)
     assert bool(found) == (wgmma_matmul.why_not(space, arch(name)) == "")
     assert len(set(found)) == len(found)
@@ -72,14 +73,14 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert 1 <= tiling.consumers <= 3
     assert not is_pingpong or tiling.consumers == 2
     a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
-    sums = a_consumers_rows * tiling.block_n // 128
-    assert sums <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
+    registers = a_consumers_rows * tiling.block_n // (256 if read.sums_dtype == "float16" else 128)
+    assert registers <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
     assert tiling.split in {1, 2, 4, 8}
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     clusters = tiling.cluster_m * tiling.cluster_n
     assert clusters == 1 or tiling.split == 1
-    assert sums % tiling.split == 0
+    assert registers % tiling.split == 0
     # Multicast is TMA's, which brings each of two blocks half of the columns.
     left, right = _are_boxes(space, size)
     assert clusters == 1 or (left and right)
@@ -116,7 +117,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
-        (matmul((64, 64, 64), sums="float16"), "no wgmma of float16 summed in float16"),
+        (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
         (matmul((1, 1, 64)), WITH_A_VECTOR),
         (conv2d(), "do not lie at one distance"),
     ],
@@ -130,6 +131,11 @@ def test_large_tiles_share_columns_by_multicast() -> None:
     first = tilings(of("float16", (8192, 8192, 8192)), top_k=1)[0]
     assert first.block_m * first.block_n >= 128 * 224
     assert first.cluster_m * first.cluster_n == 2
+
+
+def test_sums_that_share_registers_make_larger_tiles() -> None:
+    first = tilings(of("float16", (8192, 8192, 8192), sums="float16"), top_k=1)[0]
+    assert first.block_m * first.block_n * (2 if first.is_pingpong else 1) >= 256 * 256
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
