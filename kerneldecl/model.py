@@ -225,6 +225,7 @@ class Access:
     operand: str
     shape: tuple[int, ...]
     dtype: str
+    """As TVM spells it, and "tfloat32" for a float32 whose last 13 bits do not count."""
     index: tuple[tuple[tuple[int, int], ...] | None, ...]
 
 

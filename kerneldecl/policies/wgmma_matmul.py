@@ -26,6 +26,7 @@ SUMS = {
     "float8_e4m3fn": ("float32",),
     "float8_e5m2": ("float32",),
     "int8": ("int32",),
+    "tfloat32": ("float32",),
 }
 """By dtype of the factors: the dtypes that wgmma sums them in."""
 ROWS = model.WGMMA_ROWS
@@ -211,14 +212,14 @@ def step_items(product: Contraction) -> int:
 
 
 def is_box(factor: Factor) -> bool:
-    """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
+    """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
     item_bytes = dtype_bytes(factor.dtype)
-    return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
+    return factor.vector() * item_bytes == 16 and (item_bytes == 2 or factor.is_k_last)
 
 
 def _is_k_last(factor: Factor) -> bool:
-    """Say whether the reduction is last in shared memory; of 8-bit operands it always is."""
-    return factor.is_k_last or dtype_bytes(factor.dtype) == 1
+    """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
+    return factor.is_k_last or dtype_bytes(factor.dtype) != 2
 
 
 def _gathered_bytes(factor: Factor, extent: int) -> int:

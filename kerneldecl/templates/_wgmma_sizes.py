@@ -21,7 +21,7 @@ SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
 SM_THREADS = 512
 """With 128 registers each."""
-PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8"}
+PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
 PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
 
 
@@ -120,7 +120,7 @@ class Kernel:
 
     @property
     def mma_k(self) -> int:
-        return 16 if self.dtype.endswith("16") else 32
+        return 32 // self.rows.item_bytes
 
     @property
     def mma(self) -> str:

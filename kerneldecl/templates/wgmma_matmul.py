@@ -24,8 +24,8 @@ Parameters:
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), where the reduction is split
 block_m * block_n * 4 bytes (2 of sums in float16), 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits.
-Operands whose rows are no multiples of 16 bytes long, and 8-bit ones whose reduction is not last, come through registers; that takes
-clusters of 1.
+Operands whose rows are no multiples of 16 bytes long, and those of 8 or 32 bits whose reduction is not last, come through registers;
+that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
 """
@@ -51,6 +51,7 @@ SUMS = {
     "float8_e4m3fn": ("float32",),
     "float8_e5m2": ("float32",),
     "int8": ("int32",),
+    "tfloat32": ("float32",),
 }
 """By dtype of the factors: those of the sums."""
 

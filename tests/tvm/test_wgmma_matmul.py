@@ -35,6 +35,7 @@ PLAIN: dict[str, Value] = {
     "dependent": 0,
 }
 FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
+TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
 ONE = {"block_m": 64, "consumers": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "nn": ({"layout": "nn"}, {}),
@@ -87,6 +88,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "sums in float16, odd n and k": ({"accum_dtype": "float16", "n": 131, "k": 75, "epilogue": ["add"]}, {"block_n": 128}),
     "sums in float16, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap": 1, "block_n": 24}),
     "parts of sums in float16": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split": 4, "block_n": 64}),
+    "tfloat32": ({**TFLOAT32, "m": 300}, {}),
+    "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
+    "tfloat32, odd sizes, tn": ({**TFLOAT32, "m": 151, "n": 131, "k": 67, "layout": "tn"}, {"block_n": 72}),
+    "tfloat32, odd k": ({**TFLOAT32, "k": 67, "out_dtype": "float16"}, {"block_n": 128}),
+    "tfloat32, batch, ping-pong": ({**TFLOAT32, "batch": 3, "m": 200, "k": 72}, {"schedule": "pingpong", "cluster_m": 2, "block_n": 128}),
+    "tfloat32, few rows, in parts": ({**TFLOAT32, "m": 21, "k": 256}, {**ONE, "swap": 1, "block_n": 24, "split": 2}),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 
