@@ -255,6 +255,12 @@ class IterSpace:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def dtype(self) -> str:
+        """Return what the first input is read as: the dtype that a peak of arithmetic is asked for."""
+        reads = (read for block in self.blocks for read in block.reads)
+        return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
+
 
 SPECIALIZE = "specialize"
 """In place of a template: the candidate is a function of the user's own, `variant` its place among those that the file gives."""

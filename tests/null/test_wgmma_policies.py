@@ -16,7 +16,7 @@ from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmu
 from kerneldecl.policies.wgmma_matmul import Tiling
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
-DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "tfloat32")
 LAYOUTS = st.sampled_from(["nn", "nt", "tn", "tt"])
 
 
@@ -90,7 +90,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     steps = -(-k * item_bytes // 128)
     tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
     assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
-    stored = tiling.block_n if columns.is_k_last or item_bytes == 1 else -(-tiling.block_n // 64) * 64
+    stored = tiling.block_n if columns.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
     parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
@@ -99,7 +99,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
 
 
 def _are_boxes(space: IterSpace, size: tuple[int, int, int]) -> list[bool]:
-    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction if they have 8 bits."""
+    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction unless elements have 16 bits."""
     read = product(space)
     rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
     return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
@@ -117,6 +117,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
+        (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 summed in float64"),
         (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
         (matmul((1, 1, 64)), WITH_A_VECTOR),
         (conv2d(), "do not lie at one distance"),
@@ -158,6 +159,7 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
     [
         ("int8", "nn", (512, 512, 512), ("nt", (512, 512, 512))),  # wgmma wants the reduction last
         ("float8_e5m2", "nt", (512, 512, 500), ("nt", (512, 512, 512))),
+        ("tfloat32", "tt", (512, 512, 512), ("nt", (512, 512, 512))),  # nor has it transposes but of 16 bits
         ("float16", "nn", (512, 1001, 512), ("nn", (512, 1008, 512))),
         ("float16", "nt", (512, 512, 501), ("nt", (512, 512, 512))),
     ],
