@@ -34,6 +34,9 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
     made = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
         made[1].uniform_(0.01, 0.1)
+    if attrs.get("precision") == "tfloat32":
+        # Whoever rounds other digits away than the rule does finds none.
+        made[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in made[:2]]
     return made
 
 
@@ -180,8 +183,9 @@ def _matmul_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
         return _float8_ways(attrs, sets)
     if attrs["dtype"] == "int8":
         return {"int_mm": lambda i: torch._int_mm(*_as_nn(attrs, *sets[i][:2]), out=sets[i][2])}  # noqa: SLF001  it has no other name
-    # cuBLAS sums in float16 where that is allowed; every contender keeps its sums as the rule says.
+    # cuBLAS sums in float16 and reads float32 as TF32 where that is allowed; every contender does as the rule says.
     torch.backends.cuda.matmul.allow_fp16_accumulation = attrs["accum_dtype"] == "float16"
+    torch.backends.cuda.matmul.allow_tf32 = attrs["precision"] == "tfloat32"
 
     def matmul(i: int) -> Tensor:
         a, b, out = sets[i]

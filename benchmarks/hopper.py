@@ -30,6 +30,8 @@ FIGURES = (
     ("small_cube", "float16, 1024 cubed: slowest, of cuBLAS", 1.00, SLOWEST),
     ("float8", "float8: geometric mean, of cuBLAS", 1.10, MEAN),
     ("int8", "int8: geometric mean, of cuBLAS", 1.40, MEAN),
+    ("tfloat32", "float32 read as TF32: geometric mean, of cuBLAS", 1.00, MEAN),
+    ("float16_sums", "sums in float16: geometric mean, of cuBLAS", 1.00, MEAN),
     ("narrow", "512-64-512 to 512-16-512: slowest, of cuBLAS", 1.20, SLOWEST),
     ("decode", "1 to 128 rows: geometric mean, of cuBLAS", 1.12, MEAN),
     ("decode", "1 to 128 rows: slowest, of cuBLAS", 0.97, SLOWEST),

@@ -225,6 +225,7 @@ class Access:
     operand: str
     shape: tuple[int, ...]
     dtype: str
+    """As TVM spells it, and "tfloat32" for a float32 whose last 13 bits do not count."""
     index: tuple[tuple[tuple[int, int], ...] | None, ...]
 
 
@@ -253,6 +254,12 @@ class IterSpace:
     blocks: tuple[Block, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Return what the first input is read as: the dtype that a peak of arithmetic is asked for."""
+        reads = (read for block in self.blocks for read in block.reads)
+        return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
 
 
 SPECIALIZE = "specialize"

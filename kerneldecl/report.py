@@ -12,6 +12,7 @@ from typing import Any
 from kerneldecl.lockfile import shown
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.planning import Action, EntryPlan
+from kerneldecl.serial import space_from_json
 from kerneldecl.state import State
 
 SCHEMA = 1
@@ -112,7 +113,7 @@ def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], 
         return fields
     run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
     flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
-    dtype = lowered["signature"]["inputs"][0]["dtype"]
+    dtype = space_from_json(lowered["space"]).dtype
     # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
     device = dataclasses.replace(arch.device, **(ceilings if arch.is_detected else {}))
     shares = {"peak_share": flops / device.peak_flops_per_s(dtype), "bandwidth_share": moved / device.dram_bytes_per_s}

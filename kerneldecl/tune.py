@@ -139,7 +139,7 @@ def _own_proposals(task: Task) -> tuple[Proposal, ...]:
     """Return the user's own functions, each with the time that none can be faster than: no model knows more of them."""
     if not task.variants:
         return ()
-    dtype, device = task.lowered["signature"]["inputs"][0]["dtype"], task.arch.device
+    dtype, device = space_from_json(task.lowered["space"]).dtype, task.arch.device
     least_secs = max(task.lowered["flops"] / device.peak_flops_per_s(dtype), task.lowered["least_bytes"] / device.dram_bytes_per_s)
     return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kerneldecl.arrays import Array
 from kerneldecl.rule import dtype_tolerance
 
 FactorDtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
@@ -67,8 +68,18 @@ def reference_dtype(out: str, *dtypes: str) -> type[np.floating[Any]]:
     return np.float32 if is_narrow else np.float64
 
 
+def as_tfloat32(array: Array) -> Array:
+    """Return float32 without what TF32 drops: the last 13 bits of the mantissa."""
+    return (array.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 FLOAT8_ROUNDOFF = 2.0**-14
 """Of sums of float8 products on tensor cores, which keep some 14 bits of them (DeepSeek-V3 Technical Report, 2024, section 3.3.2)."""
+
+
+TFLOAT32_TERMS = 8
+"""That tensor cores add to a sum at once. They round it towards zero, so that errors add up (Fasi, Higham, Mikaitis, Pranesh,
+Numerical behavior of NVIDIA tensor cores, 2021)."""
 
 
 def sum_tolerance(out: str, accum: str, terms: int, dtype: str = "") -> float:
@@ -78,4 +89,5 @@ def sum_tolerance(out: str, accum: str, terms: int, dtype: str = "") -> float:
     A new approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
     """
     roundoff = max(UNIT_ROUNDOFF.get(accum, 0.0), FLOAT8_ROUNDOFF if dtype.startswith("float8") else 0.0)
-    return dtype_tolerance(out) + 4 * roundoff * math.sqrt(terms)
+    truncated = UNIT_ROUNDOFF["float32"] * terms / TFLOAT32_TERMS if dtype == "tfloat32" else 0.0
+    return dtype_tolerance(out) + 4 * roundoff * math.sqrt(terms) + truncated

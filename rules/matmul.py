@@ -14,7 +14,7 @@ from kerneldecl.arrays import PERIOD, Array, distinct, random_array, repeated, w
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from ._epilogue import Epilogue, RowStep, Step
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, reference_dtype, sum_problems, sum_tolerance
+from ._precision import AccumDtype, FactorDtype, accum_dtype, as_tfloat32, out_dtype, reference_dtype, sum_problems, sum_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class Matmul(Rule):
     """Of A and B."""
     accum_dtype: AccumDtype | Literal[""] = ""
     """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
+    precision: Literal["", "tfloat32"] = ""
+    """Of A and B in float32: tfloat32 drops the last 13 bits of each, which tensor cores do not read; by default all count."""
     out_dtype: Dtype | Literal[""] = ""
     """Of C, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step | RowStep, ...] = ()
@@ -55,6 +57,8 @@ class Matmul(Rule):
 
     def problems(self) -> Iterator[str]:
         yield from sum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
+        if self.precision and self.dtype != "float32":
+            yield f"precision {self.precision} is of dtype float32, not of {self.dtype}"
         yield from self._epilogue.problems()
 
     def signature(self) -> Signature:
@@ -66,6 +70,8 @@ class Matmul(Rule):
     def lower(self) -> list[Any]:
         from tvm import te
 
+        from kerneldecl.compiler import tfloat32
+
         a, b, *operands = inputs = [te.placeholder(arg.shape, arg.dtype, arg.name) for arg in self.signature().inputs]
 
         def element(*i: Any) -> Any:
@@ -73,6 +79,8 @@ class Matmul(Rule):
             k = te.reduce_axis((0, self.k), "k")
             lhs = a(*batch, row, k) if self.layout[0] == "n" else a(*batch, k, row)
             rhs = b(*batch, k, column) if self.layout[1] == "n" else b(*batch, column, k)
+            if self.precision:
+                lhs, rhs = tfloat32.truncated(lhs), tfloat32.truncated(rhs)
             return te.sum(lhs.astype(self._accum) * rhs.astype(self._accum), axis=k)
 
         out = self._epilogue.out
@@ -80,6 +88,8 @@ class Matmul(Rule):
 
     def reference(self, *inputs: Array) -> Array:
         a, b, *operands = inputs
+        if self.precision:
+            a, b = as_tfloat32(a), as_tfloat32(b)
         lhs = a if self.layout[0] == "n" else a.swapaxes(-1, -2)
         rhs = b if self.layout[1] == "n" else b.swapaxes(-1, -2)
         wide = reference_dtype(self._epilogue.out.dtype, self.dtype)
@@ -100,7 +110,7 @@ class Matmul(Rule):
         ]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.dtype)
+        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.precision or self.dtype)
 
 
 def _factor(rng: np.random.Generator, arg: Arg, axis: int, scale: float) -> Array:

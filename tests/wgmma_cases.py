@@ -27,6 +27,7 @@ PLAIN: dict[str, Value] = {
     "dependent": 0,
 }
 FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
+TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
 ONE = {"block_m": 64, "consumers": 1}
 PRODUCTS: dict[str, Form] = {
     "nn": ({"layout": "nn"}, {}),
@@ -72,6 +73,19 @@ PRODUCTS: dict[str, Form] = {
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
         {"block_n": 128},
     ),
+    "sums in float16": ({"accum_dtype": "float16", "m": 300}, {"block_m": 256, "block_n": 256, "stages": 2}),
+    "sums in float16, nn": ({"accum_dtype": "float16", "layout": "nn", "epilogue": ["bias", "relu"]}, {"block_n": 128, "cluster_m": 2}),
+    "sums in float16 to float32": ({"accum_dtype": "float16", "out_dtype": "float32", "n": 131}, {"block_n": 72}),
+    "sums in float16, ping-pong": ({"accum_dtype": "float16", "m": 600, "n": 264}, {"schedule": "pingpong", "block_n": 256}),
+    "sums in float16, odd n and k": ({"accum_dtype": "float16", "n": 131, "k": 75, "epilogue": ["add"]}, {"block_n": 128}),
+    "sums in float16, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap": 1, "block_n": 24}),
+    "parts of sums in float16": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split": 4, "block_n": 64}),
+    "tfloat32": ({**TFLOAT32, "m": 300}, {}),
+    "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
+    "tfloat32, odd sizes, tn": ({**TFLOAT32, "m": 151, "n": 131, "k": 67, "layout": "tn"}, {"block_n": 72}),
+    "tfloat32, odd k": ({**TFLOAT32, "k": 67, "out_dtype": "float16"}, {"block_n": 128}),
+    "tfloat32, batch, ping-pong": ({**TFLOAT32, "batch": 3, "m": 200, "k": 72}, {"schedule": "pingpong", "cluster_m": 2, "block_n": 128}),
+    "tfloat32, few rows, in parts": ({**TFLOAT32, "m": 21, "k": 256}, {**ONE, "swap": 1, "block_n": 24, "split": 2}),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 
@@ -109,6 +123,7 @@ CONVOLUTIONS: list[Form] = [
     (RAGGED | {"dilation": 2, "padding": 2, "epilogue": ("bias", "add", "relu")}, {"cluster_m": 2, "block_n": 128, "tile_w": 8}),
     (RAGGED | {"kh": 5, "kw": 2, "c": 136, "f": 136}, PINGPONG | {"tile_h": 8, "tile_w": 8, "raster": 3}),
     (RAGGED | {"c": 128, "n": 1}, {"split": 2}),
+    (RAGGED | {"accum_dtype": "float16", "epilogue": ("bias", "relu")}, {"block_n": 128}),
     (RAGGED | {"c": 8, "f": 8, "kh": 7, "kw": 7, "padding": 3, "stride": 2}, {"block_n": 8}),
     (RAGGED | {"h": 3, "w": 3, "padding": 0, "f": 64}, {"tile_w": 1, "tile_h": 1}),
     (SMALL, SWAPPED),

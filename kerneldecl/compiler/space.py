@@ -16,6 +16,7 @@ from tvm.ir import Call, Range, TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer, detect_linear_equation
 
+from kerneldecl.compiler import tfloat32
 from kerneldecl.model import Access, Axis, Block, IterSpace
 
 AXIS_KINDS = {tirx.IterVar.DataPar: "spatial", tirx.IterVar.CommReduce: "reduce"}
@@ -144,7 +145,13 @@ def _is_product(added: Any, total: Any) -> bool:
         return False
     # Integers wrap around, so that where a product is widened makes a difference; floating products lose digits at most.
     is_exact = str(product.ty.dtype) == str(total.ty.dtype) or "float" in str(product.ty.dtype)
-    return is_exact and all(isinstance(_uncast(factor), TensorLoad) for factor in (product.a, product.b))
+    return is_exact and all(isinstance(_factor(factor), TensorLoad) for factor in (product.a, product.b))
+
+
+def _factor(expr: Any) -> Any:
+    """Return what a factor is loaded by, whether it is widened or read as TF32."""
+    truncated = tfloat32.read_by(expr)
+    return _uncast(expr) if truncated is None else truncated
 
 
 def _uncast(expr: Any) -> Any:
@@ -174,15 +181,16 @@ class _Found:
     """Collects what one block reads, writes and computes."""
 
     block: SBlock
-    reads: list[tuple[Any, Any]] = field(default_factory=list)
-    writes: list[tuple[Any, Any]] = field(default_factory=list)
+    reads: list[tuple[Any, Any, str]] = field(default_factory=list)
+    """Buffer, indices, and the dtype that it is read as."""
+    writes: list[tuple[Any, Any, str]] = field(default_factory=list)
     flops: int = 0
 
     def stmt(self, stmt: Any, times: int) -> None:
         """Add a statement that runs `times` times at each point."""
         match stmt:
             case tirx.BufferStore():
-                self.writes.append((stmt.buffer, stmt.indices))
+                self.writes.append((stmt.buffer, stmt.indices, str(stmt.buffer.dtype)))
                 self._expr(stmt.value, times)
                 self._exprs(stmt.indices, times=0)
             case tirx.SeqStmt():
@@ -208,9 +216,9 @@ class _Found:
         """Add an expression; return whether it depends on data. `times=0` collects accesses alone."""
         match expr:
             case TensorLoad():
-                self.reads.append((expr.source, expr.indices))
-                self._exprs(expr.indices, times=0)
-                return True
+                return self._load(expr, str(expr.source.dtype))
+            case Call() if isinstance(load := tfloat32.read_by(expr), TensorLoad):
+                return self._load(load, tfloat32.NAME)
             case Call():
                 return self._call(expr, times)
             case tirx.Select():
@@ -222,6 +230,11 @@ class _Found:
                 depends = self._exprs((child for name in CHILDREN if (child := getattr(expr, name, None)) is not None), times)
                 self.flops += times * (depends and isinstance(expr, COUNTED))
                 return depends
+
+    def _load(self, load: Any, dtype: str) -> bool:
+        self.reads.append((load.source, load.indices, dtype))
+        self._exprs(load.indices, times=0)
+        return True
 
     def _call(self, call: Any, times: int) -> bool:
         name = getattr(call.op, "name", "")
@@ -250,15 +263,15 @@ class _Affine:
         return tuple((axis, value) for axis, value in enumerate(coefficients) if value)
 
 
-def _accesses(found: Iterable[tuple[Any, Any]], affine: _Affine, names: _Names) -> tuple[Access, ...]:
+def _accesses(found: Iterable[tuple[Any, Any, str]], affine: _Affine, names: _Names) -> tuple[Access, ...]:
     """Return the distinct accesses, in order of first appearance."""
     distinct: Mapping[Access, None] = dict.fromkeys(
         Access(
             names.of(buffer),
             tuple(_constant(extent, f"a dimension of {buffer.name}") for extent in buffer.shape),
-            str(buffer.dtype),
+            dtype,
             tuple(affine(index) for index in indices),
         )
-        for buffer, indices in found
+        for buffer, indices, dtype in found
     )
     return tuple(distinct)

@@ -53,7 +53,7 @@ SCHEDULERS = 4
 CLUSTERED_SMS = 16
 """SMs of one processing cluster (GPC) that can be counted on: a thread block cluster lies within one."""
 SUM_BYTES = 4
-"""Of one sum, in float32 or int32."""
+"""Of one sum, at most."""
 BUFFER_BYTES = 8192
 """For 64 x 64 results of 16 bits."""
 
@@ -97,6 +97,11 @@ def workers(gpu: Gpu, cluster: int) -> int:
     if cluster <= 2:
         return gpu.sm_count // cluster
     return gpu.sm_count // CLUSTERED_SMS * (CLUSTERED_SMS // cluster)
+
+
+def sums_a_register(sums_dtype: str) -> int:
+    """Return how many sums share a register of 32 bits."""
+    return 2 if sums_dtype == "float16" else 1
 
 
 def stage_bytes(rows: int, columns: int) -> int:

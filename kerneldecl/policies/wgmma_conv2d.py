@@ -120,7 +120,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
         (not product.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (wgmma_matmul.SUMS.get(dtype) != product.sums_dtype, f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
+        (product.sums_dtype not in wgmma_matmul.SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
         (dtype_bytes(dtype) != 2, "wgmma does not take weights of 8 bits whose filters lie side by side"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not is_pitched, "its channels or filters are no multiples of 8"),
@@ -170,7 +170,7 @@ def _looks(block: Block, terms: Sequence[tuple[int, int]], product: Contraction)
 def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
     for bare in _bare_tilings(windows, product.extents[2]):
-        if bare.thread_sums <= wgmma_matmul.THREAD_SUMS[bare.consumers]:
+        if bare.thread_sums <= wgmma_matmul.SUMS_REGISTERS[bare.consumers] * model.sums_a_register(product.sums_dtype):
             for tiling in _shared(windows, product, bare, gpu):
                 yield from _staged(windows, product, tiling, out_dtype, gpu)
 
@@ -227,7 +227,8 @@ def _shared(windows: Windows, product: Contraction, bare: Tiling, gpu: Gpu) -> I
     if boxes > 1 and bare.filters % (2 * unit) == 0:
         yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
     for split in wgmma_matmul.SPLITS:
-        is_whole = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS and bare.thread_sums % split == 0
+        is_long = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS
+        is_whole = is_long and bare.thread_sums % (model.sums_a_register(product.sums_dtype) * split) == 0
         if is_whole and tiles * split <= 2 * gpu.sm_count and not bare.is_pingpong:
             yield bare._replace(split=split)
 

@@ -20,16 +20,23 @@ from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, 
 
 TEMPLATES = ("wgmma_matmul",)
 
-SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
-"""By dtype of the factors: the dtype that wgmma sums them in."""
+SUMS = {
+    "float16": ("float32", "float16"),
+    "bfloat16": ("float32",),
+    "float8_e4m3fn": ("float32",),
+    "float8_e5m2": ("float32",),
+    "int8": ("int32",),
+    "tfloat32": ("float32",),
+}
+"""By dtype of the factors: the dtypes that wgmma sums them in."""
 ROWS = model.WGMMA_ROWS
 WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (192, 3, False), (64, 2, True), (128, 2, True))
 """Rows of a tile, consumers, and whether these have tiles of their own."""
 COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 COLUMN_UNIT = 8
 MAX_COLUMNS = 256
-THREAD_SUMS = {1: 192, 2: 160, 3: 104}
-"""That a thread can hold beside what else it needs, by the number of consumers: 65536 registers are for all of them."""
+SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
+"""Of a thread beside those for what else it needs, by the number of consumers: 65536 registers are for all of them."""
 INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 """That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
 MAX_BATCH_AXES = 3
@@ -102,7 +109,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
         (not product.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (SUMS.get(dtype) != product.sums_dtype, f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
+        (product.sums_dtype not in SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
         (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
@@ -155,11 +162,11 @@ def _exchanged(product: Contraction) -> Contraction:
 def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
     """Yield tiles with their consumers, parts and clusters, without stages."""
     batch, m, n, k = product.extents
-    steps = -(-k // step_items(product))
+    steps, packing = -(-k // step_items(product)), model.sums_a_register(product.sums_dtype)
     are_boxes = all(map(is_box, (product.left, product.right)))
     for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
-        if not _suits(tiling, m):
+        if not _suits(tiling, m, packing):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
         if is_pingpong and batch * rows * columns <= gpu.sm_count:
@@ -168,7 +175,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
-            is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % split == 0
+            is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
             if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
                 yield tiling._replace(split=split)
 
@@ -186,10 +193,11 @@ def _columns(extent: int, dtype: str, swap: int) -> list[int]:
     return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
 
 
-def _suits(tiling: Tiling, m: int) -> bool:
+def _suits(tiling: Tiling, m: int, packing: int) -> bool:
     """Say whether a thread can hold its sums, no smaller tile would do for the rows, and three consumers have enough to multiply."""
     is_wide = tiling.block_n >= 2 * ROWS or tiling.consumers < 3
-    return is_wide and tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    is_held = tiling.thread_sums <= SUMS_REGISTERS[tiling.consumers] * packing
+    return is_wide and is_held and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
@@ -204,14 +212,14 @@ def step_items(product: Contraction) -> int:
 
 
 def is_box(factor: Factor) -> bool:
-    """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
+    """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
     item_bytes = dtype_bytes(factor.dtype)
-    return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
+    return factor.vector() * item_bytes == 16 and (item_bytes == 2 or factor.is_k_last)
 
 
 def _is_k_last(factor: Factor) -> bool:
-    """Say whether the reduction is last in shared memory; of 8-bit operands it always is."""
-    return factor.is_k_last or dtype_bytes(factor.dtype) == 1
+    """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
+    return factor.is_k_last or dtype_bytes(factor.dtype) != 2
 
 
 def _gathered_bytes(factor: Factor, extent: int) -> int:

@@ -17,8 +17,10 @@ from kerneldecl.templates._wgmma_tiles import WARPGROUP
 
 PIECE_BYTES = 16
 ROW_PIECES = ROW_BYTES // PIECE_BYTES
-PIECES_AT_ONCE = {2: 4, 1: 2}
+PIECES_AT_ONCE = {4: 4, 2: 4, 1: 2}
 """That a thread has on their way, by the bytes of an element."""
+TRANSPOSED_AT_ONCE = {4: 8, 1: 2}
+"""The same where it loads them element by element."""
 
 
 def place_of(operand: Operand, piece: Any) -> tuple[Any, Any, Any]:
@@ -144,19 +146,20 @@ def _gather_transposed(operand, source, buffer, stage, first, thread):
     batch, first_row, first_term = each(first)
     matrix = T.meta_var(operand.gather.matrix)
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
-    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
+    width = T.meta_var(PIECE_BYTES // operand.item_bytes)
+    at_once = T.meta_var(min(TRANSPOSED_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
     for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
         words = T.alloc_local((at_once * 4,), "uint32")
-        elements = T.decl_buffer((at_once * PIECE_BYTES,), operand.dtype, data=words.data, scope="local")
+        elements = T.decl_buffer((at_once * width,), operand.dtype, data=words.data, scope="local")
         for u in T.unroll(at_once):
             place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP + thread))
             row = T.meta_var(first_row + place[0])
-            for e in T.unroll(PIECE_BYTES):
+            for e in T.unroll(width):
                 term = T.meta_var(first_term + place[1] + e)
                 if T.And(row < matrix.rows[0], term < matrix.columns[0]):
-                    elements[u * PIECE_BYTES + e] = source.elements[element_at(operand, batch, row, term)]
+                    elements[u * width + e] = source.elements[element_at(operand, batch, row, term)]
                 else:
-                    elements[u * PIECE_BYTES + e] = tirx.const(0, operand.dtype)
+                    elements[u * width + e] = tirx.const(0, operand.dtype)
         for u in T.unroll(at_once):
             piece = T.meta_var((i * at_once + u) * WARPGROUP + thread)
             place = T.meta_var(place_of(operand, piece))

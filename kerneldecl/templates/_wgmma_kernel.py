@@ -115,7 +115,7 @@ def _multiply(kernel, acc, descriptors, state, slab, is_first):
     rows, columns = each(descriptors)
     tiles = T.meta_var(kernel.tiles)
     parts = T.meta_var(tiles.parts_n(kernel.dtype))
-    count = T.meta_var(tiles.block_n // parts // 2)
+    count = T.meta_var(tiles.block_n // parts // 2 // kernel.packing)
     for k in T.unroll(ROW_BYTES // 32):
         for s in T.unroll(tiles.slabs):
             for part in T.unroll(parts):
@@ -192,7 +192,7 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
             order.arrive(1 - worker)
     T.ptx.wgmma.wait_group.sync.aligned(0)
     _release(kernel, empty, previous, lane, place)
-    for i in T.unroll(kernel.tiles.sums):
+    for i in T.unroll(kernel.registers):
         T.cuda.func_call("tvm_wgmma_fence_operand", acc[i], source_code=FENCE_SOURCE)
 
 
@@ -200,7 +200,7 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
 def _send_sums(kernel, acc, parts, part, thread):
     """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
     vector = T.meta_var(kernel.sent_at_once)
-    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
+    count = T.meta_var(kernel.registers // kernel.tiles.split)
     for to in T.unroll(kernel.tiles.split):
         address = T.alloc_local([1], "uint32")
         T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
@@ -217,23 +217,28 @@ def _finish_sums(kernel, parts, part, thread, at, lanes):
     results = T.meta_var(kernel.results)
     batch, row, column = each(at)
     warp, lane = each(lanes)
-    vector = T.meta_var(kernel.sent_at_once)
+    vector = T.meta_var(kernel.sent_at_once * kernel.packing)
     count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
     per_slab = T.meta_var(kernel.tiles.block_n // 2)
-    total = T.alloc_local([vector], kernel.sums_dtype)
+    received = T.alloc_local([kernel.sent_at_once], kernel.registers_dtype)
+    sums = T.meta_var(kernel.as_sums(received))
+    total = T.alloc_local([vector], kernel.total_dtype)
     for i in T.unroll(count // vector):
-        for v in T.vectorized(vector):
-            total[v] = parts[0, i, thread, v]
-        for other in T.unroll(kernel.tiles.split - 1):
-            for v in T.vectorized(vector):
-                total[v] = total[v] + parts[other + 1, i, thread, v]
+        for other in T.unroll(kernel.tiles.split):
+            for v in T.vectorized(kernel.sent_at_once):
+                received[v] = parts[other, i, thread, v]
+            for v in T.unroll(vector):
+                if other == 0:
+                    total[v] = T.cast(sums[v], kernel.total_dtype)
+                else:
+                    total[v] = total[v] + T.cast(sums[v], kernel.total_dtype)
         place = T.meta_var(part * count + i * vector)
         for v in T.unroll(vector):
             element = T.meta_var(place + v)
-            x = T.meta_var(row + place // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
-            y = T.meta_var(column + place % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
+            x = T.meta_var(row + element // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
+            y = T.meta_var(column + element % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
             if results.inside(x, y):
-                results.buffer[tuple(results.index(batch, x, y))] = results.element(kernel.sum(total[v]), batch, x, y)
+                results.buffer[tuple(results.index(batch, x, y))] = results.element(T.cast(total[v], kernel.sums_dtype), batch, x, y)
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -271,8 +276,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
             staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
         if tiles.split > 1:
             parts = pool.alloc(
-                (tiles.split, tiles.sums // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
-                kernel.sums_dtype,
+                (tiles.split, kernel.registers // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
+                kernel.registers_dtype,
                 align=128,
             )
         full = TMABar(pool, tiles.stages)
@@ -323,7 +328,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         else:
             if multiplying > 0:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
-            acc = T.alloc_local((tiles.sums,), kernel.sums_dtype)
+            acc = T.alloc_local((kernel.registers,), kernel.registers_dtype)
             packed = T.alloc_local((4,), "uint32")
             rows_descriptor = T.uint64(0)
             columns_descriptor = T.uint64(0)

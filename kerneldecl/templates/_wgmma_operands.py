@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._wgmma_product import Matrix
 
 ROW_BYTES = 128
@@ -79,7 +80,7 @@ class Operand:
     """One operand of wgmma: how a block copies its tile, or its share of it, to a stage, and how wgmma finds it there."""
 
     dtype: str
-    """In shared memory: float8 lies there as bytes."""
+    """In shared memory: float8 lies there as bytes, TF32 as float32."""
     copies: tuple[Copies, ...]
     """One, none where it is gathered."""
     stage_rows: int
@@ -89,7 +90,7 @@ class Operand:
 
     @property
     def item_bytes(self) -> int:
-        return 2 if self.dtype.endswith("16") else 1
+        return dtype_bytes(self.dtype)
 
     @property
     def stage_elements(self) -> int:
@@ -128,7 +129,7 @@ class Operand:
 
 def io_dtype(dtype: str) -> str:
     """Return how elements are called where they are only moved."""
-    return "uint8" if dtype.startswith("float8") else dtype
+    return "uint8" if dtype.startswith("float8") else "float32" if dtype == "tfloat32" else dtype
 
 
 def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
@@ -183,14 +184,14 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
 
 
 def _gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
-    """Return how threads bring an operand: 8-bit elements always with the reduction last, as wgmma wants them, others as they lie."""
+    """Return how threads bring an operand: 16-bit elements as they lie, others always with the reduction last, as wgmma wants them."""
     (rows, row_step), (terms, step) = matrix.rows, matrix.columns
     elements = rows * row_step + terms * step + sum(extent * stride for extent, stride in matrix.batch)
     if share > 1 or elements >= 2**31:
         return None
     item = matrix.item_bytes
     is_dense_k = step == 1 or terms == 1
-    is_k_last = item == 1 or is_dense_k
+    is_k_last = item != 2 or is_dense_k
     if not is_dense_k and row_step != 1 and rows > 1:
         return None
     pitch = row_step if is_dense_k else step

@@ -19,6 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.sym import Analyzer, detect_linear_equation
 
+from kerneldecl.compiler import tfloat32
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.model import dtype_bytes
@@ -34,6 +35,7 @@ class Matrix:
 
     buffer: Any
     dtype: str
+    """That it is read as: of operands the buffer's own, or tfloat32 for float32."""
     rows: Dim
     columns: Dim
     batch: tuple[Dim, ...] = ()
@@ -129,7 +131,8 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     axes = _Axes(block)
     total = block.body.value
     product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    factors = [_uncast(product.a), _uncast(product.b)]
+    truncated = [tfloat32.read_by(factor) for factor in (product.a, product.b)]
+    factors = [_uncast(factor) if load is None else load for factor, load in zip((product.a, product.b), truncated, strict=True)]
     stored = last.body if last is not None else block.body
     if any(load.source not in fresh for load in factors) or stored.buffer not in fresh:
         return None
@@ -140,9 +143,9 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
     matrices: list[Any] = [
-        axes.matrix(fresh, left.source, axes.strides(left), (m, k, batch)),
-        axes.matrix(fresh, right.source, axes.strides(right), (n, k, batch)),
-        axes.matrix(fresh, stored.buffer, out, (m, n, batch)),
+        axes.matrix(fresh[left.source], contraction.left.dtype, axes.strides(left), (m, k, batch)),
+        axes.matrix(fresh[right.source], contraction.right.dtype, axes.strides(right), (n, k, batch)),
+        axes.matrix(fresh[stored.buffer], str(stored.buffer.dtype), out, (m, n, batch)),
     ]
     if any(matrix is None for matrix in matrices):
         return None
@@ -195,7 +198,7 @@ class _Axes:
                 strides[at] += int(term.value) * pitch
         return strides
 
-    def matrix(self, fresh: dict[Any, Any], param: Any, strides: dict[int, int] | None, groups: Sequence[tuple[int, ...]]) -> Matrix | None:
+    def matrix(self, buffer: Any, dtype: str, strides: dict[int, int] | None, groups: Sequence[tuple[int, ...]]) -> Matrix | None:
         """Return an operand whose rows, columns and batch are groups of axes; None where rows or columns have no single stride."""
         if strides is None:
             return None
@@ -203,7 +206,7 @@ class _Axes:
         if len(rows) > 1 or len(columns) > 1:
             return None
         unit = [(1, 1)]
-        return Matrix(fresh[param], str(param.dtype), (rows or unit)[0], (columns or unit)[0], tuple(batch))
+        return Matrix(buffer, dtype, (rows or unit)[0], (columns or unit)[0], tuple(batch))
 
     def _merged(self, group: Sequence[int], strides: dict[int, int]) -> list[Dim]:
         """Return the dimensions of a group of axes, neighbours joined where one walks on where the other ends."""

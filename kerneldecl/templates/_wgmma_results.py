@@ -67,6 +67,11 @@ class Results:
     def addend_dtypes(self) -> list[str]:
         return [str(load.ty.dtype) for load in self.addends(*(tirx.const(0, "int32"),) * 3)]
 
+    def keeps(self, total: Any) -> bool:
+        """Say whether sums are stored as they are."""
+        zero = tirx.const(0, "int32")
+        return bool(self.element(total, zero, zero, zero).same_as(total))
+
     def wide(self, total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
         """Return an element in float32, before it is rounded to 16 bits."""
         value = self.value(total, batch, row, column, addends)
@@ -183,11 +188,14 @@ def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
             i = T.meta_var(first + block * 4 + half * 2)
             x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
             y = T.meta_var(column + block * 8 + (lane % 4) * 2)
-            T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
-                packed[q],
-                results.wide(acc[i + 1], batch, x, y + 1, [addend[i - first + 1] for addend in addends]),
-                results.wide(acc[i], batch, x, y, [addend[i - first] for addend in addends]),
-            )
+            if acc.pair(i) is not None and results.keeps(acc[i]):
+                packed[q] = acc.pair(i)
+            else:
+                T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
+                    packed[q],
+                    results.wide(acc[i + 1], batch, x, y + 1, [addend[i - first + 1] for addend in addends]),
+                    results.wide(acc[i], batch, x, y, [addend[i - first] for addend in addends]),
+                )
         matrix = T.meta_var(lane // 8)
         if results.is_swapped:
             T.ptx[STMATRIX.format(count, ".trans")](

@@ -14,14 +14,15 @@ from tvm.script import tirx as T
 from kerneldecl.templates._wgmma_gather import Source
 from kerneldecl.templates._wgmma_operands import Operand
 from kerneldecl.templates._wgmma_results import Results
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, Tiles
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
 
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
 SM_THREADS = 512
 """With 128 registers each."""
-PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8"}
+PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
+PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Kernel:
     params: tuple[Any, ...]
     dtype: str
     """Of the operands."""
+    sums_dtype: str
     rows: Operand
     columns: Operand
     results: Results
@@ -42,13 +44,31 @@ class Kernel:
     sms: int
 
     @property
-    def sums_dtype(self) -> str:
-        """Return how TVM holds what wgmma adds to: signed sums as the bits they are."""
-        return "uint32" if self.dtype == "int8" else "float32"
+    def registers_dtype(self) -> str:
+        """Return how TVM holds what wgmma adds to: sums in float32, others as the bits they are."""
+        return "float32" if self.sums_dtype == "float32" else "uint32"
 
-    def sum(self, bits: Any) -> Any:
-        """Return the value of a sum."""
-        return T.cast(bits, "int32") if self.dtype == "int8" else bits
+    @property
+    def packing(self) -> int:
+        """Return how many sums share a register."""
+        return sums_a_register(self.sums_dtype)
+
+    @property
+    def registers(self) -> int:
+        """Return how many registers of a thread hold its sums."""
+        return self.tiles.sums // self.packing
+
+    @property
+    def total_dtype(self) -> str:
+        """Return what the parts of a sum are added in: float32 at least."""
+        return "float32" if self.sums_dtype == "float16" else self.sums_dtype
+
+    def as_sums(self, registers: Any) -> Any:
+        """Return a local buffer of registers as one of sums."""
+        if self.sums_dtype == self.registers_dtype:
+            return registers
+        count = registers.shape[0] * self.packing
+        return T.decl_buffer((count,), self.sums_dtype, data=registers.data, scope="local")
 
     @property
     def stage_bytes(self) -> int:
@@ -100,12 +120,12 @@ class Kernel:
 
     @property
     def mma_k(self) -> int:
-        return 16 if self.dtype.endswith("16") else 32
+        return 32 // self.rows.item_bytes
 
     @property
     def mma(self) -> str:
-        kind, sums = PTX_DTYPES[self.dtype], "s32" if self.dtype == "int8" else "f32"
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{sums}.{kind}.{kind}"
+        kind = PTX_DTYPES[self.dtype]
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{PTX_SUMS[self.sums_dtype]}.{kind}.{kind}"
 
     @property
     def mma_n(self) -> int:
@@ -125,17 +145,17 @@ class Kernel:
 
     @property
     def sent_at_once(self) -> int:
-        """Return how many sums go to another block in one store: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.tiles.sums // self.tiles.split)
+        """Return how many registers of sums go to another block in one store: 16 bytes where they make whole ones."""
+        return math.gcd(4, self.registers // self.tiles.split)
 
     @property
     def send(self) -> str:
         vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
-        return f"st.shared::cluster{vector}.{'u32' if self.dtype == 'int8' else 'f32'}"
+        return f"st.shared::cluster{vector}.{'f32' if self.registers_dtype == 'float32' else 'u32'}"
 
     @property
     def buffers(self) -> int:
         """Return how many chunks of results each consumer has in shared memory."""
         if not self.results.is_staged or self.tiles.split > 1:
             return 0
-        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes)
+        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.sums_dtype)

@@ -21,11 +21,16 @@ REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 """Of a loading and of a multiplying thread by the number of multiplying warpgroups: 64 K a SM, in units of 8; 0 leaves them as they are."""
 GATHERING_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 """The same where loading threads hold what they load."""
-SUMS = {1: 192, 2: 160, 3: 104}
-"""Most sums of a thread by the number of multiplying warpgroups, the rest of its registers being addresses and epilogue."""
+SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
+"""Most registers of a thread that hold sums, by the number of multiplying warpgroups; the rest hold addresses and epilogue."""
 MAX_STAGES = 12
 INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 """That one wgmma on int8 multiplies, as TVM 0.27 knows it (PTX has 240 and 256 as well); twice as many take two."""
+
+
+def sums_a_register(dtype: str) -> int:
+    """Return how many sums of a dtype share a register of 32 bits."""
+    return 2 if dtype == "float16" else 1
 
 
 class Tiles(NamedTuple):
@@ -84,16 +89,15 @@ class Tiles(NamedTuple):
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
 
-    @property
-    def reduction_bytes(self) -> int:
+    def reduction_bytes(self, sums_dtype: str) -> int:
         """Return the shared memory through which the parts of a reduction are summed."""
-        return self.block_m * self.block_n * 4 if self.split > 1 else 0
+        return self.block_m * self.block_n * 4 // sums_a_register(sums_dtype) if self.split > 1 else 0
 
     def parts_n(self, dtype: str) -> int:
         """Return into how many wgmmas side by side a tile's columns are cut."""
         return 2 if dtype == "int8" and self.block_n not in INT8_COLUMNS else 1
 
-    def fit(self, dtype: str, steps: int, tile_bytes: int) -> bool:
+    def fit(self, dtype: str, sums_dtype: str, steps: int, tile_bytes: int) -> bool:
         """Say whether a kernel with these sizes can be built, of `steps` stages' worth of reduction and tiles of so many bytes."""
         in_range = (
             self.consumers in REGISTERS
@@ -107,6 +111,7 @@ class Tiles(NamedTuple):
             and self.dependent in (0, 1)
             and self.raster >= 1
         )
+        registers = self.sums // sums_a_register(sums_dtype)
         return (
             in_range
             and 8 <= self.block_n <= 256
@@ -114,13 +119,13 @@ class Tiles(NamedTuple):
             and (dtype != "int8" or self.block_n // self.parts_n(dtype) in INT8_COLUMNS)
             and self.block_m % (SLAB * self.sharers) == 0
             and self.slabs in (1, 2)
-            and self.sums <= SUMS[self.consumers]
+            and registers <= SUMS_REGISTERS[self.consumers]
             and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
-            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
-            and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
+            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and registers % self.split == 0))
+            and self.stages * tile_bytes + self.reduction_bytes(sums_dtype) + RESERVED_BYTES <= SMEM_BYTES
         )
 
-    def buffers(self, chunks: int, tile_bytes: int) -> int:
+    def buffers(self, chunks: int, tile_bytes: int, sums_dtype: str) -> int:
         """Return how many buffers each consumer has for results on their way out: as many as fit, and chunks take turns in them."""
-        left = SMEM_BYTES - RESERVED_BYTES - self.reduction_bytes - self.stages * tile_bytes
+        left = SMEM_BYTES - RESERVED_BYTES - self.reduction_bytes(sums_dtype) - self.stages * tile_bytes
         return next((count for count in (4, 2, 1) if chunks % count == 0 and count * self.consumers * BUFFER_BYTES <= left), 0)

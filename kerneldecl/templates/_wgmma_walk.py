@@ -27,13 +27,18 @@ class At:
 
 
 class Sums:
-    """The sums of one of a consumer's slabs, as signed as they are."""
+    """The sums of one of a consumer's slabs, in their own dtype."""
 
     def __init__(self, kernel: Kernel, acc: Any, slab: Any) -> None:
-        self._kernel, self._acc, self._first = kernel, acc, slab * (kernel.tiles.block_n // 2)
+        self._first, self._packing = slab * (kernel.tiles.block_n // 2), kernel.packing
+        self._registers, self._sums = acc, kernel.as_sums(acc)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._kernel.sum(self._acc[self._first + index])
+        return self._sums[self._first + index]
+
+    def pair(self, index: Any) -> Any:
+        """Return the register that two neighbours share, the first of an even place; None where each has one of its own."""
+        return self._registers[(self._first + index) // 2] if self._packing == 2 else None
 
 
 @T.meta_class

@@ -7,7 +7,8 @@ wgmma multiplies rows by columns. Rows are those of the product and columns its 
 Parameters:
   block_m      rows of a tile: 64 or 128 for each consumer that works on it
   block_n      columns of a tile: a multiple of 8 up to 256; of 64 * cluster_m where the columns' operand has columns side by side in
-               memory. A thread has one sum for each 128 of its consumer's part of a tile, at most 192, 160 or 104 with 1, 2 or 3 consumers
+               memory. A thread has one sum for each 128 of its consumer's part of a tile, in at most 192, 160 or 104 registers
+               with 1, 2 or 3 consumers; sums in float16 share a register by twos
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
   cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
@@ -21,9 +22,10 @@ Parameters:
   dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
-consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
-reduction is split, 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits. Operands whose rows are no multiples of
-16 bytes long, and 8-bit ones whose reduction is not last, come through registers; that takes clusters of 1.
+consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), where the reduction is split
+block_m * block_n * 4 bytes (2 of sums in float16), 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits.
+Operands whose rows are no multiples of 16 bytes long, and those of 8 or 32 bits whose reduction is not last, come through registers;
+that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
 """
@@ -43,8 +45,15 @@ from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import Tiles
 
 FIRST_CAPABILITY = (9, 0)
-SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
-"""By dtype of the factors: that of the sums."""
+SUMS = {
+    "float16": ("float32", "float16"),
+    "bfloat16": ("float32",),
+    "float8_e4m3fn": ("float32",),
+    "float8_e5m2": ("float32",),
+    "int8": ("int32",),
+    "tfloat32": ("float32",),
+}
+"""By dtype of the factors: those of the sums."""
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -60,7 +69,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
 def takes(product: Product) -> bool:
     """Say whether wgmma multiplies the product's dtypes."""
     left, right = product.left.dtype, product.right.dtype
-    return left == right and SUMS.get(left) == product.contraction.sums_dtype
+    return left == right and product.contraction.sums_dtype in SUMS.get(left, ())
 
 
 def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
@@ -71,9 +80,10 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     rows = operand_of(left, tiles.block_m, tiles.cluster_n)
     columns = operand_of(right, tiles.block_n, tiles.cluster_m)
     steps = -(-k * left.item_bytes // ROW_BYTES)
-    if rows is None or columns is None or not tiles.fit(left.dtype, steps, rows.stage_bytes + columns.stage_bytes):
+    sums = product.contraction.sums_dtype
+    if rows is None or columns is None or not tiles.fit(left.dtype, sums, steps, rows.stage_bytes + columns.stage_bytes):
         return None
     results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
-    kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
+    kernel = Kernel(product.params, left.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

@@ -136,6 +136,11 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
             rule("matmul", m=1, n=1, k=1, accum_dtype="int32"),
             ["accum_dtype int32 does not suit dtype float32: one is an integer, the other is not"],
         ),
+        (rule("matmul", m=1, n=1, k=1, precision="tfloat32"), []),
+        (
+            rule("matmul", m=1, n=1, k=1, dtype="float16", precision="tfloat32"),
+            ["precision tfloat32 is of dtype float32, not of float16"],
+        ),
         (
             rule("gemv", n=1, k=1, dtype="int8", out_dtype="int8"),
             ["out_dtype int8 is narrower than accum_dtype int32: sums would wrap around"],
@@ -234,6 +239,16 @@ def test_matmul_reference() -> None:
         x = sum(float(a[p, k, i]) * float(b[p, j, k]) for k in range(5)) + float(bias[j])
         want[p, i, j] = x * 0.5 * math.erfc(-x / math.sqrt(2)) + float(residual[p, i, j])
     np.testing.assert_allclose(made.reference(*inputs), want, rtol=1e-12)
+
+
+def test_matmul_reference_drops_the_digits_that_tfloat32_has_not() -> None:
+    made = rule("matmul", m=3, n=4, k=5, layout="nt", precision="tfloat32")
+    # 1 + 2**-10 has the last digit of ten, 1 + 2**-11 one more, and 2 - 2**-23 has all that float32 has.
+    a = np.full((3, 5), 1 + 2.0**-10, "float32")
+    b = np.full((4, 5), 1 + 2.0**-11, "float32")
+    np.testing.assert_array_equal(made.reference(a, b), 5 * (1 + 2.0**-10))
+    a[:], b[:] = -(2 - 2.0**-23), 1
+    np.testing.assert_array_equal(made.reference(a, b), -5 * (2 - 2.0**-10))
 
 
 def test_matmul_reference_is_exact_in_integers() -> None:

@@ -39,9 +39,12 @@ def tilings(space: IterSpace, top_k: int = 1000) -> list[Tiling]:
     f=CHANNELS,
     taps=st.sampled_from([1, 3, 5]),
     stride=st.integers(1, 3),
+    sums=st.sampled_from(["float32", "float16"]),
 )
-def test_every_proposal_keeps_to_what_the_template_takes(results: tuple[int, int, int], c: int, f: int, taps: int, stride: int) -> None:
-    space = convolution(results, c, f, taps, stride)
+def test_every_proposal_keeps_to_what_the_template_takes(
+    results: tuple[int, int, int], c: int, f: int, taps: int, stride: int, sums: str
+) -> None:
+    space = convolution(results, c, f, taps, stride, sums=sums)
     found = tilings(space)
     assert bool(found) == (wgmma_conv2d.why_not(space, H200) == "")
     assert len(set(found)) == len(found)
@@ -50,7 +53,9 @@ def test_every_proposal_keeps_to_what_the_template_takes(results: tuple[int, int
         is_pingpong = tiling.schedule == "pingpong"
         rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
         assert rows in {64, 128}
-        assert rows * tiling.block_n // 128 <= {1: 192, 2: 160}[tiling.consumers]
+        registers = rows * tiling.block_n // (256 if sums == "float16" else 128)
+        assert registers <= {1: 192, 2: 160}[tiling.consumers]
+        assert registers % tiling.split == 0
         assert not is_pingpong or (tiling.consumers == 2 and tiling.split == 1)
         assert tiling.block_n % 8 == 0
         assert 8 <= tiling.block_n <= 256
@@ -86,7 +91,7 @@ def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -
         (convolution((8, 8, 8), 3, 64), "no multiples of 8"),
         (convolution((8, 8, 8), 64, 36), "no multiples of 8"),
         (convolution((8, 8, 8), 64, 64, stride=9), "more than 8 pixels apart"),
-        (convolution((8, 8, 8), 64, 64, sums="float16"), "no wgmma of float16 summed in float16"),
+        (convolution((8, 8, 8), 64, 64, dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
         (convolution((8, 8, 8), 64, 64, dtype="int8", sums="int32"), "weights of 8 bits"),
         (convolution((8, 8, 8), 64, 64, taps=1), "product of plain matrices"),
         (matmul((64, 64, 64)), "no convolution"),

@@ -16,12 +16,12 @@ from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmu
 from kerneldecl.policies.wgmma_matmul import Tiling
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
-DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "tfloat32")
 LAYOUTS = st.sampled_from(["nn", "nt", "tn", "tt"])
 
 
-def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0) -> IterSpace:
-    return matmul(size, layout, dtype, "int32" if dtype == "int8" else "float32", batch)
+def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0, sums: str = "float32") -> IterSpace:
+    return matmul(size, layout, dtype, "int32" if dtype == "int8" else sums, batch)
 
 
 def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
@@ -47,12 +47,13 @@ def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
     layout=LAYOUTS,
     batch=st.sampled_from([0, 0, 3]),
+    sums=st.sampled_from(["float32", "float16"]),
 )
 @settings(max_examples=100, deadline=None)
 def test_every_proposal_keeps_to_what_the_template_takes(
-    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int
+    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int, sums: str
 ) -> None:
-    space, gpu = of(dtype, size, layout, batch), arch(name).the_gpu
+    space, gpu = of(dtype, size, layout, batch, sums if dtype == "float16" else "float32"), arch(name).the_gpu
     found = tilings(space, name)
     assert bool(found) == (wgmma_matmul.why_not(space, arch(name)) == "")
     assert len(set(found)) == len(found)
@@ -72,14 +73,14 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert 1 <= tiling.consumers <= 3
     assert not is_pingpong or tiling.consumers == 2
     a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
-    sums = a_consumers_rows * tiling.block_n // 128
-    assert sums <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
+    registers = a_consumers_rows * tiling.block_n // (256 if read.sums_dtype == "float16" else 128)
+    assert registers <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
     assert tiling.split in {1, 2, 4, 8}
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     clusters = tiling.cluster_m * tiling.cluster_n
     assert clusters == 1 or tiling.split == 1
-    assert sums % tiling.split == 0
+    assert registers % tiling.split == 0
     # Multicast is TMA's, which brings each of two blocks half of the columns.
     left, right = _are_boxes(space, size)
     assert clusters == 1 or (left and right)
@@ -89,7 +90,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     steps = -(-k * item_bytes // 128)
     tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
     assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
-    stored = tiling.block_n if columns.is_k_last or item_bytes == 1 else -(-tiling.block_n // 64) * 64
+    stored = tiling.block_n if columns.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
     parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
@@ -98,7 +99,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
 
 
 def _are_boxes(space: IterSpace, size: tuple[int, int, int]) -> list[bool]:
-    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction if they have 8 bits."""
+    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction unless elements have 16 bits."""
     read = product(space)
     rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
     return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
@@ -116,7 +117,8 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
-        (matmul((64, 64, 64), sums="float16"), "no wgmma of float16 summed in float16"),
+        (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 summed in float64"),
+        (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
         (matmul((1, 1, 64)), WITH_A_VECTOR),
         (conv2d(), "do not lie at one distance"),
     ],
@@ -130,6 +132,11 @@ def test_large_tiles_share_columns_by_multicast() -> None:
     first = tilings(of("float16", (8192, 8192, 8192)), top_k=1)[0]
     assert first.block_m * first.block_n >= 128 * 224
     assert first.cluster_m * first.cluster_n == 2
+
+
+def test_sums_that_share_registers_make_larger_tiles() -> None:
+    first = tilings(of("float16", (8192, 8192, 8192), sums="float16"), top_k=1)[0]
+    assert first.block_m * first.block_n * (2 if first.is_pingpong else 1) >= 256 * 256
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
@@ -152,6 +159,7 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
     [
         ("int8", "nn", (512, 512, 512), ("nt", (512, 512, 512))),  # wgmma wants the reduction last
         ("float8_e5m2", "nt", (512, 512, 500), ("nt", (512, 512, 512))),
+        ("tfloat32", "tt", (512, 512, 512), ("nt", (512, 512, 512))),  # nor has it transposes but of 16 bits
         ("float16", "nn", (512, 1001, 512), ("nn", (512, 1008, 512))),
         ("float16", "nt", (512, 512, 501), ("nt", (512, 512, 512))),
     ],

@@ -22,6 +22,7 @@ H200 = load_arch(ROOT, "h200")
 
 PRODUCTS = [
     *({"m": m, "n": n, "k": k, "batch": batch} for batch, m, n, k in itertools.product((1, 3), (1, 9), (1, 35), (1, 11))),
+    {"m": 36, "n": 70, "k": 40, "layout": "nt", "precision": "tfloat32"},
     {"m": 20, "n": 36, "k": 40001, "layout": "nt", "epilogue": ("bias", "relu")},
     *({"m": m, "n": n, "k": k, "layout": layout} for m, n, k in [(33, 65, 40), (130, 7, 19)] for layout in ("nn", "nt", "tn", "tt")),
 ]

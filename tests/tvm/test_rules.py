@@ -100,6 +100,8 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("matmul", m=16, n=24, k=64, dtype="float8_e4m3fn", out_dtype="bfloat16", epilogue=("scale_rows", "scale_columns", "add")),
         rule("matmul", m=16, n=24, k=64, dtype="float16", accum_dtype="float16", epilogue=("scale",)),
         rule("matmul", m=16, n=24, k=64, dtype="float64", epilogue=("scale", "relu")),
+        rule("matmul", m=16, n=24, k=64, layout="tt", precision="tfloat32", batch=2, epilogue=("bias", "relu")),
+        rule("matmul", m=1, n=24, k=64, precision="tfloat32", out_dtype="float16"),
         rule("conv2d", n=1, h=6, w=5, c=6, f=6, kh=3, kw=3, dtype="int8", out_dtype="float16", epilogue=("scale_columns", "silu")),
         rule("gemv", n=1, k=1),
         rule("gemv", n=7, k=3, layout="t", dtype="float16"),

@@ -64,7 +64,6 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
         ({"f": 36}, {}),
         ({"groups": 2}, {}),
         ({"dtype": "int8"}, {}),
-        ({"accum_dtype": "float16"}, {}),
         ({"stride": 9, "h": 64, "w": 64}, {}),
         ({}, {"tile_w": 3}),
         ({}, {"tile_w": 16, "tile_h": 16}),

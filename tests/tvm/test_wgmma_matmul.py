@@ -83,7 +83,7 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"dtype": "float16", "accum_dtype": "float16"}, {}),
+        ({"accum_dtype": "float16", "m": 16, "k": 64 * 8}, {**ONE, "swap": 1, "block_n": 8, "split": 4}),
         ({}, {"block_m": 96}),
         ({}, {"stages": 12, "block_n": 256}),
         ({}, {"block_m": 256, "block_n": 256}),

@@ -40,6 +40,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "float8": ("matmul", {"m": 2000, "n": 2008, "k": 1024, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"}),
+    "sums_in_float16": ("matmul", {"m": 2000, "n": 2048, "k": 4096, "layout": "nn", "dtype": "float16", "accum_dtype": "float16"}),
+    "tfloat32": ("matmul", {"m": 2000, "n": 2048, "k": 1024, "layout": "nt", "precision": "tfloat32"}),
+    "tfloat32_nn": ("matmul", {"m": 2000, "n": 2048, "k": 1024, "layout": "nn", "precision": "tfloat32"}),
     "pixels": ("conv2d", {"n": 8, "h": 28, "w": 28, "c": 128, "f": 256, "kh": 1, "kw": 1, "dtype": "float16"}),
 }
 
@@ -55,7 +58,7 @@ def test_the_template_takes_every_candidate(name: str) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["small", "few_rows", "rows_of_any_length", "int8_scaled"])
+@pytest.mark.parametrize("name", ["small", "few_rows", "rows_of_any_length", "int8_scaled", "sums_in_float16", "tfloat32", "tfloat32_nn"])
 def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     rule, attrs = CASES[name]
     mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))

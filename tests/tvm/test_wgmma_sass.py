@@ -31,6 +31,8 @@ LAYER = {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "kh": 3, "kw": 3, "padd
     ("rule", "attrs", "multiply"),
     [
         ("matmul", LARGE | {"dtype": "float16"}, r"HGMMA\.64x\d+x16\.F32 "),
+        ("matmul", LARGE | {"dtype": "float16", "accum_dtype": "float16"}, r"HGMMA\.64x\d+x16\.F16 "),
+        ("matmul", LARGE | {"precision": "tfloat32"}, r"HGMMA\.64x\d+x8\.F32\.TF32"),
         ("matmul", LARGE | {"dtype": "bfloat16", "layout": "tn"}, r"HGMMA\.64x\d+x16\.F32\.BF16"),
         ("matmul", LARGE | {"dtype": "float8_e4m3fn", "out_dtype": "float16"}, r"QGMMA\.64x\d+x32\.F32\.E4M3\.E4M3"),
         ("matmul", LARGE | {"dtype": "int8"}, r"IGMMA\.64x\d+x32\.S8\.S8"),

@@ -1,0 +1,89 @@
+"""float32 that is read as TF32: what it computes, and how recognition, keys and other products tell it from float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.tfloat32 import truncated
+from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.policies import wgmma_matmul
+
+ROOT = Path(__file__).parents[2]
+H200 = load_arch(ROOT, "h200")
+SIZES = {"m": 32, "n": 48, "k": 64, "layout": "nt"}
+
+
+def product(left: Any, right: Any) -> tvm.IRModule:
+    """Return a product of what two functions make of its factors' elements."""
+    a, b = te.placeholder((32, 64), "float32", "A"), te.placeholder((48, 64), "float32", "B")
+    k = te.reduce_axis((0, 64), "k")
+    c = te.compute((32, 48), lambda i, j: te.sum(left(a[i, k]) * right(b[j, k]), axis=k), "C")
+    return tvm.IRModule({"main": te.create_prim_func([a, b, c])})
+
+
+def factors(mod: tvm.IRModule) -> tuple[str, str, bool]:
+    found = contraction_of(iter_space(mod))
+    assert isinstance(found, Contraction), found
+    return found.left.dtype, found.right.dtype, found.is_plain
+
+
+def test_drops_thirteen_bits_and_keeps_what_is_no_number() -> None:
+    values = np.array([1 + 2.0**-10, 1 + 2.0**-11, -(2 - 2.0**-23), 3e-39, 1e-45, -0.0, np.inf, -np.inf, np.nan], "float32")
+    x = te.placeholder(values.shape, "float32", "x")
+    y = te.compute(values.shape, lambda i: truncated(x[i]), "y")
+    kernel = tvm.compile(te.create_prim_func([x, y]), target=target_of(load_arch(ROOT, "host")))["main"]
+    got = tvm.runtime.tensor(np.zeros_like(values))
+    kernel(tvm.runtime.tensor(values), got)
+    with np.errstate(invalid="ignore"):
+        mantissa, exponent = np.frexp(values.astype("float64"))
+        normal = np.ldexp(np.trunc(mantissa * 2**11) / 2**11, exponent)
+    # Below the least normal number digits are those of a fixed point.
+    expected = np.where(np.abs(values) < 2.0**-126, np.trunc(values.astype("float64") * 2.0**136) / 2.0**136, normal)
+    np.testing.assert_array_equal(got.numpy(), np.where(np.isfinite(values), expected, values))
+
+
+def test_a_rules_product_is_of_factors_in_tfloat32() -> None:
+    rule = load_rule(ROOT, "matmul")
+    exact, coarse = (tensorir.lower(rule.of(ROOT, {**SIZES, "precision": precision})) for precision in ("", "tfloat32"))
+    assert factors(exact) == ("float32", "float32", True)
+    assert factors(coarse) == ("tfloat32", "tfloat32", True)
+    assert tensorir.module_digest(exact) != tensorir.module_digest(coarse)
+    assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 summed in float32 here"
+    assert wgmma_matmul.why_not(iter_space(coarse), H200) == ""
+    assert iter_space(coarse).dtype == "tfloat32"
+
+
+def test_one_coarse_factor_alone_is_nothing_for_wgmma() -> None:
+    mod = product(truncated, lambda x: x)
+    assert factors(mod) == ("tfloat32", "float32", True)
+    assert "its operands differ in dtype" in wgmma_matmul.why_not(iter_space(mod), H200)
+
+
+def as_bits(value: Any) -> Any:
+    return tirx.reinterpret("uint32", value)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: tirx.reinterpret("float32", as_bits(x) & tirx.const(0xFFFF0000, "uint32")),
+        lambda x: tirx.reinterpret("float32", as_bits(x) | tirx.const(0xFFFFE000, "uint32")),
+        lambda x: tirx.reinterpret("float32", as_bits(x) + tirx.const(0x1000, "uint32") & tirx.const(0xFFFFE000, "uint32")),
+        lambda x: truncated(x + tirx.const(1, "float32")),
+    ],
+)
+def test_other_roundings_are_not_taken_for_it(other: Any) -> None:
+    mod = product(other, other)
+    *_, is_plain = factors(mod)
+    assert not is_plain
+    assert wgmma_matmul.propose(iter_space(mod), H200, 20, ()) == ()
