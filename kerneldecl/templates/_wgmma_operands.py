@@ -136,7 +136,7 @@ def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
 
     Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them.
     """
-    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _gathered(matrix, tile_rows, share)
+    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or gathered(matrix, tile_rows, share)
 
 
 def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
@@ -182,7 +182,7 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
 
 
-def _gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
+def gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     """Return how threads bring an operand: 8-bit elements always with the reduction last, as wgmma wants them, others as they lie."""
     (rows, row_step), (terms, step) = matrix.rows, matrix.columns
     elements = rows * row_step + terms * step + sum(extent * stride for extent, stride in matrix.batch)

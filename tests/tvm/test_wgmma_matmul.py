@@ -33,9 +33,11 @@ PLAIN: dict[str, Value] = {
     "schedule": "cooperative",
     "swap": 0,
     "dependent": 0,
+    "pack": 0,
 }
 FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
 ONE = {"block_m": 64, "consumers": 1}
+PACKED = {"block_n": 128, "pack": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "nn": ({"layout": "nn"}, {}),
     "nt": ({"layout": "nt", "m": 300}, {}),
@@ -81,6 +83,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
         {"block_n": 128},
     ),
     "one step": ({"k": 16}, {"stages": 2}),
+    "packed": ({"m": 130, "k": 131}, {**PACKED, "cluster_m": 2}),
+    "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn"}, {**PACKED, "cluster_n": 2}),
+    "packed, tn": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "dependent": 1}),
+    "packed, tt": ({"m": 150, "n": 130, "k": 198, "layout": "tt", "dtype": "bfloat16"}, {**PACKED, "block_m": 256}),
 }
 
 
