@@ -64,6 +64,7 @@ class Tiling(NamedTuple):
     schedule: str = "cooperative"
     swap: int = 0
     dependent: int = 0
+    pack: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -138,7 +139,24 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield every sensible tiling with its predicted time."""
+    """Yield every sensible tiling with its predicted time: of the operands as they are, and of copies that TMA can read."""
+    packed, packed_bytes = _packed(product)
+    yield from _estimates(product, out_dtype, gpu)
+    if packed_bytes:
+        secs = model.packing_secs(gpu, packed_bytes)
+        for estimate in _estimates(packed, out_dtype, gpu):
+            candidate = Candidate.of("wgmma_matmul", {**dict(estimate.candidate.params), "pack": 1})
+            yield Estimate(candidate, estimate.secs + secs, (*estimate.tile, 1))
+
+
+def _packed(product: Contraction) -> tuple[Contraction, int]:
+    """Return the product of copies of those operands that TMA could read if their rows were longer, and the bytes to copy."""
+    factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name)) and _lies_as_wgmma_reads(factor)}
+    copies = {name: replace(factor, run=model.STEP_BYTES) for name, factor in factors.items()}
+    return replace(product, **copies), sum(factor.size_bytes for factor in factors.values())
+
+
+def _estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     m = product.extents[1]
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
@@ -205,8 +223,12 @@ def step_items(product: Contraction) -> int:
 
 def is_box(factor: Factor) -> bool:
     """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
-    item_bytes = dtype_bytes(factor.dtype)
-    return factor.vector() * item_bytes == 16 and (item_bytes > 1 or factor.is_k_last)
+    return factor.vector() * dtype_bytes(factor.dtype) == 16 and _lies_as_wgmma_reads(factor)
+
+
+def _lies_as_wgmma_reads(factor: Factor) -> bool:
+    """Say whether an operand need not be transposed: wgmma wants the reduction last in 8-bit ones."""
+    return dtype_bytes(factor.dtype) > 1 or factor.is_k_last
 
 
 def _is_k_last(factor: Factor) -> bool:

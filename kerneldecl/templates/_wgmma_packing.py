@@ -16,7 +16,6 @@ from tvm.script import tirx as T
 from kerneldecl.templates._wgmma_gather import PIECE_BYTES, Source, element_at, hold, load_aligned, shifted
 from kerneldecl.templates._wgmma_operands import Operand, gathered, pitches
 from kerneldecl.templates._wgmma_product import Matrix
-from kerneldecl.templates._wgmma_results import each
 
 LINE_BYTES = 128
 THREADS = 256
@@ -125,11 +124,9 @@ def packed(packings: Sequence[Packing], sms: int, product: Any) -> Any:
         thread = T.thread_id([THREADS])
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
-        if len(packings) == 1:
+        if block < blocks[0]:
             _copy(packings[0], at_once, block, thread)
-        elif block < blocks[0]:
-            _copy(packings[0], at_once, block, thread)
-        else:
+        elif len(packings) == 2:
             _copy(packings[1], at_once, block - blocks[0], thread)
 
     return tirx.SeqStmt([*(tirx.AllocBuffer(packing.copy.buffer) for packing in packings), main.body, product])

@@ -14,8 +14,11 @@ from emulation import Kernel
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.overlap_cuda import TAG
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.stores.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]
@@ -84,9 +87,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     ),
     "one step": ({"k": 16}, {"stages": 2}),
     "packed": ({"m": 130, "k": 131}, {**PACKED, "cluster_m": 2}),
-    "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn"}, {**PACKED, "cluster_n": 2}),
-    "packed, tn": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "dependent": 1}),
+    "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn", "epilogue": ["bias", "relu"]}, {**PACKED, "cluster_n": 2}),
+    "packed, tn, batch": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "dependent": 1}),
     "packed, tt": ({"m": 150, "n": 130, "k": 198, "layout": "tt", "dtype": "bfloat16"}, {**PACKED, "block_m": 256}),
+    "packed, the left one alone": ({"m": 131, "n": 136, "k": 136, "layout": "tn"}, {**PACKED, "schedule": "pingpong", "block_m": 64}),
+    "packed, the right one alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
+    "packed, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap": 1, "block_n": 16, "split": 2}),
+    "packed e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 201}, {"pack": 1}),
+    "packed int8 beside a gathered one": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
 }
 
 
@@ -147,6 +155,26 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
     assert not is_finite[:, 3].any()
 
 
+@needs_nvcc
+@pytest.mark.parametrize("dependent", [0, 1])
+def test_a_kernel_that_waits_is_launched_early(dependent: int, tmp_path: Path) -> None:
+    made_of = compile_cuda_object(made({"k": 64}, {"dependent": dependent}), the_gpu(), "kd_main", LocalStore(tmp_path))
+    assert made_of.content.count(TAG.encode()) == dependent
+
+
+@needs_nvcc
+def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> None:
+    """Both kernels may start early, and each one waits; an operand that TMA reads as it is is not copied."""
+    made_of = compile_cuda_object(made({"m": 131, "n": 136, "k": 136, "layout": "tn"}, PACKED), the_gpu(), "kd_main", LocalStore(tmp_path))
+    copying, multiplying = made_of.launches
+    assert made_of.content.count(TAG.encode()) == 2
+    assert copying.dynamic_smem_bytes == 0
+    assert copying.usage.spill_bytes == 0
+    pieces = 136 * -(-131 * 2 // 16)  # of 16 bytes, in rows of k
+    assert copying.grid[0] * copying.block[0] < 2 * pieces
+    assert multiplying.block == (384, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
@@ -159,6 +187,8 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
         ({}, {"schedule": "pingpong", "consumers": 3, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
+        ({"m": 131, "n": 131}, {"pack": 1}),
+        ({"dtype": "int8", "layout": "tn", "m": 130, "n": 130, "k": 144}, {"pack": 1}),
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
