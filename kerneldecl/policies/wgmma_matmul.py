@@ -150,10 +150,11 @@ def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estima
 
 
 def _packed(product: Contraction) -> tuple[Contraction, int]:
-    """Return the product of copies of those operands that TMA could read if their rows were longer, and the bytes to copy."""
-    factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name)) and _lies_as_wgmma_reads(factor)}
-    copies = {name: replace(factor, run=model.STEP_BYTES) for name, factor in factors.items()}
-    return replace(product, **copies), sum(factor.size_bytes for factor in factors.values())
+    """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
+    factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name))}
+    copies = {name: replace(factor, run=model.STEP_BYTES, is_k_last=_is_k_last(factor)) for name, factor in factors.items()}
+    copied = (factor.size_bytes * (TURNED if _is_turned(factor) else 1) for factor in factors.values())
+    return replace(product, **copies), sum(copied)
 
 
 def _estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
@@ -223,23 +224,22 @@ def step_items(product: Contraction) -> int:
 
 def is_box(factor: Factor) -> bool:
     """Say whether TMA brings a tile of an operand at once: its rows are multiples of 16 bytes, and of 8-bit ones the reduction is last."""
-    return factor.vector() * dtype_bytes(factor.dtype) == 16 and _lies_as_wgmma_reads(factor)
+    return factor.vector() * dtype_bytes(factor.dtype) == 16 and not _is_turned(factor)
 
 
-def _lies_as_wgmma_reads(factor: Factor) -> bool:
-    """Say whether an operand need not be transposed: wgmma wants the reduction last in 8-bit ones."""
-    return dtype_bytes(factor.dtype) > 1 or factor.is_k_last
+def _is_turned(factor: Factor) -> bool:
+    """Say whether an operand is transposed on its way: wgmma wants the reduction last in 8-bit ones."""
+    return dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
 
 
 def _is_k_last(factor: Factor) -> bool:
     """Say whether the reduction is last in shared memory; of 8-bit operands it always is."""
-    return factor.is_k_last or dtype_bytes(factor.dtype) == 1
+    return factor.is_k_last or _is_turned(factor)
 
 
 def _gathered_bytes(factor: Factor, extent: int) -> int:
     """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
-    is_turned = dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
-    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if is_turned else 1)
+    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if _is_turned(factor) else 1)
 
 
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:

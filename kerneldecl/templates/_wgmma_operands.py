@@ -139,6 +139,11 @@ def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or gathered(matrix, tile_rows, share)
 
 
+def is_copied(matrix: Matrix) -> bool:
+    """Say whether TMA brings a matrix."""
+    return (_k_last(matrix, SLAB, 1) or _k_first(matrix, SLAB, 1)) is not None
+
+
 def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
     """Return the strides of a matrix in bytes, None where TMA does not take them. One row has no pitch, so any will do."""
     item = matrix.item_bytes

@@ -94,7 +94,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "packed, the right one alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
     "packed, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap": 1, "block_n": 16, "split": 2}),
     "packed e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 201}, {"pack": 1}),
-    "packed int8 beside a gathered one": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
+    "packed int8, one of them turned": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
+    "packed e5m2, turned, batch": (
+        {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
+        {"pack": 1},
+    ),
 }
 
 
@@ -188,7 +192,6 @@ def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> No
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
         ({"m": 131, "n": 131}, {"pack": 1}),
-        ({"dtype": "int8", "layout": "tn", "m": 130, "n": 130, "k": 144}, {"pack": 1}),
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
