@@ -25,10 +25,12 @@ PLAIN: dict[str, Value] = {
     "schedule": "cooperative",
     "swap": 0,
     "dependent": 0,
+    "pack": 0,
 }
 FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
 TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
 ONE = {"block_m": 64, "consumers": 1}
+PACKED = {"block_n": 128, "pack": 1}
 PRODUCTS: dict[str, Form] = {
     "nn": ({"layout": "nn"}, {}),
     "nt": ({"layout": "nt", "m": 300}, {}),
@@ -93,6 +95,20 @@ PRODUCTS: dict[str, Form] = {
     "tfloat32, odd k": ({**TFLOAT32, "k": 67, "out_dtype": "float16"}, {"block_n": 128}),
     "tfloat32, batch, ping-pong": ({**TFLOAT32, "batch": 3, "m": 200, "k": 72}, {"schedule": "pingpong", "cluster_m": 2, "block_n": 128}),
     "tfloat32, few rows, in parts": ({**TFLOAT32, "m": 21, "k": 256}, {**ONE, "swap": 1, "block_n": 24, "split": 2}),
+    "packed": ({"m": 130, "k": 131}, {**PACKED, "cluster_m": 2}),
+    "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn", "epilogue": ["bias", "relu"]}, {**PACKED, "cluster_n": 2}),
+    "packed, tn, batch": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "dependent": 1}),
+    "packed, tt": ({"m": 150, "n": 130, "k": 198, "layout": "tt", "dtype": "bfloat16"}, {**PACKED, "block_m": 256}),
+    "packed, the left one alone": ({"m": 131, "n": 136, "k": 136, "layout": "tn"}, {**PACKED, "schedule": "pingpong", "block_m": 64}),
+    "packed, the right one alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
+    "packed, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap": 1, "block_n": 16, "split": 2}),
+    "packed e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 201}, {"pack": 1}),
+    "packed int8, one of them turned": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
+    "packed e5m2, turned, batch": (
+        {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
+        {"pack": 1},
+    ),
+    "packed tfloat32, turned": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 

@@ -164,6 +164,11 @@ def launch_secs(gpu: Gpu, *, is_early: bool) -> float:
     return gpu.launch_secs * (EARLY_SHARE if is_early else 1.0)
 
 
+def packing_secs(gpu: Gpu, size_bytes: float) -> float:
+    """Return how long the kernel takes that copies operands of so many bytes: from DRAM, and to L2."""
+    return gpu.launch_secs + size_bytes * (1 / (gpu.dram_bytes_per_s * DRAM_SHARE) + 1 / gpu.l2_bytes_per_s)
+
+
 def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) -> int:
     """Return how many stages shared memory holds beside so many bytes."""
     return (limit_bytes - RESERVED_BYTES - beside_bytes) // stage_bytes(rows, columns)

@@ -89,6 +89,7 @@ class Tiling(NamedTuple):
     schedule: str = "cooperative"
     swap: int = 0
     dependent: int = 0
+    pack: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -178,7 +179,25 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield every sensible tiling with its predicted time."""
+    """Yield every sensible tiling with its predicted time: of the operands as they are, and of copies that TMA can read."""
+    packed, packed_bytes = _packed(product)
+    yield from _estimates(product, out_dtype, gpu)
+    if packed_bytes:
+        secs = model.packing_secs(gpu, packed_bytes)
+        for estimate in _estimates(packed, out_dtype, gpu):
+            candidate = Candidate.of("wgmma_matmul", {**dict(estimate.candidate.params), "pack": 1})
+            yield Estimate(candidate, estimate.secs + secs, (*estimate.tile, 1))
+
+
+def _packed(product: Contraction) -> tuple[Contraction, int]:
+    """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
+    factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name))}
+    copies = {name: replace(factor, run=model.STEP_BYTES, is_k_last=_is_k_last(factor)) for name, factor in factors.items()}
+    copied = (factor.size_bytes * (TURNED if _is_turned(factor) else 1) for factor in factors.values())
+    return replace(product, **copies), sum(copied)
+
+
+def _estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     m = product.extents[1]
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
@@ -247,19 +266,22 @@ def step_items(product: Contraction) -> int:
 
 def is_box(factor: Factor) -> bool:
     """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
-    item_bytes = dtype_bytes(factor.dtype)
-    return factor.vector() * item_bytes == 16 and (item_bytes == 2 or factor.is_k_last)
+    return factor.vector() * dtype_bytes(factor.dtype) == 16 and not _is_turned(factor)
+
+
+def _is_turned(factor: Factor) -> bool:
+    """Say whether an operand is transposed on its way: wgmma wants the reduction last in all but 16-bit ones."""
+    return dtype_bytes(factor.dtype) != 2 and not factor.is_k_last
 
 
 def _is_k_last(factor: Factor) -> bool:
     """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
-    return factor.is_k_last or dtype_bytes(factor.dtype) != 2
+    return factor.is_k_last or _is_turned(factor)
 
 
 def _gathered_bytes(factor: Factor, extent: int) -> int:
     """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
-    is_turned = dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
-    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if is_turned else 1)
+    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if _is_turned(factor) else 1)
 
 
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:

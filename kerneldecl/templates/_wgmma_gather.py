@@ -82,7 +82,7 @@ def hold(buffer: Any, values: list[Any]) -> None:
 
 
 @T.inline
-def _load_aligned(operand, source, raw, at, place):
+def load_aligned(operand, source, raw, at, place):
     """Load the 16 bytes that a multiple of 16 bytes into memory start with, what lies beyond it element by element."""
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
     elements = T.decl_buffer((raw.shape[0] * 4 // operand.item_bytes,), operand.dtype, data=raw.data, scope="local")
@@ -114,9 +114,9 @@ def _gather_side_by_side(operand, source, buffer, stage, first, thread):
             term = T.meta_var(first_term + place[1])
             start = T.meta_var(element_at(operand, batch, row, term))
             if T.And(row < matrix.rows[0], term < matrix.columns[0]):
-                _load_aligned(operand, source, raw, u * 8, start // width)
+                load_aligned(operand, source, raw, u * 8, start // width)
                 if not is_aligned:
-                    _load_aligned(operand, source, raw, u * 8 + 4, start // width + 1)
+                    load_aligned(operand, source, raw, u * 8 + 4, start // width + 1)
             else:
                 for v in T.unroll(8):
                     raw[u * 8 + v] = T.uint32(0)

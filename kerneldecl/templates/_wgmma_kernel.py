@@ -13,11 +13,13 @@ from tvm.script import tirx as T
 from kerneldecl.templates._wgmma_copies import ENCODE, copy
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES
+from kerneldecl.templates._wgmma_packing import packed
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
 from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
+LAUNCH_PARAMS, EARLY = "tirx.kernel_launch_params", "tirx.use_programtic_dependent_launch"
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
@@ -264,8 +266,6 @@ def build(kernel: Kernel) -> tvm.IRModule:
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
-        if tiles.dependent == 1:
-            T.attr({"tirx.use_programtic_dependent_launch": True})
         rank = T.cta_id_in_cluster([tiles.cluster])
         block = T.cta_id([kernel.clusters * tiles.cluster])
         group = T.warpgroup_id([tiles.consumers + 1])
@@ -299,6 +299,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if tiles.dependent == 1:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
+        if kernel.is_early:
             T.ptx.griddepcontrol.wait()
 
         rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
@@ -384,5 +385,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
                 _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
 
-    func = tirx.PrimFunc(list(kernel.params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    body = packed(kernel.packings, kernel.sms, main.body) if kernel.packings else main.body
+    # TVM reads flags of launches here alone, and has them hold for all kernels of the function.
+    launches = {LAUNCH_PARAMS: [EARLY]} if kernel.is_early else {}
+    func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True, **launches})
     return tvm.IRModule({"main": func})

@@ -137,7 +137,12 @@ def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
 
     Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them.
     """
-    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or _gathered(matrix, tile_rows, share)
+    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or gathered(matrix, tile_rows, share)
+
+
+def is_copied(matrix: Matrix) -> bool:
+    """Say whether TMA brings a matrix."""
+    return (_k_last(matrix, SLAB, 1) or _k_first(matrix, SLAB, 1)) is not None
 
 
 def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
@@ -183,7 +188,7 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
 
 
-def _gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
+def gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     """Return how threads bring an operand: 16-bit elements as they lie, others always with the reduction last, as wgmma wants them."""
     (rows, row_step), (terms, step) = matrix.rows, matrix.columns
     elements = rows * row_step + terms * step + sum(extent * stride for extent, stride in matrix.batch)

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.templates._wgmma_gather import Source
 from kerneldecl.templates._wgmma_operands import Operand
+from kerneldecl.templates._wgmma_packing import Packing
 from kerneldecl.templates._wgmma_results import Results
 from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
 
@@ -42,6 +43,13 @@ class Kernel:
     steps: int
     """Stages' worth of reduction."""
     sms: int
+    packings: tuple[Packing, ...] = ()
+    """Copies of operands that are made before."""
+
+    @property
+    def is_early(self) -> bool:
+        """Say whether the kernel may start before the one in front has ended, and so waits for it itself."""
+        return bool(self.tiles.dependent or self.packings)
 
     @property
     def registers_dtype(self) -> str:

@@ -20,12 +20,14 @@ Parameters:
                tiles of their own (block_m is then one consumer's). With the latter two, one's results leave while the other multiplies
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
   dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
+  pack         1 copies operands whose rows are no multiples of 16 bytes long to a workspace where they are, by a kernel of its own in
+               front; the product, which starts while that one ends, has TMA read the copies
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), where the reduction is split
 block_m * block_n * 4 bytes (2 of sums in float16), 1 KiB of barriers and alignment. Blocks of one consumer share an SM if it fits.
-Operands whose rows are no multiples of 16 bytes long, and those of 8 or 32 bits whose reduction is not last, come through registers;
-that takes clusters of 1.
+Operands whose rows are no multiples of 16 bytes long, and those of 8 or 32 bits whose reduction is not last, come through registers
+(without `pack`); that takes clusters of 1.
 
 Returns a specialised function of TIRx, not a schedule.
 """
@@ -39,6 +41,7 @@ from tvm import IRModule
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
+from kerneldecl.templates._wgmma_packing import packing_of
 from kerneldecl.templates._wgmma_product import Product, read_product
 from kerneldecl.templates._wgmma_results import results_of
 from kerneldecl.templates._wgmma_sizes import Kernel
@@ -62,7 +65,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     product = read_product(mod) if arch.the_gpu.compute_capability[0] == FIRST_CAPABILITY[0] else None
     if product is None or not takes(product):
         return None
-    kernel = kernel_of(product, tiles, arch)
+    kernel = kernel_of(product, tiles, bool(params["pack"]), arch)
     return None if kernel is None else build(kernel)
 
 
@@ -72,10 +75,15 @@ def takes(product: Product) -> bool:
     return left == right and product.contraction.sums_dtype in SUMS.get(left, ())
 
 
-def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
+def kernel_of(product: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Kernel | None:
     """Return the kernel of these sizes, None where the operands or the sizes do not allow it."""
     batch, m, n, k = product.extents
-    left, right = (product.right, product.left) if tiles.swap else (product.left, product.right)
+    packings = [packing_of(matrix) if is_packed else None for matrix in (product.left, product.right)]
+    if is_packed and not any(packings):
+        return None
+    left, right = (packing.copy if packing else matrix for packing, matrix in zip(packings, (product.left, product.right), strict=True))
+    if tiles.swap:
+        left, right = right, left
     row_count, column_count = (n, m) if tiles.swap else (m, n)
     rows = operand_of(left, tiles.block_m, tiles.cluster_n)
     columns = operand_of(right, tiles.block_n, tiles.cluster_m)
@@ -85,5 +93,6 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
         return None
     results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
-    kernel = Kernel(product.params, left.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
+    made = tuple(filter(None, packings))
+    kernel = Kernel(product.params, left.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count, made)
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

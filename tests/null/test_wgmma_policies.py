@@ -82,9 +82,11 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert clusters == 1 or tiling.split == 1
     assert registers % tiling.split == 0
     # Multicast is TMA's, which brings each of two blocks half of the columns.
-    left, right = _are_boxes(space, size)
+    left, right = _are_boxes(space, size, is_packed=bool(tiling.pack))
     assert clusters == 1 or (left and right)
-    assert columns.is_k_last or clusters == 1 or tiling.block_n % 64 == 0
+    # Only what changes anything is copied.
+    assert not tiling.pack or [left, right] != _are_boxes(space, size)
+    assert columns.is_k_last or item_bytes == 1 or clusters == 1 or tiling.block_n % 64 == 0
     assert tiling.cluster_m * tiling.block_m < m + 2 * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + 2 * tiling.block_n
     steps = -(-k * item_bytes // 128)
@@ -99,8 +101,10 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert rows is not columns
 
 
-def _are_boxes(space: IterSpace, size: tuple[int, int, int]) -> list[bool]:
-    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction unless elements have 16 bits."""
+def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool = False) -> list[bool]:
+    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction but for 16 bits; copies always are."""
+    if is_packed:
+        return [True, True]
     read = product(space)
     rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
     return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
@@ -132,6 +136,24 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
 def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_matmul.why_not(space, H200)
     assert wgmma_matmul.propose(space, H200, 20, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "size", "pack"),
+    [
+        ("float16", "nt", (2157, 3002, 4407), {0, 1}),
+        ("float16", "nn", (512, 1001, 512), {0, 1}),
+        ("int8", "nt", (512, 512, 500), {0, 1}),
+        ("float16", "nt", (512, 1001, 512), {0}),  # no operand has rows of n
+        ("int8", "nn", (512, 512, 512), {0, 1}),  # a copy can be transposed
+    ],
+)
+def test_copies_are_offered_where_tma_can_read_them_alone(dtype: str, layout: str, size: tuple[int, int, int], pack: set[int]) -> None:
+    assert {tiling.pack for tiling in tilings(of(dtype, size, layout))} == pack
+
+
+def test_large_operands_are_copied_first() -> None:
+    assert tilings(of("float16", (2157, 3002, 4407)), top_k=1)[0].pack == 1
 
 
 def test_large_tiles_share_columns_by_multicast() -> None:
@@ -183,7 +205,7 @@ def test_what_threads_must_load_takes_longer(
 ) -> None:
     (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1, ()) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
     assert slow.predicted_secs > quick.predicted_secs
-    assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(of(dtype, size, layout))} == {1}
+    assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(of(dtype, size, layout)) if not tiling.pack} == {1}
 
 
 # How policies compete

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
-from wgmma_cases import FLOAT16, PLAIN, PRODUCTS, SMS
+from wgmma_cases import FLOAT16, ONE, PACKED, PLAIN, PRODUCTS, SMS
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
+from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.overlap_cuda import TAG
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.stores.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +82,26 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
     assert not is_finite[:, 3].any()
 
 
+@needs_nvcc
+@pytest.mark.parametrize("dependent", [0, 1])
+def test_a_kernel_that_waits_is_launched_early(dependent: int, tmp_path: Path) -> None:
+    made_of = compile_cuda_object(made({"k": 64}, {"dependent": dependent}), the_gpu(), "kd_main", LocalStore(tmp_path))
+    assert made_of.content.count(TAG.encode()) == dependent
+
+
+@needs_nvcc
+def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> None:
+    """Both kernels may start early, and each one waits; an operand that TMA reads as it is is not copied."""
+    made_of = compile_cuda_object(made({"m": 131, "n": 136, "k": 136, "layout": "tn"}, PACKED), the_gpu(), "kd_main", LocalStore(tmp_path))
+    copying, multiplying = made_of.launches
+    assert made_of.content.count(TAG.encode()) == 2
+    assert copying.dynamic_smem_bytes == 0
+    assert copying.usage.spill_bytes == 0
+    pieces = 136 * -(-131 * 2 // 16)  # of 16 bytes, in rows of k
+    assert copying.grid[0] * copying.block[0] < 2 * pieces
+    assert multiplying.block == (384, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
@@ -93,6 +116,7 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
         ({"k": 512}, {"schedule": "staggered", "consumers": 1, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
+        ({"m": 131, "n": 131}, {"pack": 1}),
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
