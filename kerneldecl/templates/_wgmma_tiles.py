@@ -42,10 +42,11 @@ class Tiles(NamedTuple):
     schedule: str
     swap: int
     dependent: int
+    stream: int = 0
 
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> Tiles:
-        return cls(**{name: params[name] for name in cls._fields})  # type: ignore[arg-type]
+        return cls(**{name: params[name] for name in cls._fields if name in params or name not in cls._field_defaults})  # type: ignore[arg-type]
 
     @property
     def is_pingpong(self) -> bool:
@@ -85,6 +86,11 @@ class Tiles(NamedTuple):
         return (self.consumers + 1) * WARPGROUP
 
     @property
+    def can_stream(self) -> bool:
+        """Say whether tiles can be dealt in pieces: by consumers that take each step together, one block on an SM, after one that clears flags."""
+        return not self.is_pingpong and self.split == 1 and self.consumers > 1 and self.dependent == 1
+
+    @property
     def reduction_bytes(self) -> int:
         """Return the shared memory through which the parts of a reduction are summed."""
         return self.block_m * self.block_n * 4 if self.split > 1 else 0
@@ -105,6 +111,7 @@ class Tiles(NamedTuple):
             and self.schedule in ("cooperative", "pingpong")
             and self.swap in (0, 1)
             and self.dependent in (0, 1)
+            and self.stream in (0, 1, 2)
             and self.raster >= 1
         )
         return (
@@ -116,6 +123,7 @@ class Tiles(NamedTuple):
             and self.slabs in (1, 2)
             and self.sums <= SUMS[self.consumers]
             and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
+            and (self.stream == 0 or self.can_stream)
             and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
             and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
         )

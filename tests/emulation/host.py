@@ -5,6 +5,7 @@ Knows nothing of what kernels do.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,10 @@ class _Reader:
                 yield from self.read(part)
         elif kind in {"Bind", "LetStmt"}:
             yield from self._bind(stmt.var, stmt.value)
+        elif kind == "AllocBuffer":
+            self.values[stmt.buffer] = f"workspace_{len(self.values)}"
+            bytes_ = math.prod(int(extent) for extent in stmt.buffer.shape) * tvm.DataType(str(stmt.buffer.dtype)).itemsize
+            yield f"auto* {self.values[stmt.buffer]} = machine::workspace({bytes_});"
         elif kind == "DeclBuffer":
             yield from self._bind(stmt.buffer, stmt.data)
         elif kind == "Evaluate":

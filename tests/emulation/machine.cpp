@@ -31,6 +31,7 @@ constexpr size_t GAP = 1 << 20;           // between buffers in global memory
 constexpr size_t ARENA = size_t(8) << 30; // reserved, not used
 constexpr size_t STACK = 256 << 10;
 constexpr size_t RESIDENT = 3072;         // threads that run at a time, if a cluster is not larger
+constexpr unsigned PATIENCE = 64;         // looks at what others may do, before a copy arrives
 constexpr int TAG = 24;                   // bits of an address within a CTA; above: rank in the cluster, and one
 
 struct Cta;
@@ -159,6 +160,7 @@ struct State {
   std::vector<std::function<void()>> late;  // asynchronous writes that have not happened yet
   std::vector<void*> stacks;
   ucontext_t scheduler;
+  unsigned looks = 0;  // at what others may do, since the last copy arrived
   Thread* thread = nullptr;
   Launch launch;
   uint32_t time = 1;
@@ -558,7 +560,9 @@ void launch(const Launch& launch, std::function<void()> kernel) {
       todo.pop_front();
     }
     if (running.empty()) break;
-    if (it.ready.empty()) {
+    // Who looks for something in a loop is always ready: copies arrive all the same.
+    if (it.ready.empty() || (it.looks > PATIENCE && !it.late.empty())) {
+      it.looks = 0;
       if (it.late.empty()) deadlock(running);
       size_t pick = it.random() % it.late.size();
       auto happens = std::move(it.late[pick]);
@@ -614,6 +618,7 @@ void touch_global(const void* address, unsigned bytes, bool is_write) { access((
 
 void give_way() {
   if (++me().spins > 1000000) fail("has looked a million times for what nobody does");
+  it.looks++;
   it.ready.push_back(it.thread);
   leave();
 }
