@@ -81,6 +81,11 @@ class Kernel:
         return max(0, self.total // self.clusters - (self.tiles.stream - 1)) * self.clusters
 
     @property
+    def is_dealt(self) -> bool:
+        """Say whether there are waves to deal: a last one that is not full, and the one before it where two are asked for."""
+        return self.total % self.clusters > 0 and self.total // self.clusters >= self.tiles.stream - 1
+
+    @property
     def shared_steps(self) -> int:
         """Return the steps of all tiles that are dealt evenly."""
         return (self.total - self.whole) * self.steps

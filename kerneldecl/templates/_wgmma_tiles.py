@@ -87,7 +87,7 @@ class Tiles(NamedTuple):
 
     @property
     def can_stream(self) -> bool:
-        """Say whether tiles can be dealt in pieces: by consumers that take each step together, one block on an SM, after one that clears flags."""
+        """Say whether tiles can be dealt in pieces: consumers take each step together, one block is on an SM, flags were cleared before."""
         return not self.is_pingpong and self.split == 1 and self.consumers > 1 and self.dependent == 1
 
     @property

@@ -19,6 +19,9 @@ Parameters:
                the other multiplies (block_m is then one consumer's)
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
   dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
+  stream       1 or 2 of the last waves of tiles, of which the very last is not full, have their steps dealt evenly over all SMs
+               (stream-K): partial sums meet in global memory. That takes cooperative consumers, two or three, whose reduction is not
+               split, sums of 32 bits, and dependent 1: a small kernel in front clears flags
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
@@ -76,4 +79,6 @@ def kernel_of(product: Product, tiles: Tiles, arch: Arch) -> Kernel | None:
     results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     kernel = Kernel(product.params, left.dtype, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count)
+    if tiles.stream > 0 and not kernel.is_dealt:
+        return None
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None
