@@ -16,6 +16,7 @@ from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_packing import packed
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
 from kerneldecl.templates._wgmma_sizes import Kernel
+from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
@@ -41,8 +42,8 @@ def _load(kernel, walk, maps, stages, barriers, place):
     while walk.valid():
         row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
         column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
-        begin = T.meta_var(part * kernel.part_steps)
-        for i in T.serial(kernel.part_steps):
+        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split > 1 else walk.begin())
+        for i in T.serial(walk.count()):
             empty.wait(state.stage, state.phase)
             full.arrive(state.stage, kernel.stage_bytes)
             at = T.meta_var((walk.batch, begin + i))
@@ -73,8 +74,8 @@ def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
     while walk.valid():
         row = T.meta_var(walk.row * tiles.block_m)
         column = T.meta_var(walk.column * tiles.block_n)
-        begin = T.meta_var(part * kernel.part_steps)
-        for i in T.serial(kernel.part_steps):
+        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split > 1 else walk.begin())
+        for i in T.serial(walk.count()):
             empty.wait(state.stage, state.phase)
             at = T.meta_var((walk.batch, begin + i))
             if copied > 0:
@@ -175,11 +176,22 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
-    """Add up the products of a tile; one stage is multiplied while the one before it is given back."""
+def _store(kernel, acc, packed, staging, store_map, at, lanes):
+    """Have a warpgroup store its sums as results."""
+    if kernel.buffers > 0:
+        _store_staged(kernel, acc, packed, staging, store_map, at, lanes)
+    else:
+        batch, row, column, _ = each(at)
+        for s in T.unroll(kernel.tiles.slabs):
+            store_sums(kernel.results, Sums(kernel, acc, s), kernel.tiles.block_n // 2, (batch, row + s * SLAB, column), lanes)
+
+
+@T.inline
+def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place, count):
+    """Add up the products of so many steps of a tile; one stage is multiplied while the one before it is given back."""
     full, empty, order = each(barriers)
     previous = 0
-    for i in T.serial(kernel.part_steps):
+    for i in T.serial(count):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
         _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
@@ -250,6 +262,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     tiles, results = kernel.tiles, kernel.results
     maps_store = results.map is not None and kernel.buffers > 0
+    workspace = Workspace(kernel) if tiles.stream > 0 else None
     loading, multiplying = (GATHERING_REGISTERS if kernel.is_gathered else REGISTERS)[tiles.consumers]
 
     @T.prim_func(check_well_formed=False)
@@ -275,8 +288,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
         pool = T.SMEMPool()
         rows_stages = pool.alloc((tiles.stages, kernel.rows.stage_elements), kernel.rows.dtype, align=1024)
         columns_stages = pool.alloc((tiles.stages, kernel.columns.stage_elements), kernel.columns.dtype, align=1024)
-        if kernel.buffers > 0:
-            staging = pool.alloc((tiles.consumers, kernel.buffers, results.chunk_elements), results.dtype, align=1024)
+        staging_shape = T.meta_var((tiles.consumers, kernel.buffers, results.chunk_elements))
+        staging = T.meta_var(pool.alloc(staging_shape, results.dtype, align=1024) if kernel.buffers > 0 else None)
         if tiles.split > 1:
             parts = pool.alloc(
                 (tiles.split, kernel.registers // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
@@ -356,18 +369,22 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     if worker == 1:
                         order.wait(1, turn)
                         turn = 1 - turn
-                _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), worker, lane, place)
+                descriptors = T.meta_var((rows_descriptor, columns_descriptor))
+                _sum_tile(kernel, acc, descriptors, state, (full, empty, order), worker, lane, place, walk.count())
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )
                 column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
                 if tiles.split > 1:
                     _send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
-                elif kernel.buffers > 0:
-                    _store_staged(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                elif tiles.stream == 0:
+                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                elif walk.is_begun_by_another():
+                    leave_sums(kernel, workspace, acc, block, worker, (warp, lane))
                 else:
-                    for s in T.unroll(tiles.slabs):
-                        store_sums(results, Sums(kernel, acc, s), tiles.block_n // 2, (walk.batch, row + s * SLAB, column), (warp, lane))
+                    for number in T.serial(walk.sharers()):
+                        add_sums(kernel, workspace, acc, walk.sharer(number) * tiles.cluster + rank, worker, (warp, lane))
+                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
                 if tiles.is_pingpong:
                     _skip(kernel, state, kernel.steps)
                 walk.advance()
@@ -385,7 +402,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
                 _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
 
-    body = packed(kernel.packings, kernel.sms, main.body) if kernel.packings else main.body
+    body = main.body if workspace is None else workspace.allocated_for(main.body)
+    body = packed(kernel.packings, kernel.sms, body) if kernel.packings else body
     # TVM reads flags of launches here alone, and has them hold for all kernels of the function.
     launches = {LAUNCH_PARAMS: [EARLY]} if kernel.is_early else {}
     func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True, **launches})

@@ -98,7 +98,30 @@ class Kernel:
             return self.total
         at_once = self.resident * self.sms // self.tiles.cluster
         # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
-        return max(1, min(self.total, at_once - at_once // 11 if self.tiles.cluster > 2 else at_once))
+        at_once -= at_once // 11 if self.tiles.cluster > 2 else 0
+        return max(1, at_once if self.tiles.stream > 0 else min(self.total, at_once))
+
+    @property
+    def whole(self) -> int:
+        """Return how many tiles each have one cluster: all of them, or the waves before those whose steps are dealt evenly."""
+        if self.tiles.stream == 0:
+            return self.total
+        return max(0, self.total // self.clusters - (self.tiles.stream - 1)) * self.clusters
+
+    @property
+    def is_dealt(self) -> bool:
+        """Say whether there are waves to deal: a last one that is not full, and the one before it where two are asked for."""
+        return self.total % self.clusters > 0 and self.total // self.clusters >= self.tiles.stream - 1
+
+    @property
+    def shared_steps(self) -> int:
+        """Return the steps of all tiles that are dealt evenly."""
+        return (self.total - self.whole) * self.steps
+
+    @property
+    def share(self) -> int:
+        """Return the steps that each cluster has of those; the last share may be smaller, and shares may be left over."""
+        return -(-self.shared_steps // self.clusters)
 
     @property
     def resident(self) -> int:
@@ -159,7 +182,12 @@ class Kernel:
     @property
     def send(self) -> str:
         vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
-        return f"st.shared::cluster{vector}.{'f32' if self.registers_dtype == 'float32' else 'u32'}"
+        return f"st.shared::cluster{vector}.{self.word}"
+
+    @property
+    def word(self) -> str:
+        """Return how PTX calls a sum's bits."""
+        return "f32" if self.registers_dtype == "float32" else "u32"
 
     @property
     def buffers(self) -> int:

@@ -47,10 +47,11 @@ class Tiles(NamedTuple):
     schedule: str
     swap: int
     dependent: int
+    stream: int = 0
 
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> Tiles:
-        return cls(**{name: params[name] for name in cls._fields})  # type: ignore[arg-type]
+        return cls(**{name: params[name] for name in cls._fields if name in params or name not in cls._field_defaults})  # type: ignore[arg-type]
 
     @property
     def is_pingpong(self) -> bool:
@@ -98,6 +99,11 @@ class Tiles(NamedTuple):
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP
 
+    @property
+    def can_stream(self) -> bool:
+        """Say whether tiles can be dealt in pieces: consumers take each step together, one block is on an SM, flags were cleared before."""
+        return self.schedule == "cooperative" and self.split == 1 and self.consumers > 1 and self.dependent == 1
+
     def reduction_bytes(self, sums_dtype: str) -> int:
         """Return the shared memory through which the parts of a reduction are summed."""
         return self.block_m * self.block_n * 4 // sums_a_register(sums_dtype) if self.split > 1 else 0
@@ -118,6 +124,7 @@ class Tiles(NamedTuple):
             and self.schedule in ("cooperative", "staggered", "pingpong")
             and self.swap in (0, 1)
             and self.dependent in (0, 1)
+            and self.stream in (0, 1, 2)
             and self.raster >= 1
         )
         registers = self.sums // sums_a_register(sums_dtype)
@@ -132,6 +139,7 @@ class Tiles(NamedTuple):
             and not ((self.is_pingpong or self.is_staggered) and (self.consumers != 2 or self.split > 1))
             # Within a tile the first of staggered consumers tells the second when to begin, and is never two tiles ahead.
             and not (self.is_staggered and steps < self.stages)
+            and (self.stream == 0 or (self.can_stream and sums_a_register(sums_dtype) == 1))
             and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and registers % self.split == 0))
             and self.stages * tile_bytes + self.reduction_bytes(sums_dtype) + RESERVED_BYTES <= SMEM_BYTES
         )

@@ -43,7 +43,10 @@ class Sums:
 
 @T.meta_class
 class Walk:
-    """The tiles of a cluster, one after the other: batch, row and column in units of clusters' tiles."""
+    """The tiles of a cluster, one after the other: batch, row and column in units of clusters' tiles.
+
+    Where the last waves are dealt evenly, what follows the whole tiles are the pieces of the cluster's share.
+    """
 
     def __init__(self, kernel: Kernel, first: Any, step: int) -> None:
         self.kernel = kernel
@@ -52,11 +55,23 @@ class Walk:
         self.batch = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
         self.column = T.local_scalar("int32")
+        if self._is_stream:
+            self.at = T.local_scalar("int32")
+            self.end = T.local_scalar("int32")
         self._start(first)
+
+    @property
+    def _is_stream(self) -> bool:
+        return self.kernel.tiles.stream > 0
 
     @T.inline
     def _start(self, first):
         self.linear = first
+        if self._is_stream:
+            self.at = (self.kernel.clusters - 1 - first) * self.kernel.share
+            self.end = T.min(self.at + self.kernel.share, self.kernel.shared_steps)
+            if self.linear >= self.kernel.whole:
+                self.linear = self.kernel.whole + self.at // self.kernel.steps
         self._place()
 
     @T.inline
@@ -72,8 +87,45 @@ class Walk:
 
     @T.inline
     def advance(self):
-        self.linear = self.linear + self.step
+        if self._is_stream:
+            if self.linear < self.kernel.whole:
+                self.linear = self.linear + self.step
+            else:
+                self.at = self.at + self.count()
+            if self.linear >= self.kernel.whole:
+                self.linear = self.kernel.whole + self.at // self.kernel.steps
+        else:
+            self.linear = self.linear + self.step
         self._place()
 
     def valid(self) -> Any:
+        if self._is_stream:
+            return T.Or(self.linear < self.kernel.whole, self.at < self.end)
         return self.linear < self.kernel.total
+
+    def begin(self) -> Any:
+        """Return the first step of the tile's piece."""
+        if self._is_stream:
+            return T.Select(self.linear < self.kernel.whole, 0, self.at % self.kernel.steps)
+        return 0
+
+    def count(self) -> Any:
+        """Return how many steps the piece has."""
+        if not self._is_stream:
+            return self.kernel.part_steps
+        steps = self.kernel.steps
+        return T.Select(self.linear < self.kernel.whole, steps, T.min(steps - self.at % steps, self.end - self.at))
+
+    def is_begun_by_another(self) -> Any:
+        """Say whether another cluster began the tile, and is to finish it."""
+        return self.begin() > 0
+
+    def sharers(self) -> Any:
+        """Return how many other clusters have a piece of the tile that this one began."""
+        steps, share = self.kernel.steps, self.kernel.share
+        last = (self.at // steps * steps + steps - 1) // share
+        return T.Select(self.linear < self.kernel.whole, 0, last - self.at // share)
+
+    def sharer(self, number: Any) -> Any:
+        """Return the cluster that has a piece of the tile, counted from the next one after this cluster's."""
+        return self.kernel.clusters - 2 - self.at // self.kernel.share - number

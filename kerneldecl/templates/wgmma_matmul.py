@@ -22,6 +22,9 @@ Parameters:
   dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
   pack         1 copies operands whose rows are no multiples of 16 bytes long to a workspace where they are, by a kernel of its own in
                front; the product, which starts while that one ends, has TMA read the copies
+  stream       1 or 2 of the last waves of tiles, of which the very last is not full, have their steps dealt evenly over all SMs
+               (stream-K): partial sums meet in global memory. That takes cooperative consumers, two or three, whose reduction is not
+               split, sums of 32 bits, and dependent 1: a small kernel in front clears flags
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), where the reduction is split
@@ -95,4 +98,6 @@ def kernel_of(product: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Ke
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     made = tuple(filter(None, packings))
     kernel = Kernel(product.params, left.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count, made)
+    if tiles.stream > 0 and not kernel.is_dealt:
+        return None
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

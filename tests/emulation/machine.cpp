@@ -31,11 +31,20 @@ constexpr size_t GAP = 1 << 20;           // between buffers in global memory
 constexpr size_t ARENA = size_t(8) << 30; // reserved, not used
 constexpr size_t STACK = 256 << 10;
 constexpr size_t RESIDENT = 3072;         // threads that run at a time, if a cluster is not larger
+constexpr unsigned PATIENCE = 64;         // looks at what others may do, before a copy arrives
 constexpr int TAG = 24;                   // bits of an address within a CTA; above: rank in the cluster, and one
 
 struct Cta;
 struct Cluster;
 struct Thread;
+
+// What a warp knows has happened: of each warp of the launch, how many of its writes to workspaces.
+using Clock = std::vector<uint32_t>;
+
+// What is known of four bytes of a workspace: its last write, by a warp of a launch.
+struct Word {
+  uint32_t launch = 0, warp = 0, time = 0;
+};
 
 // What is known of a byte of shared memory.
 struct Byte {
@@ -52,11 +61,13 @@ struct Mbarrier {
   int64_t bytes = 0;
   unsigned phase = 0;
   std::vector<Thread*> waiting;
+  Clock clock;
 };
 
 struct Rendezvous {
   unsigned expected = 0, arrived = 0;
   std::vector<Thread*> waiting;
+  Clock clock;
 };
 
 struct Range {
@@ -115,6 +126,8 @@ struct Thread : Place {
 
 struct Warp {
   Rendezvous rendezvous;
+  unsigned id = 0;  // in the launch
+  Clock clock;
   unsigned round = 0;
   unsigned aligned = 0, waits = 0;  // lanes that came to an aligned barrier, and how often they had waited before
   std::array<std::vector<uint8_t>, 32> slots[2];
@@ -148,6 +161,8 @@ struct Buffer {
   uint8_t* begin;
   size_t size;
   bool is_file;
+  std::vector<Word> words;                   // of a workspace
+  std::map<const uint8_t*, Clock> released;  // with a value, for whom acquires it
 };
 
 struct State {
@@ -159,6 +174,9 @@ struct State {
   std::vector<std::function<void()>> late;  // asynchronous writes that have not happened yet
   std::vector<void*> stacks;
   ucontext_t scheduler;
+  unsigned launches = 0, warps = 0;
+  bool has_workspace = false;
+  unsigned looks = 0;  // at what others may do, since the last copy arrived
   Thread* thread = nullptr;
   Launch launch;
   uint32_t time = 1;
@@ -192,15 +210,57 @@ void wait_in(std::vector<Thread*>& queue, std::function<std::string()> why) {
   leave();
 }
 
+// ---- who knows of whose writes to workspaces
+
+Warp& my_warp() { return me().cta->warps[me().rank_in_cta / 32]; }
+
+void join(Clock& to, const Clock& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
+}
+
+void tell(Clock& clock) {
+  if (it.has_workspace) join(clock, my_warp().clock);
+}
+
+void learn(const Clock& clock) {
+  if (it.has_workspace) join(my_warp().clock, clock);
+}
+
+Buffer* workspace_at(const uint8_t* address) {
+  for (Buffer& buffer : it.buffers)
+    if (!buffer.words.empty() && address >= buffer.begin && address < buffer.begin + buffer.size) return &buffer;
+  return nullptr;
+}
+
+// Checks that an ordinary access to a workspace comes after the last write.
+void ordinary_workspace(const uint8_t* address, size_t size, bool is_write) {
+  Buffer* buffer = it.has_workspace && it.thread ? workspace_at(address) : nullptr;
+  if (!buffer) return;
+  Warp& warp = my_warp();
+  size_t first = (address - buffer->begin) / 4, last = (address - buffer->begin + size - 1) / 4;
+  if (warp.clock.size() <= warp.id) warp.clock.resize(warp.id + 1);
+  if (is_write) warp.clock[warp.id]++;
+  for (size_t i = first; i <= last; i++) {
+    Word& word = buffer->words[i];
+    bool is_known = word.launch != it.launches || (word.warp < warp.clock.size() && word.time <= warp.clock[word.warp]);
+    if (!is_write && !word.launch) fail("reads byte %zu of a workspace, which nobody has written", i * 4);
+    if (!is_known) fail("%s byte %zu of a workspace, without having waited for another warp's write to it", is_write ? "writes" : "reads", i * 4);
+    if (is_write) word = {it.launches, warp.id, warp.clock[warp.id]};
+  }
+}
+
 // Return whether the caller came last; all others have waited for it.
 template <class Last>
 void meet(Rendezvous& rendezvous, unsigned expected, const std::string& name, Last last, bool is_waiting = true) {
   if (rendezvous.arrived == 0) rendezvous.expected = expected;
   if (rendezvous.expected != expected) fail("%s is waited for by %u threads and by %u", name.c_str(), rendezvous.expected, expected);
+  tell(rendezvous.clock);
   if (++rendezvous.arrived < expected) {
-    if (is_waiting) wait_in(rendezvous.waiting, [&] { return name; });
+    if (is_waiting) wait_in(rendezvous.waiting, [&] { return name; }), learn(rendezvous.clock);
     return;
   }
+  learn(rendezvous.clock);
   last();
   rendezvous.arrived = 0;
   wake(rendezvous.waiting);
@@ -275,7 +335,7 @@ void access(void* where, size_t size, bool is_write, bool is_aligned) {
   if (!is_shared && !is_global) return;
   if (is_aligned && size_t(address) % size) fail("%s %zu bytes at an address that is no multiple of it", is_write ? "writes" : "reads", size);
   if (is_shared) ordinary_shared(address, size, is_write);
-  else check_global(address, size, is_write);
+  else check_global(address, size, is_write), ordinary_workspace(address, size, is_write);
 }
 
 // What the asynchronous proxy reads must be there, and visible to it.
@@ -386,7 +446,12 @@ void* argument(const char* name) {
   return begin;
 }
 
-void* workspace(size_t bytes) { return memset(buffer("a workspace", bytes, false), 0xA5, bytes); }
+void* workspace(size_t bytes) {
+  uint8_t* begin = buffer("a workspace", bytes, false);
+  it.buffers.back().words.resize((bytes + 3) / 4);
+  it.has_workspace = true;
+  return memset(begin, 0xA5, bytes);
+}
 
 void seed(unsigned value) { it.random.seed(value); }
 
@@ -434,6 +499,7 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
   if (map.swizzle && row > 16 << map.swizzle) fail("rows of a tensor map's box have %d bytes, more than its swizzle spans", row);
   for (const Buffer& buffer : it.buffers) {
     if (map.base < buffer.begin || map.base >= buffer.begin + buffer.size) continue;
+    if (!buffer.words.empty()) fail("a tensor map of a workspace, of which the emulator follows ordinary accesses alone");
     if (map.base + last > buffer.begin + buffer.size) fail("a tensor map reaches %ld bytes into %s, which has %zu", long(map.base + last - buffer.begin), buffer.name.c_str(), buffer.size);
     return map;
   }
@@ -491,6 +557,7 @@ std::unique_ptr<Cluster> start_cluster(Index3 first, std::function<void()>& kern
     cta->shared = it.shared + slot * SLOT;
     memset(cta->shared, 0xA5, SLOT);
     cta->warps.resize((threads + 31) / 32);
+    for (Warp& warp : cta->warps) warp.id = it.warps++;
     cta->warpgroups.resize((threads + 127) / 128);
     cta->alive = threads;
     Index3 block{first.x + rank % launch.cluster.x, first.y + rank / launch.cluster.x % launch.cluster.y, first.z + rank / launch.cluster.x / launch.cluster.y};
@@ -532,6 +599,8 @@ std::unique_ptr<Cluster> start_cluster(Index3 first, std::function<void()>& kern
 
 void launch(const Launch& launch, std::function<void()> kernel) {
   it.launch = launch;
+  it.launches++, it.warps = 0;
+  for (Buffer& buffer : it.buffers) buffer.released.clear();
   if (launch.shared_bytes > (227 << 10)) stop("the kernel asks for " + std::to_string(launch.shared_bytes) + " bytes of shared memory; there are 232448");
   unsigned size = launch.cluster.x * launch.cluster.y * launch.cluster.z, threads = launch.block.x * launch.block.y * launch.block.z;
   if (threads > 1024 || size > 8) stop("a block of " + std::to_string(threads) + " threads in a cluster of " + std::to_string(size));
@@ -558,7 +627,9 @@ void launch(const Launch& launch, std::function<void()> kernel) {
       todo.pop_front();
     }
     if (running.empty()) break;
-    if (it.ready.empty()) {
+    // Who looks for something in a loop is always ready: copies arrive all the same.
+    if (it.ready.empty() || (it.looks > PATIENCE && !it.late.empty())) {
+      it.looks = 0;
       if (it.late.empty()) deadlock(running);
       size_t pick = it.random() % it.late.size();
       auto happens = std::move(it.late[pick]);
@@ -612,8 +683,43 @@ void store(uint32_t address, const void* from, unsigned bytes) {
 
 void touch_global(const void* address, unsigned bytes, bool is_write) { access((void*)address, bytes, is_write, true); }
 
+namespace {
+void strong(const void* address, unsigned bytes, bool is_write) {
+  auto* at = (const uint8_t*)address;
+  if (size_t(at) % bytes) fail("%s %u bytes at an address that is no multiple of it", is_write ? "writes" : "reads", bytes);
+  check_global(at, bytes, is_write);
+  Buffer* buffer = workspace_at(at);
+  if (!buffer) return;
+  Word& word = buffer->words[(at - buffer->begin) / 4];
+  if (!is_write && !word.launch) fail("reads byte %ld of a workspace, which nobody has written", long(at - buffer->begin));
+  // A plain value is nobody's release.
+  if (is_write) buffer->released.erase(at), word = {it.launches, my_warp().id, 0};
+}
+}  // namespace
+
+void strong_load(const void* address, void* to, unsigned bytes) {
+  strong(address, bytes, false);
+  memcpy(to, address, bytes);
+}
+
+void strong_store(void* address, const void* from, unsigned bytes) {
+  strong(address, bytes, true);
+  memcpy(address, from, bytes);
+}
+
+void release(const void* address) {
+  if (Buffer* buffer = workspace_at((const uint8_t*)address)) tell(buffer->released[(const uint8_t*)address]);
+}
+
+void acquire(const void* address) {
+  Buffer* buffer = workspace_at((const uint8_t*)address);
+  auto found = buffer ? buffer->released.find((const uint8_t*)address) : std::map<const uint8_t*, Clock>::iterator();
+  if (buffer && found != buffer->released.end()) learn(found->second);
+}
+
 void give_way() {
   if (++me().spins > 1000000) fail("has looked a million times for what nobody does");
+  it.looks++;
   it.ready.push_back(it.thread);
   leave();
 }
@@ -631,8 +737,6 @@ void sync_named(unsigned id, unsigned threads, bool is_waiting) {
 void sync_cta() { sync_named(0, 0, true); }
 
 namespace {
-Warp& my_warp() { return me().cta->warps[me().rank_in_cta / 32]; }
-
 template <class Last>
 void meet_warp(const char* name, Last last) {
   Cta* cta = me().cta;
@@ -668,6 +772,7 @@ void cluster_wait() {
   if (!me().arrived_in_cluster) fail("waits for the cluster without having arrived");
   me().arrived_in_cluster = false;
   if (cluster->round == me().cluster_round) wait_in(cluster->rendezvous.waiting, [] { return "the cluster"; });
+  learn(cluster->rendezvous.clock);
 }
 
 bool elected() { return me().rank_in_cta % 32 == 0; }
@@ -694,6 +799,7 @@ void barrier_arrive(uint32_t address, unsigned count, int64_t expected_bytes) {
   if (count > barrier.pending) fail("arrives at the barrier at byte %ld of shared memory more often than its %u times", long(offset_of(address)) - long(BASE), barrier.count);
   barrier.bytes += expected_bytes;
   barrier.pending -= count;
+  tell(barrier.clock);
   finish_phase(barrier);
 }
 
@@ -711,12 +817,14 @@ bool barrier_wait(uint32_t address, unsigned parity) {
   }
   me().spins = 0;
   me().waits++;
+  learn(barrier_at(me().cta, address, "waits for").clock);
   return true;
 }
 
 bool barrier_test(uint32_t address, unsigned parity) {
   bool is_over = (barrier_at(me().cta, address, "looks at").phase & 1) != parity;
   if (!is_over) return barrier_wait(address, parity);
+  learn(barrier_at(me().cta, address, "looks at").clock);
   return true;
 }
 

@@ -63,13 +63,21 @@ uint32_t map_shared(uint32_t address, unsigned rank);
 void load(uint32_t address, void* to, unsigned bytes);
 void store(uint32_t address, const void* from, unsigned bytes);
 void touch_global(const void* address, unsigned bytes, bool is_write);
+// Accesses that other threads may race with, and what they order: what a release follows is known to whom acquires its value.
+void strong_load(const void* address, void* to, unsigned bytes);
+void strong_store(void* address, const void* from, unsigned bytes);
+void release(const void* address);
+void acquire(const void* address);
 void give_way();
 template <class T, class F>
 T atomic(T* address, F change) {
   give_way();
-  touch_global(address, sizeof(T), true);
-  T before = *address;
-  *address = change(before);
+  acquire(address);
+  T before, after;
+  strong_load(address, &before, sizeof(T));
+  after = change(before);
+  strong_store(address, &after, sizeof(T));
+  release(address);
   return before;
 }
 

@@ -301,21 +301,32 @@ def _load_global(i: Instruction) -> str:
     to, address = i.operands[:2]
     kind = _WIDTH[i.parts[-1]]
     where = f"({kind}*)({address})"
-    reads = " ".join(
-        f"machine::touch_global({where} + {n}, sizeof({kind}), false); std::memcpy(&{part}, {where} + {n}, sizeof({kind}));"
-        for n, part in enumerate(_vector(to))
+    load = (
+        "machine::strong_load({0}, &{1}, sizeof({2}));"
+        if _STRONG & set(i.parts)
+        else "machine::touch_global({0}, sizeof({2}), false); std::memcpy(&{1}, {0}, sizeof({2}));"
     )
-    return f"machine::give_way(); {reads}"
+    reads = " ".join(load.format(f"{where} + {n}", part, kind) for n, part in enumerate(_vector(to)))
+    return f"machine::give_way(); {reads}{f' machine::acquire({where});' if 'acquire' in i.parts else ''}"
 
 
 def _store_global(i: Instruction) -> str:
     address, source = i.operands[:2]
     kind = _WIDTH[i.parts[-1]]
     where = f"({kind}*)({address})"
-    return " ".join(
-        f"machine::touch_global({where} + {n}, sizeof({kind}), true); std::memcpy({where} + {n}, &{part}, sizeof({kind}));"
-        for n, part in enumerate(_vector(source))
+    store = (
+        "machine::strong_store({0}, &value, sizeof({2}));"
+        if _STRONG & set(i.parts)
+        else "machine::touch_global({0}, sizeof({2}), true); std::memcpy({0}, &value, sizeof({2}));"
     )
+    writes = " ".join(
+        f"{{ {kind} value = ({kind})({part}); {store.format(f'{where} + {n}', part, kind)} }}" for n, part in enumerate(_vector(source))
+    )
+    return f"{writes}{f' machine::release({where});' if 'release' in i.parts else ''}"
+
+
+_STRONG = {"relaxed", "acquire", "release", "volatile"}
+"""Accesses that may race with others."""
 
 
 def _atomic(i: Instruction) -> str:
