@@ -26,6 +26,7 @@ PLAIN: dict[str, Value] = {
     "swap": 0,
     "dependent": 0,
     "pack": 0,
+    "stream": 0,
 }
 FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
 TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
@@ -109,6 +110,13 @@ PRODUCTS: dict[str, Form] = {
         {"pack": 1},
     ),
     "packed tfloat32, turned": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
+    "stream-K": ({"m": 520, "n": 200, "k": 320}, {"dependent": 1, "stream": 1}),
+    "stream-K of two waves, clusters": (
+        {"m": 700, "n": 264, "k": 300, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "gelu"]},
+        {"dependent": 1, "stream": 2, "cluster_m": 2, "block_n": 128},
+    ),
+    "stream-K of int8": ({"dtype": "int8", "m": 500, "n": 128, "k": 1100}, {"dependent": 1, "stream": 1}),
+    "stream-K, packed": ({"m": 131, "n": 131, "k": 201}, {"dependent": 1, "stream": 1, "pack": 1}),
     "one step": ({"k": 16}, {"stages": 2}),
 }
 

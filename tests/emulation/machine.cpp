@@ -499,7 +499,6 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
   if (map.swizzle && row > 16 << map.swizzle) fail("rows of a tensor map's box have %d bytes, more than its swizzle spans", row);
   for (const Buffer& buffer : it.buffers) {
     if (map.base < buffer.begin || map.base >= buffer.begin + buffer.size) continue;
-    if (!buffer.words.empty()) fail("a tensor map of a workspace, of which the emulator follows ordinary accesses alone");
     if (map.base + last > buffer.begin + buffer.size) fail("a tensor map reaches %ld bytes into %s, which has %zu", long(map.base + last - buffer.begin), buffer.name.c_str(), buffer.size);
     return map;
   }
