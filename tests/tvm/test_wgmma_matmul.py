@@ -166,6 +166,7 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
         ({}, {"split": 8}),
         ({}, {"schedule": "pingpong", "consumers": 3, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
+        ({"n": 131, "layout": "nn"}, {"cluster_n": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
     ],
 )
