@@ -19,8 +19,9 @@ from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.plugins import load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
+from kerneldecl.policies import wgmma_matmul as wgmma_policy
 from kerneldecl.stores.local import LocalStore
-from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
+from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc, wgmma_matmul
 
 pytestmark = pytest.mark.gpu
 
@@ -95,6 +96,14 @@ def test_epilogues_and_batches(epilogue: tuple[str, ...], size: tuple[int, int, 
 def test_float16_sums(tmp_path: Path) -> None:
     attrs = {"m": 128, "n": 128, "k": 256, "layout": "nn", "dtype": "float16", "accum_dtype": "float16"}
     assert verify(attrs, tc_policy, gpu_matmul_tc, tmp_path, count=2)
+
+
+@pytest.mark.parametrize("size", [(256, 256, 1024), (1000, 1003, 517), (16, 512, 1024)])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtypes", [{"dtype": "float16", "accum_dtype": "float16"}, {"precision": "tfloat32"}])
+def test_wgmma_in_other_precisions(size: tuple[int, int, int], layout: str, dtypes: dict[str, str], tmp_path: Path) -> None:
+    m, n, k = size
+    assert verify({"m": m, "n": n, "k": k, "layout": layout, **dtypes}, wgmma_policy, wgmma_matmul, tmp_path, count=2)
 
 
 TILING: dict[str, Any] = {
