@@ -94,6 +94,8 @@ def kernel_of(product: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Ke
     sums = product.contraction.sums_dtype
     if rows is None or columns is None or not tiles.fit(left.dtype, sums, steps, rows.stage_bytes + columns.stage_bytes):
         return None
+    if tiles.cluster_m * tiles.cluster_n > 1 and (rows.gather or columns.gather):
+        return None
     results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     made = tuple(filter(None, packings))

@@ -22,6 +22,8 @@ DTYPES: dict[str, dict[str, Any]] = {
     "float8_e4m3fn": {"out_dtype": "float16"},
     "float8_e5m2": {"out_dtype": "bfloat16"},
     "int8": {},
+    "sums in float16": {"dtype": "float16", "accum_dtype": "float16"},
+    "tfloat32": {"dtype": "float32", "precision": "tfloat32"},
 }
 SIZES = {(512, 768, 640): FIRST, (301, 517, 333): SEVERAL, (5, 1030, 1096): FIRST, (1001, 24, 200): FIRST}
 """Whole tiles; nothing whole; few rows of long sums; few columns."""

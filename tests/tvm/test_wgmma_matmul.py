@@ -115,6 +115,7 @@ def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> No
         ({}, {"schedule": "staggered", "stages": 5}),
         ({"k": 512}, {"schedule": "staggered", "consumers": 1, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
+        ({"n": 131, "layout": "nn"}, {"cluster_n": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
         ({"m": 131, "n": 131}, {"pack": 1}),
     ],
