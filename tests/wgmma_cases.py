@@ -61,6 +61,13 @@ PRODUCTS: dict[str, Form] = {
     "cluster of four columns": ({"n": 600, "epilogue": ["silu", "add"]}, {"cluster_n": 4}),
     "ping-pong": ({"m": 600, "epilogue": ["bias", "gelu"]}, {"schedule": "pingpong", "block_m": 64, "block_n": 128}),
     "ping-pong of two slabs": ({"m": 600}, {"schedule": "pingpong", "block_m": 128, "block_n": 128}),
+    "staggered": ({"m": 600, "k": 320, "epilogue": ["bias", "gelu"]}, {"schedule": "staggered", "stages": 4, "block_n": 128}),
+    "staggered in clusters": (
+        {"m": 520, "layout": "tn", "dtype": "bfloat16", "k": 64 * 7},
+        {"schedule": "staggered", "stages": 6, "cluster_m": 2, "block_n": 128},
+    ),
+    "staggered, as many steps as stages": ({"m": 1000, "layout": "nn"}, {"schedule": "staggered", "stages": 4, "block_m": 256}),
+    "staggered, gathered": ({"m": 600, "k": 201}, {"schedule": "staggered", "stages": 2, "block_n": 128}),
     "three consumers": ({"m": 400}, {"consumers": 3, "block_m": 192, "block_n": 128, "dependent": 1}),
     "one row, swapped": ({"m": 1, "n": 520}, {"swap": 1, "block_n": 8, "stages": 8}),
     "few rows, swapped": ({"m": 21, "epilogue": ["bias", "relu"]}, {**ONE, "swap": 1, "block_n": 24}),

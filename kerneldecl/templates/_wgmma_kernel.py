@@ -182,6 +182,9 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place):
         T.ptx.wgmma.fence.sync.aligned()
         _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
         T.ptx.wgmma.commit_group.sync.aligned()
+        if kernel.tiles.is_staggered:
+            if (worker == 0) & (i == kernel.tiles.lag) & (lane == 0):
+                order.arrive(1)
         if i > 0:
             T.ptx.wgmma.wait_group.sync.aligned(1)
             _release(kernel, empty, previous, lane, place)
@@ -337,11 +340,16 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 turn = 1 - worker
                 walk = Walk(kernel, first + worker * kernel.clusters, 2 * kernel.clusters)
             else:
+                turn = 0
                 walk = Walk(kernel, first, kernel.clusters)
             while walk.valid():
                 if tiles.is_pingpong:
                     order.wait(worker, turn)
                     turn = 1 - turn
+                elif tiles.is_staggered:
+                    if worker == 1:
+                        order.wait(1, turn)
+                        turn = 1 - turn
                 _sum_tile(kernel, acc, (rows_descriptor, columns_descriptor), state, (full, empty, order), worker, lane, place)
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))

@@ -52,6 +52,15 @@ class Tiles(NamedTuple):
         return self.schedule == "pingpong"
 
     @property
+    def is_staggered(self) -> bool:
+        return self.schedule == "staggered"
+
+    @property
+    def lag(self) -> int:
+        """Return the steps by which the second of staggered consumers begins a tile later; half of the ring is ahead of it then."""
+        return max(1, self.stages // 2 - 1)
+
+    @property
     def cluster(self) -> int:
         return self.cluster_m * self.cluster_n * self.split
 
@@ -102,7 +111,7 @@ class Tiles(NamedTuple):
             and self.cluster_n in (1, 2, 4)
             and self.cluster_m * self.cluster_n <= 4
             and self.split in (1, 2, 4, 8)
-            and self.schedule in ("cooperative", "pingpong")
+            and self.schedule in ("cooperative", "staggered", "pingpong")
             and self.swap in (0, 1)
             and self.dependent in (0, 1)
             and self.raster >= 1
@@ -115,7 +124,9 @@ class Tiles(NamedTuple):
             and self.block_m % (SLAB * self.sharers) == 0
             and self.slabs in (1, 2)
             and self.sums <= SUMS[self.consumers]
-            and not (self.is_pingpong and (self.consumers != 2 or self.split > 1))
+            and not ((self.is_pingpong or self.is_staggered) and (self.consumers != 2 or self.split > 1))
+            # Within a tile the first of staggered consumers tells the second when to begin, and is never two tiles ahead.
+            and not (self.is_staggered and steps < self.stages)
             and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and self.sums % self.split == 0))
             and self.stages * tile_bytes + self.reduction_bytes + RESERVED_BYTES <= SMEM_BYTES
         )

@@ -15,8 +15,8 @@ Parameters:
   raster       rows of tiles (of clusters of them) that are walked before the next column
   split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then cluster_m and
                cluster_n are 1 and there is one tile for each cluster
-  schedule     "cooperative": all consumers share a tile; "pingpong": two consumers with tiles of their own, where one's results leave while
-               the other multiplies (block_m is then one consumer's)
+  schedule     "cooperative": all consumers share a tile; "staggered": two do, the second some steps behind the first; "pingpong": two have
+               tiles of their own (block_m is then one consumer's). With the latter two, one's results leave while the other multiplies
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
   dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
 

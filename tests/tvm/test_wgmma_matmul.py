@@ -89,6 +89,8 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
         ({}, {"block_m": 256, "block_n": 256}),
         ({}, {"split": 8}),
         ({}, {"schedule": "pingpong", "consumers": 3, "block_m": 64}),
+        ({}, {"schedule": "staggered", "stages": 5}),
+        ({"k": 512}, {"schedule": "staggered", "consumers": 1, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),
     ],
