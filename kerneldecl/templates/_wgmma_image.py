@@ -22,6 +22,7 @@ from tvm_ffi import structural
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates._quick_math import quickened
 from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
 
 Terms = tuple[dict[int, int], int]
@@ -113,7 +114,8 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if windows is None or strides is None:
         return None
 
-    loads = _loads_of(stored.value, block.body.buffer) if last is not None else []
+    end = quickened(stored.value, str(stored.buffer.dtype))
+    loads = _loads_of(end, block.body.buffer) if last is not None else []
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:
         places = zip(stored.indices, index, strict=True)
@@ -122,7 +124,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
         if last is None:
             return found
-        return _replaced(stored.value, block.body.buffer, found, dict(zip(loads, addends, strict=True)), known(index))
+        return _replaced(end, block.body.buffer, found, dict(zip(loads, addends, strict=True)), known(index))
 
     def addends(index: Sequence[Any]) -> list[Any]:
         return [_replaced(load, None, None, {}, known(index)) for load in loads]

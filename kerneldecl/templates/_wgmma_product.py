@@ -23,6 +23,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates._quick_math import quickened
 
 Dim = tuple[int, int]
 """Extent and stride in elements."""
@@ -154,7 +155,7 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    epilogue = Epilogue.of(None if last is None else stored.value, block.body.buffer, fresh)
+    epilogue = Epilogue.of(None if last is None else quickened(stored.value, str(stored.buffer.dtype)), block.body.buffer, fresh)
 
     def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
         found = values(flat_batch, row, column)

@@ -1,0 +1,64 @@
+"""Activations of 16 bits take a few instructions, and are as good as rounded once, for every number there is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from compilers import needs_nvcc
+from emulation import Kernel
+
+from kerneldecl.compiler import tensorir
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.templates import wgmma_matmul
+from kerneldecl.templates._quick_math import ABSOLUTE_ERROR, RELATIVE_ERROR
+
+ROOT = Path(__file__).parents[2]
+SIZE = 256
+"""Squared, as many numbers as there are of 16 bits."""
+TILES = {
+    "block_m": 128,
+    "block_n": 128,
+    "consumers": 2,
+    "stages": 2,
+    "cluster_m": 1,
+    "cluster_n": 1,
+    "raster": 1,
+    "split": 1,
+    "schedule": "cooperative",
+    "swap": 0,
+    "dependent": 0,
+}
+EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lambda x: x / (1 + math.exp(min(-x, 700)))}
+
+
+def kernel_of(step: str, dtype: str, out_dtype: str) -> Any:
+    attrs = {"m": SIZE, "n": SIZE, "k": SIZE, "layout": "nt", "dtype": dtype, "out_dtype": out_dtype, "epilogue": [step]}
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    return wgmma_matmul.apply(mod, TILES, load_arch(ROOT, "h200"))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("step", EXACT)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_number_of_16_bits_is_as_good_as_rounded_once(step: str, dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    bits = np.arange(2**16, dtype="uint16").reshape(SIZE, SIZE)
+    with np.errstate(invalid="ignore"):
+        x = np.where(np.isfinite(bits.view(kind)), bits, bits.dtype.type(0)).view(kind)
+    kernel = Kernel(kernel_of(step, dtype, dtype)["main"])
+    assert f"kd_quick_{step}" in kernel.source
+    result = kernel(x, np.eye(SIZE).astype(kind), np.zeros((SIZE, SIZE), kind))[-1].astype("float64")
+    exact = np.vectorize(EXACT[step])(x.astype("float64"))
+    ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), ml_dtypes.finfo(kind).smallest_normal))) - ml_dtypes.finfo(kind).nmant)
+    allowed = ulp / 2 + np.maximum(RELATIVE_ERROR * np.abs(exact), ABSOLUTE_ERROR)
+    assert (np.abs(result - exact) <= allowed).all()
+
+
+def test_results_of_32_bits_keep_the_functions_of_full_precision() -> None:
+    assert "kd_quick" not in str(kernel_of("gelu", "float16", "float32"))
+    assert "kd_quick_gelu" in str(kernel_of("gelu", "float16", "float16"))
