@@ -18,7 +18,7 @@ WARPGROUP = 128
 WGMMA_ROWS = 64
 RESERVED_BYTES = 1024
 """Of shared memory, for barriers and alignment."""
-CLOCKED, POWERED = 0.87, 0.85
+CLOCKED, POWERED = 0.87, 0.70
 """Of the tensor cores' rate, which NVIDIA gives at 1.83 GHz, what one SM reaches, and what all sustain together: more would take
 too much power. Like the next ones fitted to 500 kernels on an H200: products of 1024 to 8192 in 8 and 16 bits, of 16 and 64 rows
 with wide weights, of 512 with short sums, and convolutions."""
@@ -35,6 +35,8 @@ SPLIT_SECS = 4.8e-7
 FRESH_L2, SHARED_L2, L2_PARTS = 0.83, 2.0, 2
 """What L2 delivers of its rate of what comes from DRAM, and of what many SMs ask for again: products of 1024 on an H200 read over
 12 TB/s of it, two SMs that read the same weights at once 6. Each of its parts fetches what it does not have."""
+STAGGERED_SHARE = 0.4
+"""Of the time in which results leave, what shows where a second consumer multiplies meanwhile what it is behind. Assumed."""
 PART_BYTES_PER_CYCLE = 8.6
 """At which the parts of a sum go from block to block."""
 LEAST_STEP_SECS = 1.41e-7
@@ -69,6 +71,8 @@ class Ring:
     """Whether each consumer has a tile of its own, so that results leave behind the other one's multiplications."""
     gathered_bytes: float = 0.0
     """Of one stage, that threads load; those that are to be turned count as often as they take longer."""
+    is_staggered: bool = False
+    """Whether the second of two consumers is some steps behind the first."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     store = ring.rows * ring.columns * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s)
     edge = store * (1 + 1 / max(1, tiles.buffers))
-    between = 0.0 if ring.is_pingpong else edge
+    between = 0.0 if ring.is_pingpong else edge * STAGGERED_SHARE if ring.is_staggered else edge
     if tiles.split > 1:
         edge += SPLIT_SECS * (tiles.split - 1) + ring.rows * ring.columns * SUM_BYTES / (
             PART_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of, stored
-from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, Value, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
 
@@ -23,8 +24,18 @@ TEMPLATES = ("wgmma_matmul",)
 SUMS = {"float16": "float32", "bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32", "int8": "int32"}
 """By dtype of the factors: the dtype that wgmma sums them in."""
 ROWS = model.WGMMA_ROWS
-WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (192, 3, False), (64, 2, True), (128, 2, True))
-"""Rows of a tile, consumers, and whether these have tiles of their own."""
+WARPGROUPS = (
+    (64, 1, "cooperative"),
+    (128, 1, "cooperative"),
+    (128, 2, "cooperative"),
+    (256, 2, "cooperative"),
+    (192, 3, "cooperative"),
+    (128, 2, "staggered"),
+    (256, 2, "staggered"),
+    (64, 2, "pingpong"),
+    (128, 2, "pingpong"),
+)
+"""Rows of a tile, consumers, and their schedule."""
 COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 COLUMN_UNIT = 8
 MAX_COLUMNS = 256
@@ -35,6 +46,8 @@ INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
+STAGGERED_STAGES = 4
+"""At least, some of which the second consumer keeps longer."""
 FEWER_STAGES = (6, 4)
 SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
@@ -44,6 +57,11 @@ RASTERS = (1, 2, 4, 8, 16)
 FEW_ROWS, SOME_ROWS = 32, 128
 """A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
 SAME_TILE = 2
+FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap")
+SPREAD = 0.02
+"""How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
+ROWS_SHARED = 1.0005
+"""How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
 SHORT_SECS = 1e-5
@@ -70,6 +88,10 @@ class Tiling(NamedTuple):
         return self.schedule == "pingpong"
 
     @property
+    def is_staggered(self) -> bool:
+        return self.schedule == "staggered"
+
+    @property
     def consumer_rows(self) -> int:
         return self.block_m if self.is_pingpong else self.block_m // self.consumers
 
@@ -87,7 +109,18 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if isinstance(product, str) or measured or why_not(space, arch):
         return ()
     out_dtype = space.blocks[-1].writes[0].dtype
-    return ranked(estimates(product, out_dtype, arch.the_gpu), SAME_TILE)[:top_k]
+    return _spread(ranked(estimates(product, out_dtype, arch.the_gpu), SAME_TILE))[:top_k]
+
+
+def _spread(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
+    """Return proposals in another order, so that the first few are of several forms: `SPREAD` for each before it of its own."""
+    seen: Counter[tuple[Value, ...]] = Counter()
+    expected = []
+    for proposal in proposals:
+        form = tuple(value for name, value in proposal.candidate.params if name in FORM)
+        expected.append((proposal.predicted_secs * (1 + SPREAD * seen[form]), proposal))
+        seen[form] += 1
+    return tuple(proposal for _, proposal in sorted(expected, key=operator.itemgetter(0)))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -157,19 +190,20 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     batch, m, n, k = product.extents
     steps = -(-k // step_items(product))
     are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, is_pingpong), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
-        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule="pingpong" if is_pingpong else "cooperative", swap=swap)
+    for (block_m, consumers, schedule), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
+        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
         if not _suits(tiling, m):
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
-        if is_pingpong and batch * rows * columns <= gpu.sm_count:
-            continue  # one consumer would have nothing to do
+        is_alone = batch * rows * columns <= gpu.sm_count
+        if is_alone and schedule != "cooperative":
+            continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
             is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % split == 0
-            if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and not is_pingpong:
+            if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and schedule == "cooperative":
                 yield tiling._replace(split=split)
 
 
@@ -187,8 +221,8 @@ def _columns(extent: int, dtype: str, swap: int) -> list[int]:
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether a thread can hold its sums, no smaller tile would do for the rows, and three consumers have enough to multiply."""
-    is_wide = tiling.block_n >= 2 * ROWS or tiling.consumers < 3
+    """Say whether a thread can hold its sums, no smaller tile does for the rows, and three or staggered consumers have enough to do."""
+    is_wide = tiling.block_n >= 2 * ROWS or (tiling.consumers < 3 and not tiling.is_staggered)
     return is_wide and tiling.thread_sums <= THREAD_SUMS[tiling.consumers] and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
@@ -228,7 +262,7 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
     )
     raster = _raster(product, bare, gpu)
     for stages in sorted({most, most - 1, *FEWER_STAGES}):
-        if MIN_STAGES <= stages <= most:
+        if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
             tiling = bare._replace(stages=stages, raster=raster)
             estimate = _estimate(product, tiling, out_dtype, gpu)
             yield estimate
@@ -287,7 +321,8 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         (product.left.size_bytes, product.right.size_bytes),
     )
     gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered)
+    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered, tiling.is_staggered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
+    secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
+    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

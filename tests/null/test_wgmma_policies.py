@@ -65,12 +65,12 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     rows, columns = (read.right, read.left) if tiling.swap else (read.left, read.right)
     m, n = (size[1], size[0]) if tiling.swap else size[:2]
     k, item_bytes = size[2], dtype_bytes(read.left.dtype)
-    is_pingpong = tiling.schedule == "pingpong"
+    is_pingpong, is_staggered = (tiling.schedule == name for name in ("pingpong", "staggered"))
     assert tiling.block_m in ({64, 128} if is_pingpong else {64 * tiling.consumers, 128 * tiling.consumers})
     assert tiling.block_n % 8 == 0
     assert 8 <= tiling.block_n <= 256
     assert 1 <= tiling.consumers <= 3
-    assert not is_pingpong or tiling.consumers == 2
+    assert tiling.consumers == 2 or not (is_pingpong or is_staggered)
     a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
     sums = a_consumers_rows * tiling.block_n // 128
     assert sums <= {1: 192, 2: 160, 3: 104}[tiling.consumers]
@@ -87,6 +87,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert tiling.cluster_m * tiling.block_m < m + 2 * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + 2 * tiling.block_n
     steps = -(-k * item_bytes // 128)
+    assert not is_staggered or (tiling.split == 1 and tiling.stages <= steps)
     tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
     assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
     stored = tiling.block_n if columns.is_k_last or item_bytes == 1 else -(-tiling.block_n // 64) * 64
@@ -109,7 +110,12 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     space = of("float16", size)
     proposals = wgmma_matmul.propose(space, H200, 200, ())
     assert wgmma_matmul.propose(space, H200, 20, ()) == proposals[:20]
-    assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
+    assert all(p.predicted_secs >= proposals[0].predicted_secs for p in proposals)
+    by_form: dict[tuple[object, ...], list[float]] = {}
+    for proposal in proposals:
+        params = dict(proposal.candidate.params)
+        by_form.setdefault(tuple(params[name] for name in wgmma_matmul.FORM), []).append(proposal.predicted_secs)
+    assert all(secs == sorted(secs) for secs in by_form.values())
 
 
 @pytest.mark.parametrize(
@@ -130,6 +136,14 @@ def test_large_tiles_share_columns_by_multicast() -> None:
     first = tilings(of("float16", (8192, 8192, 8192)), top_k=1)[0]
     assert first.block_m * first.block_n >= 128 * 224
     assert first.cluster_m * first.cluster_n == 2
+
+
+@pytest.mark.parametrize("size", [4096, 8192, 16384])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_the_first_few_for_large_products_are_of_all_schedules(size: int, layout: str) -> None:
+    first = tilings(of("float16", (size, size, size), layout), top_k=9)
+    assert {tiling.schedule for tiling in first} == {"cooperative", "staggered", "pingpong"}
+    assert len({(tiling.schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
