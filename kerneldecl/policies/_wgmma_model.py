@@ -45,8 +45,8 @@ STEP_OVERLAP, OVERLAP = 7.1, 6.1
 """How well the times of a step, and those of the whole, overlap: 1 would be not at all, infinity perfectly."""
 CLUSTER_SECS = 7.5e-7
 """Of the blocks of a cluster to start and to end together."""
-EARLY_SHARE = 1.0
-"""Of a launch, what shows where it began before the kernel in front had ended."""
+EARLY_SHARE = 0.9
+"""Of a launch, what shows where it began, and asked for the first operands, before the kernel in front had ended."""
 GATHER_SECS, GATHERED_BYTES, GATHER_INSTRUCTIONS = 7e-7, 64, 60.0
 """Where TMA cannot bring an operand: from asking for elements to their arrival, what each thread of a warpgroup asks for at once,
 and what it does with every 16 bytes of it. Assumed."""

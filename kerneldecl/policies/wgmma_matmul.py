@@ -64,7 +64,7 @@ ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
-SHORT_SECS = 1e-5
+SHORT_SECS = 3e-5
 """Kernels so short may gain from starting before the one in front has ended."""
 
 

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_copies import ENCODE, copy
+from kerneldecl.templates._wgmma_copies import ENCODE, copy, foresee
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
@@ -291,17 +291,21 @@ def build(kernel: Kernel) -> tvm.IRModule:
             T.ptx.barrier.cluster.wait.acquire()
         else:
             T.cuda.cta_sync()
-        if tiles.dependent == 1:
-            # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
-            T.ptx.griddepcontrol.launch_dependents()
-            T.ptx.griddepcontrol.wait()
-
         rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
         rank_n = T.meta_var(0 if tiles.split > 1 or tiles.cluster_n == 1 else rank // tiles.cluster_m)
         part = T.meta_var(rank if tiles.split > 1 else 0)
         place = T.meta_var((rank_m, rank_n, part))
         worker: T.let = group - 1
         first = T.meta_var(block // tiles.cluster)
+        if tiles.dependent == 1:
+            # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+            T.ptx.griddepcontrol.launch_dependents()
+            if group == 0:
+                if warp == 0:
+                    if T.cuda.elect_sync():
+                        foresee(kernel, Walk(kernel, first, kernel.clusters), (rows_map, columns_map), place)
+                    T.cuda.warp_sync()
+            T.ptx.griddepcontrol.wait()
         if group == 0:
             if loading > 0:
                 T.ptx.setmaxnreg.dec.sync.aligned.u32(loading)

@@ -18,7 +18,8 @@ Parameters:
   schedule     "cooperative": all consumers share a tile; "staggered": two do, the second some steps behind the first; "pingpong": two have
                tiles of their own (block_m is then one consumer's). With the latter two, one's results leave while the other multiplies
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
-  dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
+  dependent    1 starts as soon as the previous kernel leaves room, has the larger operand's first stages brought to the second-level
+               cache, and waits for that kernel's end before the first load
 
 Shared memory: stages * (block_m + block_n) * 128 bytes (columns side by side in memory: block_n rounded up to 64), 8192 bytes for each
 consumer's buffer of 16-bit results of 64 x 64 (as many of 1, 2, 4 as fit and divide the tile), block_m * block_n * 4 bytes where the
