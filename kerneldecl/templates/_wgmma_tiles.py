@@ -43,6 +43,7 @@ class Tiles(NamedTuple):
     swap: int
     dependent: int
     stream: int = 0
+    """Not of convolutions'."""
 
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> Tiles:
