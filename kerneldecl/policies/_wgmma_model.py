@@ -43,6 +43,9 @@ LEAST_STEP_SECS = 1.41e-7
 """Of a step, however little there is to multiply: its barrier, and four wgmmas one after the other."""
 STEP_OVERLAP, OVERLAP = 7.1, 6.1
 """How well the times of a step, and those of the whole, overlap: 1 would be not at all, infinity perfectly."""
+STREAM_SECS, PIECE_SECS, STREAM_BYTES_PER_CYCLE = 1.5e-6, 8e-7, 32.0
+"""Where the last waves are dealt evenly: of the kernel that clears flags, of each piece to be found by who adds it, one after the
+other, and the rate at which a block brings sums to L2 and from there. Assumed."""
 CLUSTER_SECS = 7.5e-7
 """Of the blocks of a cluster to start and to end together."""
 EARLY_SHARE = 0.9
@@ -94,6 +97,13 @@ class Tiles:
     dram_bytes: float
     operands_bytes: tuple[float, float] = (0.0, 0.0)
     """Of the rows' operand and of the columns', each once."""
+    stream: int = 0
+    """Last waves whose steps are dealt evenly over all SMs."""
+
+    def waves(self, gpu: Gpu) -> tuple[int, int]:
+        """Return how many waves of tiles are full, and how many clusters the last one has; tiles of one part each."""
+        cluster = self.cluster_m * self.cluster_n
+        return divmod(-(-self.count // cluster), workers(gpu, cluster))
 
 
 def workers(gpu: Gpu, cluster: int) -> int:
@@ -145,19 +155,37 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
             PART_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK
         )
         between = edge + START_SECS
+    steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
+    if tiles.stream > 0:
+        steps, ends, meeting = _dealt(gpu, tiles, ring)
     times = tiles.count * tiles.split * tiles.steps * STEP_BYTES
     loaded = (times * ring.rows / tiles.cluster_n, times * ring.columns / tiles.cluster_m)
     fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
     stored = tiles.count * ring.rows * ring.columns * tiles.out_bytes
     products = tiles.count * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
     moving = together(
-        turns * tiles.steps * step_secs(gpu, dtype, ring) + (turns - 1) * between,
+        steps * step_secs(gpu, dtype, ring) + ends * between,
         2 * products / (gpu.tensor_rate(dtype) * POWERED),
         (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
         tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
         exponent=OVERLAP,
     )
-    return START_SECS + ring.stages * STAGE_SECS + moving + edge + (CLUSTER_SECS if cluster > 1 else 0.0)
+    return START_SECS + ring.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if cluster > 1 else 0.0)
+
+
+def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring) -> tuple[int, int, float]:
+    """Return what each SM does where the last waves are dealt evenly: steps, tiles before the last that it ends, time to add pieces.
+
+    A block leaves the sums of one piece in L2 at most, and reads those of all that share the tile that it began.
+    """
+    full, rest = tiles.waves(gpu)
+    clusters = workers(gpu, tiles.cluster_m * tiles.cluster_n)
+    whole = max(0, full - (tiles.stream - 1))
+    share = -(-((full - whole) * clusters + rest) * tiles.steps // clusters)
+    pieces = 1 + -(-tiles.steps // share)
+    piece_bytes = ring.rows * ring.columns * SUM_BYTES
+    moved = pieces * piece_bytes / (STREAM_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK)
+    return whole * tiles.steps + share, whole, STREAM_SECS + pieces * PIECE_SECS + moved
 
 
 def launch_secs(gpu: Gpu, *, is_early: bool) -> float:

@@ -73,6 +73,8 @@ TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
 SHORT_SECS = 3e-5
 """Kernels so short may gain from starting before the one in front has ended."""
+STREAM_FILL, STREAM_WAVES = 0.8, 16
+"""A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 
 
 class Tiling(NamedTuple):
@@ -90,6 +92,7 @@ class Tiling(NamedTuple):
     swap: int = 0
     dependent: int = 0
     pack: int = 0
+    stream: int = 0
 
     @property
     def is_pingpong(self) -> bool:
@@ -296,8 +299,22 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
             tiling = bare._replace(stages=stages, raster=raster)
             estimate = _estimate(product, tiling, out_dtype, gpu)
             yield estimate
+            if stages == most:
+                yield from (_estimate(product, dealt, out_dtype, gpu) for dealt in _dealt(product, tiling, gpu))
             if stages == most and estimate.secs < SHORT_SECS:
                 yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
+
+
+def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
+    """Yield a tiling with its last wave dealt evenly (stream-K), and the last two, where the very last would leave SMs idle."""
+    batch, m, n, _ = product.extents
+    if tiling.is_pingpong or tiling.split > 1 or tiling.consumers == 1:
+        return
+    clusters = batch * -(-m // (tiling.block_m * tiling.cluster_m)) * -(-n // (tiling.block_n * tiling.cluster_n))
+    at_once = model.workers(gpu, tiling.cluster_m * tiling.cluster_n)
+    full, rest = divmod(clusters, at_once)
+    if 0 < rest < STREAM_FILL * at_once and full < STREAM_WAVES:
+        yield from (tiling._replace(stream=waves, dependent=1) for waves in (1, 2) if waves <= full + 1)
 
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
@@ -349,10 +366,13 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
         (product.left.size_bytes, product.right.size_bytes),
+        tiling.stream,
     )
     gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered, tiling.is_staggered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
-    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap)
+    # With waves that are dealt evenly all clusters are alike.
+    clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
+    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

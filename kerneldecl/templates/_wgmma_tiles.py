@@ -48,6 +48,7 @@ class Tiles(NamedTuple):
     swap: int
     dependent: int
     stream: int = 0
+    """Not of convolutions'."""
 
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> Tiles:

@@ -98,7 +98,21 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
     assert tiling.raster >= 1
+    _deals_short_waves(
+        tiling, read.extents[0] * -(-m // (tiling.block_m * tiling.cluster_m)), -(-n // (tiling.block_n * tiling.cluster_n)), gpu
+    )
     assert rows is not columns
+
+
+def _deals_short_waves(tiling: Tiling, rows: int, columns: int, gpu: Gpu) -> None:
+    """Check that waves are dealt evenly only by kernels that can, where the last one is not full."""
+    assert tiling.stream in {0, 1, 2}
+    at_once = gpu.sm_count // (tiling.cluster_m * tiling.cluster_n)
+    if tiling.stream > 0:
+        assert (tiling.schedule, tiling.split, tiling.dependent) == ("cooperative", 1, 1)
+        assert tiling.consumers > 1
+        assert rows * columns % at_once > 0
+        assert rows * columns // at_once >= tiling.stream - 1
 
 
 def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool = False) -> list[bool]:
@@ -173,6 +187,18 @@ def test_the_first_few_for_large_products_are_of_all_schedules(size: int, layout
     first = tilings(of("float16", (size, size, size), layout), top_k=9)
     assert {tiling.schedule for tiling in first} == {"cooperative", "staggered", "pingpong"}
     assert len({(tiling.schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
+
+
+@pytest.mark.parametrize("size", [8192, 5120, 4224])
+def test_last_waves_that_leave_sms_idle_may_be_dealt_evenly(size: int) -> None:
+    found = tilings(of("float16", (size, size, size), "nn"), top_k=8)
+    assert {0, 1} <= {min(tiling.stream, 1) for tiling in found}
+
+
+def test_last_waves_that_are_nearly_full_are_left_as_they_are() -> None:
+    for tiling in tilings(of("float16", (4096, 4096, 4096), "nn")):
+        tiles = 4096 // 128 * 4096 // 128 * 128 * 128 / (tiling.block_m * tiling.block_n)
+        assert not tiling.stream or (tiles / 132) % 1 < 0.85
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])

@@ -1,0 +1,137 @@
+"""Products whose last waves are dealt evenly over all SMs (stream-K): right and the same in whatever order blocks run, on the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compilers import needs_nvcc
+from emulation import EmulationError, Kernel, host
+
+from kerneldecl import nvcc
+from kerneldecl.arrays import poisoned, relative_error
+from kerneldecl.compiler import tensorir
+from kerneldecl.model import Value
+from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.templates import wgmma_matmul
+
+ROOT = Path(__file__).parents[2]
+PLAIN: dict[str, Value] = {
+    "block_m": 128,
+    "block_n": 32,
+    "consumers": 2,
+    "stages": 3,
+    "cluster_m": 1,
+    "cluster_n": 1,
+    "raster": 2,
+    "split": 1,
+    "schedule": "cooperative",
+    "swap": 0,
+    "dependent": 1,
+    "stream": 1,
+}
+FLOAT16: dict[str, Any] = {"m": 512, "n": 64, "k": 440, "layout": "nt", "dtype": "float16"}
+"""8 tiles of 7 steps; three SMs have two each, and of the last two tiles shares of 5, 5 and 4 steps."""
+CASES: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
+    "last wave": ({}, {}, 3),
+    "last two waves": ({"epilogue": ("bias", "gelu")}, {"stream": 2}, 3),
+    "all of a product": ({"m": 200, "k": 1300}, {}, 5),
+    "many of a tile": ({"m": 100, "n": 30, "k": 1000, "layout": "nn"}, {}, 7),
+    "one step each": ({"m": 100, "n": 30}, {}, 7),
+    "clusters": ({"m": 600, "n": 136, "layout": "tn"}, {"cluster_m": 2, "block_n": 128}, 9),
+    "clusters of columns": ({"n": 300, "batch": 3, "layout": "tt"}, {"cluster_n": 2, "block_n": 64, "stream": 2}, 10),
+    "odd sizes": ({"m": 397, "n": 67, "k": 331}, {"stream": 2}, 5),
+    "int8": ({"m": 300, "dtype": "int8", "k": 800}, {"block_m": 192, "consumers": 3}, 3),
+    "float8 to float32, swapped": (
+        {"m": 40, "n": 500, "dtype": "float8_e4m3fn", "out_dtype": "float32", "k": 1040},
+        {"swap": 1, "block_n": 40},
+        3,
+    ),
+}
+
+
+def product(attrs: dict[str, Any]) -> Any:
+    return load_rule(ROOT, "matmul").of(ROOT, {**FLOAT16, **attrs})
+
+
+def made(attrs: dict[str, Any], params: dict[str, Value], sms: int = 3) -> Any:
+    arch = load_arch(ROOT, "h200")
+    arch = replace(arch, gpu=replace(arch.the_gpu, sm_count=sms))
+    return wgmma_matmul.apply(tensorir.lower(product(attrs)), {**PLAIN, **params}, arch)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", CASES)
+def test_computes_what_the_rule_does_in_any_order(name: str) -> None:
+    attrs, params, sms = CASES[name]
+    rule, mod = product(attrs), made(attrs, params, sms)
+    assert mod is not None
+    kernel = Kernel(mod["main"])
+    inputs = rule.inputs(np.random.default_rng(1))
+    [out] = rule.signature().outputs
+    results = [np.asarray(kernel(*inputs, poisoned(out), seed=seed)[-1]) for seed in range(1, 5)]
+    assert relative_error(results[0], np.asarray(rule.reference(*inputs))) <= rule.tolerance()
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+
+@needs_nvcc
+def test_sums_of_others_are_added_without_spills() -> None:
+    mod = made({"m": 8192, "n": 8192, "k": 8192}, {"block_n": 256, "stages": 4, "cluster_m": 2}, 132)
+    usage = nvcc.compile_cubin(host.lower(mod["main"]).source, "sm_90a").usage.values()
+    assert len(usage) == 2
+    assert not any(each.spill_bytes for each in usage)
+
+
+WAIT = r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];"
+BEFORE = r"\w*warpgroup_sync\([^;]*\);\s*(if \([^{]*\) \{\s*tvm_builtin_ptx_st_release)"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        (lambda source: re.sub(WAIT, "mov.u32 %0, 1;", source), "a workspace"),
+        (lambda source: source.replace("ld.acquire.gpu", "ld.relaxed.gpu"), "without having waited"),
+        (lambda source: source.replace("st.release.gpu", "st.relaxed.gpu"), "without having waited"),
+        (lambda source: re.sub(BEFORE, r"\1", source), "without having waited"),
+        (lambda source: re.sub(r"flags_ptr\[[^=;]*\] = \(uint\)0;", "", source), "which nobody has written"),
+    ],
+    ids=["no wait", "no acquire", "no release", "no barrier before the release", "no clearing"],
+)
+def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = host.lower
+
+    def lower(func: Any) -> host.Lowered:
+        lowered = sound(func)
+        flawed = replace(lowered, source=flaw(lowered.source))
+        assert flawed.source != lowered.source
+        return flawed
+
+    monkeypatch.setattr(host, "lower", lower)
+    kernel = Kernel(made({}, {})["main"])
+    inputs = product({}).inputs(np.random.default_rng(1))
+    with pytest.raises(EmulationError, match=words):
+        kernel(*inputs, np.zeros((512, 64), "float16"))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({}, {"stream": 3}),
+        ({}, {"dependent": 0}),
+        ({}, {"split": 2}),
+        ({}, {"schedule": "pingpong"}),
+        ({}, {"consumers": 1, "block_m": 64}),
+        ({"m": 384}, {}),
+        ({"m": 128}, {"stream": 2}),
+        ({"accum_dtype": "float16"}, {}),
+    ],
+    ids=["three waves", "not dependent", "parts", "ping-pong", "one consumer", "full waves", "less than a wave", "sums of 16 bits"],
+)
+def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
+    assert made(attrs, params) is None
