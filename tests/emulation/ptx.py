@@ -217,6 +217,12 @@ def _wgmma(i: Instruction) -> str:
     return f"machine::wgmma({product}, {{{regs}}}, {a}, (uint64_t){b})"
 
 
+def _mma(i: Instruction) -> str:
+    sums, a, b, start = (_vector(operand) for operand in i.operands)
+    where = ", ".join(f"&{value}" for value in sums)
+    return f"machine::multiply({{{where}}}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {{{', '.join(start)}}}, {'true' if 'bf16' in i.parts else 'false'})"
+
+
 def _matrix_store(i: Instruction) -> str:
     row, parts = i.operands
     return f"machine::matrix_store({row}, {{{', '.join(_vector(parts))}}}, {'true' if 'trans' in i.parts else 'false'})"
@@ -406,6 +412,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"wgmma\.fence\.sync\.aligned", _call("wgmma_fence")),
         (r"wgmma\.commit_group\.sync\.aligned", _call("wgmma_commit")),
         (r"wgmma\.wait_group\.sync\.aligned", _call("wgmma_wait")),
+        (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16\.f16|bf16\.bf16)\.f32", _mma),
         (r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_store),
         (r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_load),
         (r"mapa\.shared::cluster\.u32", lambda i: f"{i.operands[0]} = machine::map_shared({', '.join(i.operands[1:])})"),
@@ -419,6 +426,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"cvt\.rn(\.satfinite)?(\.relu)?\.\w+\.f32", _narrow),
         (r"mov\.\w+", _move),
         (r"setp\.(ne|eq|lt|le|gt|ge)\.\w+", _compare),
+        (r"lop3\.b32", lambda i: f"{i.operands[0]} = machine::look_up({', '.join(i.operands[1:])})"),
         (r"selp\.\w+", _math("{2} ? {0} : {1}")),
         (r"tanh\.approx\.f32", _math("std::tanh({0})")),
         (r"ex2\.approx(\.ftz)?\.f32", _math("std::exp2({0})")),
