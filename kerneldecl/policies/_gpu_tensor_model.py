@@ -84,7 +84,7 @@ def multiplies_per_cycle(gpu: Gpu, dtype: str, sums_dtype: str) -> float:
 
 
 def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
-    """Return how long the busiest SM works; infinite where it can hold no block."""
+    """Return how long the busiest SM works, but for the beginning of its first block and the end of its last one; infinite where it holds none."""
     if not blocks.resident:
         return math.inf
     per_sm = -(-blocks.count // gpu.sm_count)
@@ -92,7 +92,7 @@ def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
     cycles = rounds * _round_cycles(blocks, step, blocks.resident)
     if rest:
         cycles += _round_cycles(blocks, step, rest)
-    return cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    return (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
@@ -117,8 +117,9 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
 
 
 def start_secs(gpu: Gpu) -> float:
-    """Return how long a launch takes of the time of a kernel that follows another one."""
-    return OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
+    """Return what a kernel that follows another one takes beside its SMs' work: the launch, the first tiles' arrival, the last results' way."""
+    launch = OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
+    return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def hidden_part(rows: int, columns: int) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
@@ -195,7 +195,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     secs = together(
         sm_secs(gpu, blocks, step),
         l2_bytes / gpu.l2_bytes_per_s,
-        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / gpu.dram_bytes_per_s,
+        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     if tiling.parts > 1:
         secs += adding_secs(product, tiling.parts, gpu)
