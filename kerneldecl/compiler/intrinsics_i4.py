@@ -123,7 +123,10 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
 
 
 def fetched(nbytes: int) -> tuple[str, str]:
-    """Return a function that starts to copy so many bytes to shared memory (4, 8 or 16; zeros in place of those not asked for): its name and CUDA."""
+    """Return the name and CUDA of a function that starts to copy so many bytes to shared memory: 4, 8 or 16.
+
+    Those not asked for become zeros.
+    """
     name = f"kd_fetch_{nbytes}"
     # Of 16 bytes, past the first-level cache: nobody reads them twice.
     copy = "cp.async.cg.shared.global.L2::128B" if nbytes == 16 else "cp.async.ca.shared.global"
@@ -137,7 +140,7 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
 
 
 def permuted() -> tuple[str, str]:
-    """Return a function that copies 8 factors in the order of the pairs that `kd_halves_i4` makes of a word, or 8 zeros: its name and CUDA."""
+    """Return the name and CUDA of a function that copies 8 factors, or 8 zeros, in the order of the pairs that `kd_halves_i4` makes of a word."""
     source = """
 __device__ __forceinline__ void kd_permuted_i4(void* to, const void* from, int asked) {
   uint4 x = asked ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
@@ -157,6 +160,9 @@ def dotted_rows(rows: int, group: int) -> tuple[str, str]:
     name = f"kd_dot_i4_rows_{rows}_{group}"
     pairs = rows // 2
     source = f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
+__device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
+  return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
+}}
 __device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const void* factors) {{
   float c[{pairs}][4];
 #pragma unroll
@@ -169,8 +175,7 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
     uint4 x = static_cast<const uint4*>(factors)[32 * word];
 #pragma unroll
     for (int pair = 0; pair < {pairs}; ++pair) {{
-      unsigned bits[2] = {{word < 2 ? (word < 1 ? w[2 * pair].x : w[2 * pair].y) : (word < 3 ? w[2 * pair].z : w[2 * pair].w),
-                          word < 2 ? (word < 1 ? w[2 * pair + 1].x : w[2 * pair + 1].y) : (word < 3 ? w[2 * pair + 1].z : w[2 * pair + 1].w)}};
+      unsigned bits[2] = {{{name}_word(w[2 * pair], word), {name}_word(w[2 * pair + 1], word)}};
 #pragma unroll
       for (int half_word = 0; half_word < 2; ++half_word) {{
         half2 a[4];

@@ -84,7 +84,10 @@ def multiplies_per_cycle(gpu: Gpu, dtype: str, sums_dtype: str) -> float:
 
 
 def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
-    """Return how long the busiest SM works, but for the beginning of its first block and the end of its last one; infinite where it holds none."""
+    """Return how long the busiest SM works, but for the beginning of its first block and the end of its last one.
+
+    Infinite where it can hold no block.
+    """
     if not blocks.resident:
         return math.inf
     per_sm = -(-blocks.count // gpu.sm_count)
@@ -117,7 +120,7 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
 
 
 def start_secs(gpu: Gpu) -> float:
-    """Return what a kernel that follows another one takes beside its SMs' work: the launch, the first tiles' arrival, the last results' way."""
+    """Return what a kernel takes beside its SMs' work: the launch, behind another kernel, the first tiles' arrival, the last results' way."""
     launch = OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
     return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 

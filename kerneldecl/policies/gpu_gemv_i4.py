@@ -60,7 +60,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     sizes, gpu = sizes_of(space), arch.the_gpu
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
-    estimates = (Estimate(Candidate.of("gpu_gemv_i4", cut._asdict()), _secs(sizes, cut, gpu), cut[:2] + cut[3:]) for cut in cuts(sizes, gpu))
+    estimates = (
+        Estimate(Candidate.of("gpu_gemv_i4", cut._asdict()), _secs(sizes, cut, gpu), cut[:2] + cut[3:]) for cut in cuts(sizes, gpu)
+    )
     mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]
@@ -88,7 +90,12 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
         used = smem_bytes(sizes, cut)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         is_whole = cut.rows * scales // at_once <= LANES and cut.rows * cut.warps * cut.blocks <= max(16, sizes.n)
-        if used <= gpu.smem_per_block_optin_bytes and is_resident and is_whole and cut.blocks * cut.warps * LANES <= gpu.max_threads_per_sm // 2:
+        if (
+            used <= gpu.smem_per_block_optin_bytes
+            and is_resident
+            and is_whole
+            and cut.blocks * cut.warps * LANES <= gpu.max_threads_per_sm // 2
+        ):
             yield cut
 
 

@@ -18,8 +18,9 @@ TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
 
 IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
-"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err, most of all about
-operands that threads load."""
+"""A policy takes part whose best is predicted to be slower than the best of all by no more, and a launch: models err, most of all
+about operands that threads load."""
+
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return what the policies for products propose; nothing for what tensor cores do not take.
@@ -35,7 +36,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         return ()
     first, *others = sorted(filter(None, found), key=_least_secs)
     are_boxes = all(map(wgmma_matmul.is_box, (product.left, product.right)))
-    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first)
+    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first) + arch.the_gpu.launch_secs
     rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
     return tuple(mixed(first, turns))[:top_k]

@@ -40,9 +40,6 @@ GATHERED_STEPS = 256
 SAME_TILE = 4
 NARROW = 32
 """Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
-MOST_HELD = 4096
-HELD_CYCLES = 0.4
-"""For each sum of a warp that has more than so many: products of 1024 in 4 parts with sums in float16, on an H200."""
 OTHER_REGISTERS = 48
 """Of a thread, beside sums and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
 COPY_INSTRUCTIONS, WINDOW_INSTRUCTIONS = 6.0, 14.0
@@ -188,8 +185,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     # Lanes alone store half of what L2 takes in one go.
     stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
     step = _step(product, tiling, gpu)
-    edge = stored / 2 / STORED_BYTES_PER_CYCLE + _held_in_memory(tiling) * HELD_CYCLES
-    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, edge)
+    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_bytes = count * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
     tile = (tiling.block_m, tiling.block_n, tiling.raster)
     secs = together(
@@ -200,12 +196,6 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     if tiling.parts > 1:
         secs += adding_secs(product, tiling.parts, gpu)
     return Estimate(tiling.candidate(), secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
-
-
-def _held_in_memory(tiling: Tiling) -> int:
-    """Return how many sums of a block are in memory before the first step and after the last ones: nvcc keeps no longer arrays in registers."""
-    warp_m, warp_n = tiling.warp_tile
-    return tiling.block_m * tiling.block_n if warp_m * warp_n > MOST_HELD else 0
 
 
 def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:

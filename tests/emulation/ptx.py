@@ -114,7 +114,7 @@ def _line(line: str, values: list[str], labels: set[str], number: int) -> str:
         predicate, line = line[1:].split(None, 1)
         guard = f"if ({predicate.replace('!', '! ').replace('%', '_')}) ".replace("! ", "!")
         guard = re.sub("\0(\\d+)\0", lambda m: values[int(m.group(1))], guard)
-    name, _, rest = line.partition(" ")
+    name, rest = re.fullmatch(r"([^\s{]+)\s*(.*)", line).groups()  # type: ignore[union-attr]
     if name.startswith("bra"):
         assert rest in labels
         return f"{guard}goto {rest}_{number};"
@@ -220,7 +220,8 @@ def _wgmma(i: Instruction) -> str:
 def _mma(i: Instruction) -> str:
     sums, a, b, start = (_vector(operand) for operand in i.operands)
     where = ", ".join(f"&{value}" for value in sums)
-    return f"machine::multiply({{{where}}}, {{{', '.join(a)}}}, {{{', '.join(b)}}}, {{{', '.join(start)}}}, {'true' if 'bf16' in i.parts else 'false'})"
+    factors = ", ".join(f"{{{', '.join(values)}}}" for values in (a, b, start))
+    return f"machine::multiply({{{where}}}, {factors}, {'true' if 'bf16' in i.parts else 'false'})"
 
 
 def _matrix_store(i: Instruction) -> str:
