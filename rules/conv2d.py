@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kerneldecl.arrays import Array, by_rows, random_array
+from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from ._epilogue import Epilogue, Step
@@ -130,6 +131,17 @@ class Conv2d(Rule):
     def flops(self) -> int:
         """Return the operations, those on padding included."""
         return math.prod(self._epilogue.out.shape) * (2 * self._terms + self._epilogue.flops_per_element())
+
+    def least_bytes(self) -> int:
+        """Return the bytes that must move, without those of pixels that a stride or a dilation skips."""
+        met = self._met(self.h, self.kh) * self._met(self.w, self.kw)
+        skipped = self.n * (self.h * self.w - met) * self.c
+        return super().least_bytes() - skipped * dtype_bytes(self.dtype)
+
+    def _met(self, image: int, kernel: int) -> int:
+        """Return how many places along one side of an image the kernel's elements meet."""
+        firsts = range(-self.padding, self._steps(image, kernel) * self.stride - self.padding, self.stride)
+        return len({first + at * self.dilation for first in firsts for at in range(kernel)} & set(range(image)))
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return weights such that sums have unit variance."""

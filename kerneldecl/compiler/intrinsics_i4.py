@@ -4,8 +4,8 @@ Knows nothing of schedules, policies or how kernels are compiled.
 
 A conversion from integer to float takes as long as four additions; this one makes halves of nibbles with logic alone. 1024
 plus an integer below 1024 is a half whose last bits are that integer, so a nibble in the last bits of 0x6400 is 1024 and
-the nibble, and one that lies 4 bits higher is 1024 and 16 times the nibble (Kim et al., Who Says Elephants Can't Run:
-Bringing Large Scale MoE Models into Cloud Scale Production, 2022, section 4.1). Subtraction of what is too much is exact, in pairs.
+the nibble (Kim et al., Who Says Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production, 2022,
+section 4.1); one that lies 4 bits higher is 64 and the nibble in 0x5400. Subtraction of what is too much is exact, in pairs.
 
 Of two rows, a warp multiplies by tensor cores, as if its eight quads of lanes were rows of weights and columns of factors:
 of the products of every row with every column, those of a quad's weights with its own factors are wanted, and one of its
@@ -58,9 +58,9 @@ _HALVES = """
 __device__ __forceinline__ void kd_halves_i4(unsigned bits, half2* even, half2* odd) {
   unsigned low, high;
   asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(low) : "r"(bits), "r"(0x64006400u));
-  asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x64006400u));
+  asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(high) : "r"(bits), "r"(0x54005400u));
   *even = __hsub2(*reinterpret_cast<half2*>(&low), __float2half2_rn(1032.0f));
-  *odd = __hfma2(*reinterpret_cast<half2*>(&high), __float2half2_rn(0.0625f), __float2half2_rn(-72.0f));
+  *odd = __hsub2(*reinterpret_cast<half2*>(&high), __float2half2_rn(72.0f));
 }
 """
 """Weights 0 and 4 of the 8 in a word, and 1 and 5; with the word shifted by 8, weights 2 and 6, and 3 and 7."""
@@ -120,6 +120,84 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
   }}
 }}
 """
+
+
+def fetched(nbytes: int) -> tuple[str, str]:
+    """Return the name and CUDA of a function that starts to copy so many bytes to shared memory: 4, 8 or 16.
+
+    Those not asked for become zeros.
+    """
+    name = f"kd_fetch_{nbytes}"
+    # Of 16 bytes, past the first-level cache: nobody reads them twice.
+    copy = "cp.async.cg.shared.global.L2::128B" if nbytes == 16 else "cp.async.ca.shared.global"
+    source = f"""
+__device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
+  unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("{copy} [%0], [%1], {nbytes}, %2;" : : "r"(at), "l"(from), "r"(asked) : "memory");
+}}
+"""
+    return name, source
+
+
+def permuted() -> tuple[str, str]:
+    """Return the name and CUDA of a function that copies 8 factors, or 8 zeros, in the order of the pairs that `kd_halves_i4` makes of a word."""
+    source = """
+__device__ __forceinline__ void kd_permuted_i4(void* to, const void* from, int asked) {
+  uint4 x = asked ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+  *static_cast<uint4*>(to) = make_uint4(x.x & 0xffffu | x.z << 16, x.x >> 16 | x.z & 0xffff0000u, x.y & 0xffffu | x.w << 16,
+                                        x.y >> 16 | x.w & 0xffff0000u);
+}
+"""
+    return "kd_permuted_i4", source
+
+
+def dotted_rows(rows: int, group: int) -> tuple[str, str]:
+    """Return a function that adds to the sums of an even number of rows the products of 1024 weights each, and a warp's CUDA for it.
+
+    A lane has 16 bytes of each row, 512 bytes apart, and `permuted` factors, 512 bytes from word to word; scales of so many weights lie
+    row by row. The sums of a quad are right in the lane `dotted_pair` has them in; what other lanes add is of no use.
+    """
+    name = f"kd_dot_i4_rows_{rows}_{group}"
+    pairs = rows // 2
+    source = f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
+__device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
+  return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
+}}
+__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const void* factors) {{
+  float c[{pairs}][4];
+#pragma unroll
+  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = 0.0f;
+  uint4 w[{rows}];
+#pragma unroll
+  for (int row = 0; row < {rows}; ++row) w[row] = static_cast<const uint4*>(packed)[32 * row];
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {{
+    uint4 x = static_cast<const uint4*>(factors)[32 * word];
+#pragma unroll
+    for (int pair = 0; pair < {pairs}; ++pair) {{
+      unsigned bits[2] = {{{name}_word(w[2 * pair], word), {name}_word(w[2 * pair + 1], word)}};
+#pragma unroll
+      for (int half_word = 0; half_word < 2; ++half_word) {{
+        half2 a[4];
+        {name}_halves(bits[0] >> (8 * half_word), &a[0], &a[2]);
+        {name}_halves(bits[1] >> (8 * half_word), &a[1], &a[3]);
+        const unsigned* y = reinterpret_cast<const unsigned*>(a);
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+                     : "+f"(c[pair][0]), "+f"(c[pair][1]), "+f"(c[pair][2]), "+f"(c[pair][3])
+                     : "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3]), "r"(half_word ? x.z : x.x), "r"(half_word ? x.w : x.y));
+      }}
+    }}
+  }}
+  int quad = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int row = 0; row < {rows}; ++row) {{
+    float sum = quad % 2 ? c[row / 2][row % 2 * 2 + 1] : c[row / 2][row % 2 * 2];
+    sums[row] += sum * __half2float(scales[{1024 // group} * row + quad * 128 / {group}]);
+  }}
+}}
+"""
+    return name, source
 
 
 # TVM's script has its own rules for names, annotations and what counts as an expression.

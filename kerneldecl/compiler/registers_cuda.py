@@ -8,17 +8,22 @@ it uses one part; where that part's place depends on the lane, nvcc cannot alway
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import tvm
 from tvm.ir import Call, TensorLoad, Var
 from tvm.s_tir import transform
-from tvm.tirx import Bind, BufferLoad, BufferStore
+from tvm.sym import Analyzer
+from tvm.tirx import Bind, BufferLoad, BufferStore, decl_buffer, floordiv, floormod
 from tvm_ffi import structural
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
 """They take a fragment as its array, followed by the place of the lane's part."""
+
+LANES = 32
+_ANALYZER = Analyzer()
 
 FIRST_STEPS = (
     transform.CanonicalizeLoop,
@@ -47,35 +52,50 @@ def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def own_parts(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return device functions in which every lane has its part of a fragment where lane 0 has it."""
+    """Return device functions in which every lane has an array of what it holds of a fragment alone.
+
+    nvcc keeps no array of 8192 elements in registers, of however few of them a lane makes use.
+    """
     return tvm.IRModule({name: func.with_body(_own_parts(func.body)) for name, func in mod.functions.items()})
 
 
 def _own_parts(body: Any) -> Any:
-    fragments = _fragments(body)
-    places = _Lane0(body)
+    first, second = _OfLane(body, 0), _OfLane(body, 1)
+    parts = {array: int(_ANALYZER.simplify(second(place) - first(place))) for array, place in _fragments(body)}
+
+    def own(array: Any, index: Any) -> Any:
+        part, place = parts[array], first(index)
+        return _ANALYZER.simplify(floordiv(place, LANES * part) * part + floormod(place, LANES * part))
 
     def load(node: Any) -> Any:
-        return BufferLoad(node.source, [places(index) for index in node.indices]) if node.source in fragments else node
+        return BufferLoad(node.source, [own(node.source, index) for index in node.indices]) if node.source in parts else node
 
     def store(node: Any) -> Any:
-        return BufferStore(node.buffer, node.value, [places(index) for index in node.indices]) if node.buffer in fragments else node
+        return BufferStore(node.buffer, node.value, [own(node.buffer, index) for index in node.indices]) if node.buffer in parts else node
 
     def call(node: Any) -> Any:
         if _name(node) not in FRAGMENT_OPS:
             return node
         pairs = zip([None, *node.args], node.args, strict=False)
-        args = [places(arg) if _array(before) in fragments else arg for before, arg in pairs]
+        args = [own(_array(before), arg) if _array(before) in parts else arg for before, arg in pairs]
         return Call(node.op, args, node.attrs, node.ty_args, node.span, node.ty)
 
-    return structural.structural_map(body, [(TensorLoad, load), (BufferStore, store), (Call, call)])
+    placed = structural.structural_map(body, [(TensorLoad, load), (BufferStore, store), (Call, call)])
+    arrays = {array: _array_of_one_lane(array) for array in parts}
+    return structural.structural_map(placed, [(Var, lambda var: arrays.get(var, var))])
 
 
-class _Lane0:
-    """Has an index say of lane 0 what it says of any lane."""
+def _array_of_one_lane(array: Any) -> Any:
+    sizes = [int(extent) // LANES for extent in array.shape]
+    return decl_buffer(sizes, str(array.dtype), array.name, scope=array.scope(), data_alignment=array.data_alignment, layout=None)
 
-    def __init__(self, body: Any) -> None:
+
+class _OfLane:
+    """Has an index say of one lane what it says of any lane."""
+
+    def __init__(self, body: Any, lane: int) -> None:
         self._values: dict[Var, Any] = {}
+        self._lane = lane
         structural.structural_walk(body, [(Bind, self._note)])
 
     def _note(self, bind: Any) -> None:
@@ -87,19 +107,19 @@ class _Lane0:
     def _of(self, var: Var) -> Any:
         if var in self._values:
             return self(self._values[var])
-        return tvm.tirx.const(0, str(var.ty.dtype)) if var.name == "threadIdx.x" else var
+        return tvm.tirx.const(self._lane, str(var.ty.dtype)) if var.name == "threadIdx.x" else var
 
 
-def _fragments(body: Any) -> set[Any]:
-    """Return the arrays that hold fragments."""
-    found: set[Any] = set()
+def _fragments(body: Any) -> list[tuple[Any, Any]]:
+    """Return the arrays that hold fragments, each with a place in it."""
+    found: list[tuple[Any, Any]] = []
 
     def note(node: Any) -> None:
         if _name(node) in FRAGMENT_OPS:
-            found.update(_array(arg) for arg in node.args)
+            found.extend((array, place) for arg, place in itertools.pairwise(node.args) if (array := _array(arg)) is not None)
 
     structural.structural_walk(body, [(Call, note)])
-    return found - {None}
+    return found
 
 
 def _array(arg: Any) -> Any | None:

@@ -6,9 +6,10 @@ Knows nothing of TVM, of templates or of which unit computes.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kerneldecl.contraction import Contraction
@@ -17,6 +18,8 @@ from kerneldecl.model import Candidate, Gpu, Proposal, dtype_bytes
 MAX_GRID_Z = 65535
 """The launch's limit, which a batch must keep to (CUDA C++ Programming Guide, technical specifications)."""
 RASTER_ROWS = 16
+RIVAL_EVERY = 4
+"""Of so many candidates one is not of the policy that predicts the least time."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,16 @@ def ranked(estimates: Iterable[Estimate], alike: int) -> tuple[Proposal, ...]:
         if seen[estimate.tile] <= alike and math.isfinite(estimate.secs):
             kept.append(Proposal(estimate.candidate, estimate.secs))
     return tuple(kept)
+
+
+def mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield the rivals among the first, and what is left of either."""
+    mine, theirs = iter(first), iter(rivals)
+    for proposal in mine:
+        yield proposal
+        yield from itertools.islice(mine, RIVAL_EVERY - 2)
+        yield from itertools.islice(theirs, 1)
+    yield from theirs
 
 
 def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:

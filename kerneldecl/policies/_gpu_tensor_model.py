@@ -27,8 +27,19 @@ LATE = 0.15
 """Of that, what a step still waits although its copies were asked for steps ago: all SMs ask at once."""
 LOADS_AT_ONCE = 4.0
 """Copies through registers that a thread has under way: those that nvcc finds between two branches."""
-EDGE_CYCLES = 2500.0
-"""Of a block that computes nothing yet or no more: launched, first tile, results stored."""
+SINGLE_SHARE = 0.3
+"""Of STEP_CYCLES, for a block of one warp, which waits for no other."""
+CHAIN_CYCLES = 35.0
+"""From a multiplication to the next one that adds to the same sums."""
+EDGE_CYCLES = 1300.0
+"""Of a block that computes nothing yet or no more: launched, first tile, its last results on their way."""
+OVERLAPPED_LAUNCH_SECS = 4e-7
+"""Of a kernel that is brought to the SMs while the one before it ends, where that is possible: a softmax of 128 x 10 takes 1.04 us
+on an H200, most of it the way to memory and back."""
+FIRST_OVERLAP = (9, 0)
+"""Compute capability of the first GPUs that have programmatic dependent launch."""
+STORED_BYTES_PER_CYCLE = 12.0
+"""In which results leave an SM while all store theirs, measured; lanes alone store half of what L2 takes in one go."""
 SM_BYTES_PER_CYCLE = 64.0
 """What one SM draws from the second-level cache."""
 
@@ -38,6 +49,8 @@ class Step:
     """What one block does between two barriers, in cycles of a whole SM."""
 
     multiply_cycles: float
+    chain_cycles: float
+    """Of multiplications that wait for one another."""
     smem_cycles: float
     copy_cycles: float
     """Of the way from the second-level cache."""
@@ -71,7 +84,10 @@ def multiplies_per_cycle(gpu: Gpu, dtype: str, sums_dtype: str) -> float:
 
 
 def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
-    """Return how long the busiest SM works; infinite where it can hold no block."""
+    """Return how long the busiest SM works, but for the beginning of its first block and the end of its last one.
+
+    Infinite where it can hold no block.
+    """
     if not blocks.resident:
         return math.inf
     per_sm = -(-blocks.count // gpu.sm_count)
@@ -79,7 +95,7 @@ def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
     cycles = rounds * _round_cycles(blocks, step, blocks.resident)
     if rest:
         cycles += _round_cycles(blocks, step, rest)
-    return cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    return (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
@@ -92,11 +108,21 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
     multiply, smem = resident * step.multiply_cycles * idle, resident * step.smem_cycles
     issue = resident * step.issue_cycles / min(PARTITIONS, resident * blocks.warps)
     busy = multiply + smem - step.hidden * min(multiply, smem) + issue
-    arrival = LOAD_CYCLES / max(1, blocks.stages - 1)
+    ahead = blocks.stages - 1
+    arrival = LOAD_CYCLES / max(1, ahead)
     divided = 0.0 if blocks.stages.bit_count() == 1 else DIVISION_CYCLES
-    waited = STEP_CYCLES + divided + LATE * arrival + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
-    cycles = max(busy + waited, resident * step.copy_cycles, arrival)
-    return blocks.steps * cycles + EDGE_CYCLES + resident * blocks.edge_cycles
+    met = STEP_CYCLES * (SINGLE_SHARE if blocks.warps == 1 else 1.0)
+    waited = met + divided + LATE * arrival + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
+    cycles = max(max(busy, step.chain_cycles) + waited, resident * step.copy_cycles)
+    # What the first stages hold is on its way before the first step.
+    arrivals = max(0, blocks.steps - ahead) * arrival
+    return max(blocks.steps * cycles, arrivals) + EDGE_CYCLES + resident * blocks.edge_cycles
+
+
+def start_secs(gpu: Gpu) -> float:
+    """Return what a kernel takes beside its SMs' work: the launch, behind another kernel, the first tiles' arrival, the last results' way."""
+    launch = OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
+    return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def hidden_part(rows: int, columns: int) -> float:

@@ -11,6 +11,7 @@ BY_KIND = {
     "cuda": (
         "gpu_matmul",
         "gpu_matmul_tc",  # where none of the few that were asked for is right
+        "gpu_gemv_i4",
         "gpu_gemv",
         "gpu_matmul_simt",
         "gpu_rowwise",

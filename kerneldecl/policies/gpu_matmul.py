@@ -6,21 +6,20 @@ Knows nothing of tiles, of TVM or of what the policies know.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
+from kerneldecl.policies._gpu_products import mixed
 
 POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
 
 IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
-"""A policy takes part whose best is predicted to be slower than the best of all by no more: models err, most of all about
-operands that threads load."""
-RIVAL_EVERY = 4
-"""Of so many candidates one is not of the policy that predicts the least time."""
+"""A policy takes part whose best is predicted to be slower than the best of all by no more, and a launch: models err, most of all
+about operands that threads load."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
@@ -37,24 +36,14 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         return ()
     first, *others = sorted(filter(None, found), key=_least_secs)
     are_boxes = all(map(wgmma_matmul.is_box, (product.left, product.right)))
-    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first)
+    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first) + arch.the_gpu.launch_secs
     rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
-    return tuple(_mixed(first, turns))[:top_k]
+    return tuple(mixed(first, turns))[:top_k]
 
 
 def _least_secs(proposals: Sequence[Proposal]) -> float:
     return min(proposal.predicted_secs for proposal in proposals)
-
-
-def _mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield the rivals among the first, and what is left of either."""
-    mine, theirs = iter(first), iter(rivals)
-    for proposal in mine:
-        yield proposal
-        yield from itertools.islice(mine, RIVAL_EVERY - 2)
-        yield from itertools.islice(theirs, 1)
-    yield from theirs
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

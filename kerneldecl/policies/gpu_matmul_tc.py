@@ -12,9 +12,20 @@ from typing import NamedTuple
 
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
-from kerneldecl.policies._gpu_tensor_model import SM_BYTES_PER_CYCLE, Blocks, Step, hidden_part, multiplies_per_cycle, sm_secs, together
+from kerneldecl.policies._gpu_tensor_model import (
+    CHAIN_CYCLES,
+    SM_BYTES_PER_CYCLE,
+    STORED_BYTES_PER_CYCLE,
+    Blocks,
+    Step,
+    hidden_part,
+    multiplies_per_cycle,
+    sm_secs,
+    start_secs,
+    together,
+)
 from kerneldecl.policies._gpu_windows import estimates, windows_of
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
@@ -174,17 +185,17 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     # Lanes alone store half of what L2 takes in one go.
     stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
     step = _step(product, tiling, gpu)
-    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / SM_BYTES_PER_CYCLE)
+    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_bytes = count * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
     tile = (tiling.block_m, tiling.block_n, tiling.raster)
     secs = together(
         sm_secs(gpu, blocks, step),
         l2_bytes / gpu.l2_bytes_per_s,
-        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / gpu.dram_bytes_per_s,
+        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     if tiling.parts > 1:
         secs += adding_secs(product, tiling.parts, gpu)
-    return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
+    return Estimate(tiling.candidate(), secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
 
 
 def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
@@ -206,6 +217,7 @@ def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
         * tiling.block_n
         * tiling.block_k
         / multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype),
+        chain_cycles=tiling.block_k * item_bytes / 32 * CHAIN_CYCLES,
         smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
         copy_cycles=tile_bytes / SM_BYTES_PER_CYCLE,
         issue_cycles=issue,

@@ -308,7 +308,7 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
 def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
     """Yield a tiling with its last wave dealt evenly (stream-K), and the last two, where the very last would leave SMs idle."""
     batch, m, n, _ = product.extents
-    if tiling.is_pingpong or tiling.split > 1 or tiling.consumers == 1:
+    if tiling.schedule != "cooperative" or tiling.split > 1 or tiling.consumers == 1 or model.sums_a_register(product.sums_dtype) > 1:
         return
     clusters = batch * -(-m // (tiling.block_m * tiling.cluster_m)) * -(-n // (tiling.block_n * tiling.cluster_n))
     at_once = model.workers(gpu, tiling.cluster_m * tiling.cluster_n)

@@ -10,6 +10,7 @@
 #undef gridDim
 
 #include <algorithm>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -1131,6 +1132,28 @@ void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_tran
         }
       }
   });
+}
+
+// ---- mma.sync
+
+void multiply(std::array<float*, 4> sums, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> start, bool is_bfloat) {
+  Warp& warp = my_warp();
+  unsigned lane = me().rank_in_cta % 32, round = warp.round & 1;
+  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  warp.slots[round][lane].assign((const uint8_t*)mine, (const uint8_t*)(mine + 6));
+  meet_warp("mma.sync", [&] { warp.round++; });
+  auto element = [&](int holder, int reg, int half) {
+    uint16_t bits;
+    memcpy(&bits, warp.slots[round][holder].data() + 4 * reg + 2 * half, 2);
+    return is_bfloat ? float(std::bit_cast<__nv_bfloat16>(bits)) : float(std::bit_cast<__half>(bits));
+  };
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    float sum = start[i];
+    for (int k = 0; k < 16; k++)
+      sum += element(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * element(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+    *sums[i] = sum;
+  }
 }
 
 // ---- wgmma

@@ -112,6 +112,9 @@ void copy_arrive(uint32_t barrier, bool is_counted);
 void matrix_store(uint32_t row, const std::vector<uint32_t>& parts, bool is_transposed);
 void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_transposed);
 
+// ---- mma.sync: 16 x 8 sums of 16 products of 16-bit floats each, spread over a warp
+void multiply(std::array<float*, 4> sums, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> start, bool is_bfloat);
+
 // ---- wgmma
 enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
 struct Factor {
@@ -139,6 +142,13 @@ uint32_t bits(T value) {
   uint32_t word = 0;
   std::memcpy(&word, &value, sizeof(T));
   return word;
+}
+// Each bit looks up its three inputs' bits in a table of eight.
+inline uint32_t look_up(uint32_t a, uint32_t b, uint32_t c, unsigned table) {
+  uint32_t found = 0;
+  for (unsigned row = 0; row < 8; row++)
+    if (table >> row & 1) found |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+  return found;
 }
 template <class T>
 uint32_t pack(T high, T low) {

@@ -114,7 +114,7 @@ def _line(line: str, values: list[str], labels: set[str], number: int) -> str:
         predicate, line = line[1:].split(None, 1)
         guard = f"if ({predicate.replace('!', '! ').replace('%', '_')}) ".replace("! ", "!")
         guard = re.sub("\0(\\d+)\0", lambda m: values[int(m.group(1))], guard)
-    name, _, rest = line.partition(" ")
+    name, rest = re.fullmatch(r"([^\s{]+)\s*(.*)", line).groups()  # type: ignore[union-attr]
     if name.startswith("bra"):
         assert rest in labels
         return f"{guard}goto {rest}_{number};"
@@ -215,6 +215,13 @@ def _wgmma(i: Instruction) -> str:
     types = ", ".join(f"machine::Type::{t}" for t in (sum_type, a_type, b_type))
     product = f"machine::Product{{{n}, {k}, {types}, bool({keeps}), bool({a_by_mn}), bool({b_by_mn}), {signs[0]}, {signs[1]}}}"
     return f"machine::wgmma({product}, {{{regs}}}, {a}, (uint64_t){b})"
+
+
+def _mma(i: Instruction) -> str:
+    sums, a, b, start = (_vector(operand) for operand in i.operands)
+    where = ", ".join(f"&{value}" for value in sums)
+    factors = ", ".join(f"{{{', '.join(values)}}}" for values in (a, b, start))
+    return f"machine::multiply({{{where}}}, {factors}, {'true' if 'bf16' in i.parts else 'false'})"
 
 
 def _matrix_store(i: Instruction) -> str:
@@ -417,6 +424,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"wgmma\.fence\.sync\.aligned", _call("wgmma_fence")),
         (r"wgmma\.commit_group\.sync\.aligned", _call("wgmma_commit")),
         (r"wgmma\.wait_group\.sync\.aligned", _call("wgmma_wait")),
+        (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16\.f16|bf16\.bf16)\.f32", _mma),
         (r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_store),
         (r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_load),
         (r"mapa\.shared::cluster\.u32", lambda i: f"{i.operands[0]} = machine::map_shared({', '.join(i.operands[1:])})"),
@@ -430,6 +438,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"cvt\.rn(\.satfinite)?(\.relu)?\.\w+\.f32", _narrow),
         (r"mov\.\w+", _move),
         (r"setp\.(ne|eq|lt|le|gt|ge)\.\w+", _compare),
+        (r"lop3\.b32", lambda i: f"{i.operands[0]} = machine::look_up({', '.join(i.operands[1:])})"),
         (r"selp\.\w+", _math("{2} ? {0} : {1}")),
         (r"tanh\.approx\.f32", _math("std::tanh({0})")),
         (r"ex2\.approx(\.ftz)?\.f32", _math("std::exp2({0})")),

@@ -179,7 +179,7 @@ def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) ->
 
 
 def test_traced_asks_all_policies_but_those_of_specialised_functions() -> None:
-    assert set(traced.BY_KIND["cuda"]) == set(auto.BY_KIND["cuda"]) - {"gpu_matmul"}
+    assert set(traced.BY_KIND["cuda"]) == set(auto.BY_KIND["cuda"]) - {"gpu_matmul", "gpu_gemv_i4"}
     assert traced.BY_KIND["cpu"] == auto.BY_KIND["cpu"]
     templates = {name for policy in traced.BY_KIND["cuda"] for name in load_policy(STANDARD, policy).TEMPLATES}
     assert not templates & set(wgmma_matmul.TEMPLATES)

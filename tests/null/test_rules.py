@@ -196,8 +196,12 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
         (
             rule("conv2d", n=1, h=7, w=8, c=4, f=6, kh=3, kw=2, stride=2, padding=1, dilation=2, groups=2, epilogue=("bias",)),
             72 * (2 * 12 + 1),
-            4 * (224 + 72 + 6 + 72),
+            # Rows 1, 3 and 5 and columns 1, 3, 5 and 7 alone are met.
+            4 * (3 * 4 * 4 + 72 + 6 + 72),
         ),
+        # Of 5 x 5 pixels, a stride of 2 meets 3 x 3, or 4 x 4 where the kernel covers what it steps over.
+        (rule("conv2d", n=1, h=5, w=5, c=2, f=3, kh=1, kw=1, stride=2), 9 * 3 * 4, 4 * (18 + 6 + 27)),
+        (rule("conv2d", n=1, h=5, w=5, c=2, f=3, kh=2, kw=2, stride=2), 4 * 3 * 16, 4 * (32 + 24 + 12)),
         (rule("elementwise", op="copy", shape=(2, 3), dtype="float16"), 0, 24),
         (rule("elementwise", op="add", shape=(2, 3)), 6, 72),
         (rule("elementwise", op="gelu", shape=(2, 3)), 30, 48),

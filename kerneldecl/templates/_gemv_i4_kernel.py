@@ -1,0 +1,218 @@
+"""Owns the TIRx kernel of a vector's product with 4-bit weights: warps that each have a ring of stages, and rows of their own.
+
+Knows nothing of which computations it is for, nor how parameters are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted
+from kerneldecl.model import Gpu
+
+ROWS = (2, 4, 8)
+LANES = 32
+STEP, STEP_BYTES = 1024, 512
+"""Weights of a row that a warp takes at once: 16 bytes a lane."""
+GROUPS = (128, 256, 512, 1024)
+"""Weights with one scale: at least the four lanes whose weights tensor cores add up."""
+VECTOR_BYTES = 16
+LEAST_COPY_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The product's sizes and the template's parameters."""
+
+    n: int
+    k: int
+    group: int
+    rows: int
+    warps: int
+    stages: int
+    blocks: int
+    sm_count: int
+    overlaps: bool
+    """With the end of the kernel before it."""
+
+    @property
+    def steps(self) -> int:
+        return -(-self.k // STEP)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.n // self.rows)
+
+    @property
+    def grid(self) -> int:
+        return min(self.blocks * self.sm_count, -(-self.tiles // self.warps))
+
+    @property
+    def scales(self) -> int:
+        """Of a row and a step."""
+        return STEP // self.group
+
+    @property
+    def copied_scales(self) -> int:
+        """That a lane copies at once: rows of scales are side by side, wherever they start."""
+        return math.gcd(self.scales, self.k // self.group, VECTOR_BYTES // 2)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales) + 2 * STEP * self.steps
+
+    def fits(self, gpu: Gpu) -> bool:
+        """Say whether the kernel can be made so."""
+        return (
+            self.rows in ROWS
+            and self.group in GROUPS
+            and self.k % self.group == 0
+            and 2 * self.copied_scales >= LEAST_COPY_BYTES
+            and self.rows * self.scales // self.copied_scales <= LANES
+            and self.stages >= 2
+            and self.warps * LANES <= gpu.max_threads_per_block
+            and self.smem_bytes <= gpu.smem_per_block_optin_bytes
+            and self.blocks * (self.smem_bytes + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
+            and self.n * self.k // 2 < 2**31
+        )
+
+
+@T.inline
+def _fetch(kernel, sources, stages, tile, step, slot, lane):
+    """Have a warp start the copies of one step of its rows, zeros in place of what lies beyond them."""
+    packed, scale = T.meta_var(sources[0]), T.meta_var(sources[1])
+    weights, scales = T.meta_var(stages[0]), T.meta_var(stages[1])
+    row_bytes = T.meta_var(kernel.k // 2)
+    at_once = T.meta_var(kernel.copied_scales)
+    pieces = T.meta_var(kernel.scales // at_once)
+    if tile < kernel.tiles:
+        byte = T.meta_var(step * STEP_BYTES + lane * VECTOR_BYTES)
+        for r in T.unroll(kernel.rows):
+            row = T.meta_var(T.min(tile * kernel.rows + r, kernel.n - 1))
+            T.cuda.func_call(
+                fetched(VECTOR_BYTES)[0],
+                weights.ptr_to([slot, r, lane * VECTOR_BYTES]),
+                packed.ptr_to([row, T.min(byte, row_bytes - VECTOR_BYTES)]),
+                T.Select(byte < row_bytes, VECTOR_BYTES, 0),
+                source_code=fetched(VECTOR_BYTES)[1],
+            )
+        if lane < kernel.rows * pieces:
+            owner = T.meta_var(T.min(tile * kernel.rows + lane // pieces, kernel.n - 1))
+            first = T.meta_var(step * kernel.scales + lane % pieces * at_once)
+            T.cuda.func_call(
+                fetched(2 * at_once)[0],
+                scales.ptr_to([slot, lane // pieces, lane % pieces * at_once]),
+                scale.ptr_to([owner, T.min(first, kernel.k // kernel.group - at_once)]),
+                T.Select(first < kernel.k // kernel.group, 2 * at_once, 0),
+                source_code=fetched(2 * at_once)[1],
+            )
+    T.ptx.cp.async_.commit_group()
+
+
+@T.inline
+def _keep(kernel, x, factors, thread):
+    """Have a block copy the vector to shared memory, in the order in which lanes multiply by it, zeros beyond its end."""
+    threads = T.meta_var(kernel.warps * LANES)
+    words = T.meta_var(kernel.steps * (STEP // 8))
+    for i in T.serial(-(-words // threads)):
+        word = T.meta_var(i * threads + thread)
+        if word < words:
+            T.cuda.func_call(
+                permuted()[0],
+                factors.ptr_to([((word // 128 * 4 + word % 4) * LANES + word % 128 // 4) * 8]),
+                x.ptr_to([T.min(word * 8, kernel.k - 8)]),
+                T.Select(word * 8 < kernel.k, 1, 0),
+                source_code=permuted()[1],
+            )
+
+
+@T.inline
+def _finish(kernel, y, sums, tile, lane):
+    """Add up what the lanes of a warp have, and store it."""
+    for r in T.unroll(kernel.rows):
+        # Of the products of all lanes' weights with all lanes' factors, those of a quad with its own are in one of its lanes.
+        if lane % 4 != lane // 8:
+            sums[r] = T.float32(0)
+        for bit in T.unroll(5):
+            sums[r] = sums[r] + T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), sums[r], T.shift_left(1, bit), 32, 32)
+    for r in T.unroll(kernel.rows):
+        if T.And(lane == r, tile * kernel.rows + r < kernel.n):
+            y[tile * kernel.rows + r] = T.cast(sums[r], "float16")
+
+
+def build(kernel: Kernel) -> tvm.IRModule:
+    """Return a module whose `main` is the kernel: of weights, scales, vector and result."""
+    shapes = (kernel.n, kernel.k // 2), (kernel.n, kernel.k // kernel.group), (kernel.k,), (kernel.n,)
+    dtypes = "uint8", "float16", "float16", "float16"
+    packed, scale, x, y = params = [
+        tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True)
+    ]
+    dot, source = dotted_rows(kernel.rows, kernel.group)
+
+    @T.prim_func(check_well_formed=False)
+    def main():
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": kernel.blocks})
+        if kernel.overlaps:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
+        block = T.cta_id([kernel.grid])
+        warp = T.warp_id([kernel.warps])
+        lane = T.lane_id([LANES])
+        pool = T.SMEMPool()
+        factors = pool.alloc((kernel.steps * STEP,), "float16", align=16)
+        weights = pool.alloc((kernel.warps * kernel.stages, kernel.rows, STEP_BYTES), "uint8", align=16)
+        scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
+        pool.commit()
+        if kernel.overlaps:
+            # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+            T.ptx.griddepcontrol.launch_dependents()
+            T.ptx.griddepcontrol.wait()
+
+        first = T.meta_var(block * kernel.warps + warp)
+        slots = T.meta_var(warp * kernel.stages)
+        ahead_tile: T.int32 = first
+        ahead_step: T.int32 = 0
+        for s in T.unroll(kernel.stages - 1):
+            _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead_step, slots + s, lane)
+            ahead_step = ahead_step + 1
+            if ahead_step == kernel.steps:
+                ahead_step = 0
+                ahead_tile = ahead_tile + kernel.grid * kernel.warps
+        _keep(kernel, x, factors, warp * LANES + lane)
+        T.cuda.cta_sync()
+        sums = T.alloc_local((kernel.rows,), "float32")
+        tile: T.int32 = first
+        slot: T.int32 = 0
+        while tile < kernel.tiles:
+            for r in T.unroll(kernel.rows):
+                sums[r] = T.float32(0)
+            for step in T.serial(kernel.steps):
+                T.ptx.cp.async_.wait_group(kernel.stages - 2)
+                T.cuda.warp_sync()
+                # Into the stage that every lane has left.
+                left = T.meta_var(T.Select(slot == 0, kernel.stages - 1, slot - 1))
+                _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead_step, slots + left, lane)
+                ahead_step = ahead_step + 1
+                if ahead_step == kernel.steps:
+                    ahead_step = 0
+                    ahead_tile = ahead_tile + kernel.grid * kernel.warps
+                T.cuda.func_call(
+                    dot,
+                    sums.ptr_to([0]),
+                    weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]),
+                    scales.ptr_to([slots + slot, 0, 0]),
+                    factors.ptr_to([(step * 4 * LANES + lane) * 8]),
+                    source_code=source,
+                )
+                slot = T.Select(slot == kernel.stages - 1, 0, slot + 1)
+            _finish(kernel, y, sums, tile, lane)
+            tile = tile + kernel.grid * kernel.warps
+        T.ptx.cp.async_.wait_group(0)
+
+    func = tirx.PrimFunc(list(params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    return tvm.IRModule({"main": func})
