@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
-POLICIES = ("gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
+POLICIES = ("gpu_gemv_i4", "gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
 MARGIN_BYTES = 1 << 16
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
@@ -42,6 +42,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),
     *(("gemv", {"n": 160, "k": 1280, "layout": layout, "dtype": dtype}) for layout in "nt" for dtype in ("int8", "float16", "bfloat16")),
     *(("gemv_i4", {"n": n, "k": k, "group": g, "dtype": "float16"}) for n, k, g in [(1, 32, 16), (33, 96, 6), (512, 4096, 128)]),
+    *(("gemv_i4", {"n": n, "k": k, "dtype": "float16"}) for n, k in [(101, 2816), (4096, 11008), (16384, 16384)]),
     *(("gemv_i4", {"n": 40, "k": 1024, "group": group, "dtype": d}) for group in (16, 128) for d in ("bfloat16", "float32")),
 ]
 
@@ -61,7 +62,7 @@ def test_all_proposed_candidates_compute_the_reference(rule: str, attrs: dict[st
         sch = importlib.import_module(f"kerneldecl.templates.{candidate.template}").apply(mod, dict(candidate.params), ARCH)
         assert sch is not None, candidate
         path = tmp_path / f"{at}.o"
-        path.write_bytes(compile_cuda_object(sch.mod, ARCH, "kernel", LocalStore(tmp_path)).content)
+        path.write_bytes(compile_cuda_object(getattr(sch, "mod", sch), ARCH, "kernel", LocalStore(tmp_path)).content)
         link_cuda_library(path.with_suffix(".so"), [path])
         kernel = tvm.runtime.load_module(str(path.with_suffix(".so")))["kernel"]
         whole = np.ones(out.nbytes + MARGIN_BYTES, np.uint8)
