@@ -140,7 +140,7 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
 
 
 def permuted() -> tuple[str, str]:
-    """Return the name and CUDA of a function that copies 8 factors, or 8 zeros, in the order of the pairs that `kd_halves_i4` makes of a word."""
+    """Return the name and CUDA of a function that copies 8 factors, or 8 zeros, in the order of the pairs that are made of a word."""
     source = """
 __device__ __forceinline__ void kd_permuted_i4(void* to, const void* from, int asked) {
   uint4 x = asked ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);

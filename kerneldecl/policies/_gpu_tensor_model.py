@@ -120,7 +120,7 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
 
 
 def start_secs(gpu: Gpu) -> float:
-    """Return what a kernel takes beside its SMs' work: the launch, behind another kernel, the first tiles' arrival, the last results' way."""
+    """Return what a kernel takes beside its SMs' work: launch, the first tiles' arrival, the last results' way."""
     launch = OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
     return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ def emulate(func: Any, *arguments: np.ndarray, seed: int = 1, timeout_secs: floa
 class Kernel:
     """A PrimFunc's kernels compiled for the CPU, to be called with several arguments."""
 
-    def __init__(self, func: Any) -> None:
-        lowered = host.lower(func)
+    def __init__(self, func: Any, change: Callable[[Any], Any] = lambda device: device) -> None:
+        lowered = host.lower(func, change)
         self.source = lowered.source
         self.program = "\n".join(['#include "machine.h"', ptx.translate(lowered.source), host.main_of(lowered)])
         self._binary = _folder(self) / "kernel"

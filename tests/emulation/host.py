@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ class Lowered:
     arguments: int
 
 
-def lower(func: Any, arch: str = "sm_90a") -> Lowered:
-    """Lower a PrimFunc, written in TIRx or scheduled from TensorIR, as tvm.compile does."""
+def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch: str = "sm_90a") -> Lowered:
+    """Lower a PrimFunc, written in TIRx or scheduled from TensorIR, as tvm.compile does but for a change of device code."""
     func = func.with_attr("global_symbol", "main")
     attrs = func.attrs or {}
     pipeline = "s_tir" if bool(attrs.get("s_tir", False)) else "tirx"
@@ -39,7 +39,7 @@ def lower(func: Any, arch: str = "sm_90a") -> Lowered:
             bound = tvm.tirx.transform.BindTarget(target)(tvm.IRModule({"main": func}))
             host, devices = split_host_device_mods(lower_all(bound))
             [(device_target, device)] = devices.items()
-            library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, tvm.target.Target("llvm"))
+            library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(change(device))}, tvm.target.Target("llvm"))
     finally:
         os.environ.pop("TVM_COMPILE_FORCE_FALLBACK")
         if before is not None:
