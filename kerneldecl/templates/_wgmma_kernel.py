@@ -19,7 +19,6 @@ from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
-LAUNCH_PARAMS, EARLY = "tirx.kernel_launch_params", "tirx.use_programtic_dependent_launch"
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
@@ -258,6 +257,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        if kernel.is_early:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
         rank = T.cta_id_in_cluster([tiles.cluster])
         block = T.cta_id([kernel.clusters * tiles.cluster])
         group = T.warpgroup_id([tiles.consumers + 1])
@@ -373,7 +374,5 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
 
     body = packed(kernel.packings, kernel.sms, main.body) if kernel.packings else main.body
-    # TVM reads flags of launches here alone, and has them hold for all kernels of the function.
-    launches = {LAUNCH_PARAMS: [EARLY]} if kernel.is_early else {}
-    func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True, **launches})
+    func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
-from wgmma_cases import FLOAT16, PLAIN, PRODUCTS, SMS
+from wgmma_cases import FLOAT16, PACKED, PLAIN, PRODUCTS, SMS
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
