@@ -20,7 +20,6 @@ from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
 
-LAUNCH_PARAMS, EARLY = "tirx.kernel_launch_params", "tirx.use_programtic_dependent_launch"
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
@@ -279,6 +278,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        if kernel.is_early:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
         rank = T.cta_id_in_cluster([tiles.cluster])
         block = T.cta_id([kernel.clusters * tiles.cluster])
         group = T.warpgroup_id([tiles.consumers + 1])

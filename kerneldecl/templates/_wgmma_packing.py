@@ -160,6 +160,7 @@ def packed(packings: Sequence[Packing], sms: int, product: Any) -> Any:
     @T.prim_func(check_well_formed=False)
     def main():
         T.device_entry()
+        T.attr({"tirx.use_programtic_dependent_launch": True})
         block = T.cta_id([sum(blocks)])
         thread = T.thread_id([THREADS])
         T.ptx.griddepcontrol.launch_dependents()

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
+
+from kerneldecl.compiler.overlap_cuda import told_to_overlap
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,12 @@ class _Reader:
                 yield from self.read(part)
         elif kind in {"Bind", "LetStmt"}:
             yield from self._bind(stmt.var, stmt.value)
+        elif kind == "AllocBuffer":
+            self.values[stmt.buffer] = f"workspace_{len(self.values)}"
+            bytes_ = math.prod(int(extent) for extent in stmt.buffer.shape) * tvm.DataType(str(stmt.buffer.dtype)).itemsize
+            yield f"auto* {self.values[stmt.buffer]} = machine::workspace({bytes_});"
         elif kind == "DeclBuffer":
             yield from self._bind(stmt.buffer, stmt.data)
-        elif kind == "AllocBuffer":  # becomes a call for a workspace later on
-            yield self._workspace(stmt.buffer, math.prod(int(extent) for extent in stmt.buffer.shape) * _bytes(stmt.buffer.dtype))
         elif kind == "Evaluate":
             yield from self._evaluate(stmt.value)
         body = getattr(stmt, "body", None)
@@ -86,14 +89,11 @@ class _Reader:
             self.values[variable] = f"map_{self.maps}"
             return
         known = self._expression(value)
-        if known.startswith("workspace of "):
-            yield self._workspace(variable, int(known.split()[-1]))
+        if known.startswith("machine::workspace"):
+            self.values[variable] = f"workspace_{len(self.values)}"
+            yield f"auto* {self.values[variable]} = {known};"
         elif known:
             self.values[variable] = known
-
-    def _workspace(self, variable: Any, size: int) -> str:
-        self.values[variable] = f"workspace_{len(self.values)}"
-        return f"auto* {self.values[variable]} = machine::workspace({size});"
 
     def _evaluate(self, call: Any) -> Iterator[str]:
         name = _operation(call)
@@ -131,17 +131,13 @@ class _Reader:
             case "tirx.tvm_struct_get", [tensor, _, field] if int(field) == _DATA:
                 known = self._expression(tensor)
             case "tirx.call_extern", [name, _, _, size, *_] if str(name.value) == "TVMBackendAllocWorkspace":
-                known = f"workspace of {int(size)}"
+                known = f"machine::workspace({int(size)})"
         return known
 
 
 # Of TVM's TVMStructFieldKind: a tensor's address, and what a packed function's argument holds.
 _DATA, _ARGUMENT = 1, 15
 _FLAGS = {"tirx.use_programtic_dependent_launch", "tirx.use_cooperative_launch"}
-
-
-def _bytes(dtype: Any) -> int:
-    return int(np.dtype(str(dtype)).itemsize)
 
 
 def _operation(value: Any) -> str:
