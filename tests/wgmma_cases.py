@@ -112,8 +112,8 @@ PRODUCTS: dict[str, Form] = {
     "packed tfloat32, turned": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
     "stream-K": ({"m": 520, "n": 200, "k": 320}, {"dependent": 1, "stream": 1}),
     "stream-K of two waves": (
-        {"m": 700, "n": 264, "k": 300, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "gelu"]},
-        {"dependent": 1, "stream": 2, "block_n": 96},
+        {"m": 600, "n": 200, "k": 300, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "gelu"]},
+        {"dependent": 1, "stream": 2},
     ),
     "stream-K of int8": ({"dtype": "int8", "m": 500, "n": 128, "k": 1100}, {"dependent": 1, "stream": 1}),
     "stream-K, packed": ({"m": 133, "n": 67, "k": 201}, {"dependent": 1, "stream": 1, "pack": 1}),
@@ -132,6 +132,27 @@ PRODUCTS: dict[str, Form] = {
         {"pack": 1},
     ),
 }
+DEALT: dict[str, Value] = {"block_n": 32, "dependent": 1, "stream": 1}
+"""Last waves that are dealt evenly."""
+EIGHT_TILES: dict[str, Any] = {"m": 512, "n": 64, "k": 440, "layout": "nt", "dtype": "float16"}
+"""8 tiles of 7 steps; three SMs have two each, and of the last two tiles shares of 5, 5 and 4 steps."""
+DEALT_PRODUCTS: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
+    "last wave": ({}, {}, 3),
+    "last two waves": ({"epilogue": ["bias", "gelu"]}, {"stream": 2}, 3),
+    "all of a product": ({"m": 200, "k": 1300}, {}, 5),
+    "many of a tile": ({"m": 100, "n": 30, "k": 1000, "layout": "nn"}, {}, 7),
+    "one step each": ({"m": 100, "n": 30}, {}, 7),
+    "clusters": ({"m": 600, "n": 136, "layout": "tn"}, {"cluster_m": 2, "block_n": 128}, 9),
+    "clusters of columns": ({"n": 300, "batch": 3, "layout": "tt"}, {"cluster_n": 2, "block_n": 64, "stream": 2}, 10),
+    "odd sizes": ({"m": 397, "n": 67, "k": 331}, {"stream": 2}, 5),
+    "int8": ({"m": 300, "dtype": "int8", "k": 800}, {"block_m": 192, "consumers": 3}, 3),
+    "float8 to float32, swapped": (
+        {"m": 40, "n": 500, "dtype": "float8_e4m3fn", "out_dtype": "float32", "k": 1040},
+        {"swap": 1, "block_n": 40},
+        3,
+    ),
+}
+"""With the number of SMs that leaves the last wave short."""
 
 TILES: dict[str, Value] = {
     "block_m": 128,

@@ -122,9 +122,9 @@ class Walk:
 
     def sharers(self) -> Any:
         """Return how many other clusters have a piece of the tile that this one began."""
-        steps, share = self.kernel.steps, self.kernel.share
-        last = (self.at // steps * steps + steps - 1) // share
-        return T.Select(self.linear < self.kernel.whole, 0, last - self.at // share)
+        share = self.kernel.share
+        others = (self.at + self.kernel.steps - 1) // share - self.at // share
+        return T.Select(self.linear < self.kernel.whole, 0, others)
 
     def sharer(self, number: Any) -> Any:
         """Return the cluster that has a piece of the tile, counted from the next one after this cluster's."""

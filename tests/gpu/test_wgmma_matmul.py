@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gpu_kernels import Case, Checked, given, proposed
-from wgmma_cases import FLOAT16, PLAIN, PRODUCTS, SMS
+from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, FLOAT16, PLAIN, PRODUCTS, SMS
 
 from kerneldecl.model import Value
 
@@ -55,6 +55,7 @@ def form(name: str, attrs: dict[str, Any], params: dict[str, Value], sms: int = 
 
 
 EMULATED = [form(name, attrs, params, SMS) for name, (attrs, params) in PRODUCTS.items()]
+WITH_DEALT_WAVES = [form(name, EIGHT_TILES | attrs, DEALT | params, sms) for name, (attrs, params, sms) in DEALT_PRODUCTS.items()]
 PROPOSED = [
     product(f"{dtype}-{layout}-{m}x{n}x{k}", choice, {"dtype": dtype, **more, "layout": layout, "m": m, "n": n, "k": k})
     for (dtype, more), layout, ((m, n, k), choice) in itertools.product(DTYPES.items(), LAYOUTS, SIZES.items())
@@ -67,6 +68,11 @@ WITH_EPILOGUES = [
 
 @pytest.mark.parametrize("case", EMULATED, ids=str)
 def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", WITH_DEALT_WAVES, ids=str)
+def test_last_waves_that_are_dealt_evenly(case: Case, check: Checked) -> None:
     check(case)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import EmulationError, Kernel, host
+from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, PLAIN
 
 from kerneldecl import nvcc
 from kerneldecl.arrays import poisoned, relative_error
@@ -21,54 +22,22 @@ from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]
-PLAIN: dict[str, Value] = {
-    "block_m": 128,
-    "block_n": 32,
-    "consumers": 2,
-    "stages": 3,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "raster": 2,
-    "split": 1,
-    "schedule": "cooperative",
-    "swap": 0,
-    "dependent": 1,
-    "stream": 1,
-}
-FLOAT16: dict[str, Any] = {"m": 512, "n": 64, "k": 440, "layout": "nt", "dtype": "float16"}
-"""8 tiles of 7 steps; three SMs have two each, and of the last two tiles shares of 5, 5 and 4 steps."""
-CASES: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
-    "last wave": ({}, {}, 3),
-    "last two waves": ({"epilogue": ("bias", "gelu")}, {"stream": 2}, 3),
-    "all of a product": ({"m": 200, "k": 1300}, {}, 5),
-    "many of a tile": ({"m": 100, "n": 30, "k": 1000, "layout": "nn"}, {}, 7),
-    "one step each": ({"m": 100, "n": 30}, {}, 7),
-    "clusters": ({"m": 600, "n": 136, "layout": "tn"}, {"cluster_m": 2, "block_n": 128}, 9),
-    "clusters of columns": ({"n": 300, "batch": 3, "layout": "tt"}, {"cluster_n": 2, "block_n": 64, "stream": 2}, 10),
-    "odd sizes": ({"m": 397, "n": 67, "k": 331}, {"stream": 2}, 5),
-    "int8": ({"m": 300, "dtype": "int8", "k": 800}, {"block_m": 192, "consumers": 3}, 3),
-    "float8 to float32, swapped": (
-        {"m": 40, "n": 500, "dtype": "float8_e4m3fn", "out_dtype": "float32", "k": 1040},
-        {"swap": 1, "block_n": 40},
-        3,
-    ),
-}
 
 
 def product(attrs: dict[str, Any]) -> Any:
-    return load_rule(ROOT, "matmul").of(ROOT, {**FLOAT16, **attrs})
+    return load_rule(ROOT, "matmul").of(ROOT, {**EIGHT_TILES, **attrs})
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value], sms: int = 3) -> Any:
     arch = load_arch(ROOT, "h200")
     arch = replace(arch, gpu=replace(arch.the_gpu, sm_count=sms))
-    return wgmma_matmul.apply(tensorir.lower(product(attrs)), {**PLAIN, **params}, arch)
+    return wgmma_matmul.apply(tensorir.lower(product(attrs)), {**PLAIN, **DEALT, **params}, arch)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DEALT_PRODUCTS)
 def test_computes_what_the_rule_does_in_any_order(name: str) -> None:
-    attrs, params, sms = CASES[name]
+    attrs, params, sms = DEALT_PRODUCTS[name]
     rule, mod = product(attrs), made(attrs, params, sms)
     assert mod is not None
     kernel = Kernel(mod["main"])
