@@ -118,19 +118,6 @@ PRODUCTS: dict[str, Form] = {
     "stream-K of int8": ({"dtype": "int8", "m": 500, "n": 128, "k": 1100}, {"dependent": 1, "stream": 1}),
     "stream-K, packed": ({"m": 133, "n": 67, "k": 201}, {"dependent": 1, "stream": 1, "pack": 1}),
     "one step": ({"k": 16}, {"stages": 2}),
-    "packed": ({"m": 130, "k": 131}, {**PACKED, "cluster_m": 2}),
-    "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn", "epilogue": ["bias", "relu"]}, {**PACKED, "cluster_n": 2}),
-    "packed, tn, batch": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "dependent": 1}),
-    "packed, tt": ({"m": 150, "n": 130, "k": 198, "layout": "tt", "dtype": "bfloat16"}, {**PACKED, "block_m": 256}),
-    "packed, the left one alone": ({"m": 131, "n": 136, "k": 136, "layout": "tn"}, {**PACKED, "schedule": "pingpong", "block_m": 64}),
-    "packed, the right one alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
-    "packed, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap": 1, "block_n": 16, "split": 2}),
-    "packed e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 201}, {"pack": 1}),
-    "packed int8, one of them turned": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
-    "packed e5m2, turned, batch": (
-        {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
-        {"pack": 1},
-    ),
 }
 DEALT: dict[str, Value] = {"block_n": 32, "dependent": 1, "stream": 1}
 """Last waves that are dealt evenly."""

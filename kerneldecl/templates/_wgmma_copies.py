@@ -12,7 +12,6 @@ from kerneldecl.templates._wgmma_results import each
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
 MULTICAST = ".multicast::cluster"
-PREFETCH = "cp.async.bulk.prefetch.tensor.{}d.L2.global"
 
 
 @T.inline
@@ -37,26 +36,3 @@ def copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
                 slot,
                 mask,
             )
-
-
-@T.inline
-def _foresee(operand, tensor_map, row, share, at):
-    """Have one thread ask the second-level cache for a block's share of an operand: a hint, which reads no values."""
-    copies = T.meta_var(operand.copies[0])
-    batch, step = each(at)
-    for piece in T.unroll(copies.count):
-        coords = T.meta_var(copies.coords(batch, row, step, share * copies.count + piece))
-        T.ptx[PREFETCH.format(copies.map.rank)](T.address_of(tensor_map), *coords)
-
-
-@T.inline
-def foresee(kernel, walk, maps, place):
-    """Have one thread bring the first stages of the larger operand as far as L2; the kernel in front may still write to either."""
-    rank_m, rank_n, part = each(place)
-    tiles = T.meta_var(kernel.tiles)
-    for i in T.serial(min(tiles.stages, kernel.part_steps)):
-        at = T.meta_var((walk.batch, (part * kernel.part_steps if tiles.split > 1 else walk.begin()) + i))
-        if kernel.has_more_rows and kernel.rows.gather is None:
-            _foresee(kernel.rows, maps[0], (walk.row * tiles.cluster_m + rank_m) * tiles.block_m, rank_n, at)
-        if not kernel.has_more_rows and kernel.columns.gather is None:
-            _foresee(kernel.columns, maps[1], (walk.column * tiles.cluster_n + rank_n) * tiles.block_n, rank_m, at)

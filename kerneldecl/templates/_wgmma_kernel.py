@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_copies import ENCODE, copy, foresee
+from kerneldecl.templates._wgmma_copies import ENCODE, copy
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_packing import packed
@@ -319,12 +319,6 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if tiles.dependent == 1:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
-            if len(kernel.packings) == 0:
-                if group == 0:
-                    if warp == 0:
-                        if T.cuda.elect_sync():
-                            foresee(kernel, Walk(kernel, first, kernel.clusters), (rows_map, columns_map), place)
-                        T.cuda.warp_sync()
         if kernel.is_early:
             T.ptx.griddepcontrol.wait()
         if group == 0:
@@ -410,7 +404,5 @@ def build(kernel: Kernel) -> tvm.IRModule:
 
     body = main.body if workspace is None else workspace.allocated_for(main.body)
     body = packed(kernel.packings, kernel.sms, body) if kernel.packings else body
-    # TVM reads flags of launches here alone, and has them hold for all kernels of the function.
-    launches = {LAUNCH_PARAMS: [EARLY]} if kernel.is_early else {}
-    func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True, **launches})
+    func = tirx.PrimFunc(list(kernel.params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

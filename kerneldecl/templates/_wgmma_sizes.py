@@ -130,11 +130,6 @@ class Kernel:
         return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
 
     @property
-    def has_more_rows(self) -> bool:
-        """Say whether the rows' operand is the larger one."""
-        return self.grid[1] * self.tiles.block_m >= self.grid[2] * self.tiles.block_n
-
-    @property
     def is_gathered(self) -> bool:
         return self.rows.gather is not None or self.columns.gather is not None
 

@@ -19,8 +19,7 @@ Parameters:
   schedule     "cooperative": all consumers share a tile; "staggered": two do, the second some steps behind the first; "pingpong": two have
                tiles of their own (block_m is then one consumer's). With the latter two, one's results leave while the other multiplies
   swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
-  dependent    1 starts as soon as the previous kernel leaves room, has the larger operand's first stages brought to the second-level
-               cache, and waits for that kernel's end before the first load
+  dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
   pack         1 copies operands whose rows are no multiples of 16 bytes long to a workspace where they are, by a kernel of its own in
                front; the product, which starts while that one ends, has TMA read the copies
   stream       1 or 2 of the last waves of tiles, of which the very last is not full, have their steps dealt evenly over all SMs
