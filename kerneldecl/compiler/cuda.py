@@ -31,7 +31,7 @@ from tvm_ffi import structural
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
-from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches
+from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
@@ -132,7 +132,9 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
             raise ValueError("no kernel: nothing is bound to threads")
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
-        if not is_tirx(func):
+        if is_tirx(func):
+            host, device = told_to_overlap(host, device)
+        else:
             device = own_parts(one_barrier(device))
             if can_overlap(arch.the_gpu):
                 host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)

@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm
 from tvm.ir import Call
-from tvm.tirx import Evaluate, SeqStmt
+from tvm.tirx import AttrStmt, Evaluate, SeqStmt
 from tvm_ffi import structural
 
 from kerneldecl.model import Gpu
@@ -56,12 +56,47 @@ def overlapping_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
         blocks = math.prod(int(extent) for name, extent in zip(names, args[-len(names) :], strict=True) if name.startswith("blockIdx."))
         if names[-1] == DYNAMIC_SMEM_TAG:
             args[-1] = tvm.tirx.IntImm(str(args[-1].ty.dtype), spread_smem_bytes(gpu, blocks, int(args[-1])))
-        attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=_tagged(names))
-        return Call(call.op, args, attrs, call.ty_args, call.span, call.ty)
+        return _with_params(call, args, _tagged(names))
 
     return tvm.IRModule(
         {name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in mod.functions.items()}
     )
+
+
+def told_to_overlap(host: tvm.IRModule, device: tvm.IRModule) -> tuple[tvm.IRModule, tvm.IRModule]:
+    """Return host and device functions where kernels that wait themselves are launched so.
+
+    TIRx says it in an attribute of the kernel's body, which TVM 0.27 carries through and never reads.
+    """
+    waiting = {name.name_hint for name, func in device.functions.items() if _says_it_waits(func)}
+
+    def launch(call: Any) -> Any:
+        if getattr(call.op, "name", "") != "tirx.call_ffi_kernel" or str(call.args[0].value) not in waiting:
+            return call
+        return _with_params(call, list(call.args), _tagged(call.attrs.launch_params))
+
+    return (
+        tvm.IRModule(
+            {name: func.with_body(structural.structural_map(func.body, [(Call, launch)])) for name, func in host.functions.items()}
+        ),
+        tvm.IRModule(
+            {
+                name: func.with_attr(PARAMS, _tagged(func.attrs[PARAMS])) if name.name_hint in waiting else func
+                for name, func in device.functions.items()
+            }
+        ),
+    )
+
+
+def _says_it_waits(func: Any) -> bool:
+    found: list[Any] = []
+    structural.structural_walk(func.body, [(AttrStmt, lambda stmt: found.append(stmt) if stmt.attr_key == TAG else None)])
+    return bool(found)
+
+
+def _with_params(call: Any, args: list[Any], params: list[str]) -> Any:
+    attrs = tvm.ir.make_node("tirx.CallFFIKernelAttr", launch_params=params)
+    return Call(call.op, args, attrs, call.ty_args, call.span, call.ty)
 
 
 def spread_smem_bytes(gpu: Gpu, blocks: int, smem_bytes: int) -> int:

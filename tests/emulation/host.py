@@ -13,6 +13,8 @@ from typing import Any
 import tvm
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
+from kerneldecl.compiler.overlap_cuda import told_to_overlap
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -37,6 +39,7 @@ def lower(func: Any, arch: str = "sm_90a") -> Lowered:
             bound = tvm.tirx.transform.BindTarget(target)(tvm.IRModule({"main": func}))
             host, devices = split_host_device_mods(lower_all(bound))
             [(device_target, device)] = devices.items()
+            host, device = told_to_overlap(host, device)
             library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, tvm.target.Target("llvm"))
     finally:
         os.environ.pop("TVM_COMPILE_FORCE_FALLBACK")
