@@ -106,6 +106,7 @@ CONVOLUTIONS: list[Form] = [
     (SMALL, {"dependent": 1, "stages": 2, "tile_w": 1, "tile_h": 1}),
     (SMALL | {"dtype": "bfloat16", "f": 128}, {"block_n": 128, "cluster_m": 2}),
     (SMALL | {"f": 128}, {"cluster_n": 2, "tile_w": 8, "tile_h": 8}),
+    (SMALL | {"f": 128, "epilogue": ("bias", "silu")}, {"schedule": "staggered"}),
     (SMALL | {"out_dtype": "float32", "f": 24}, {"block_n": 24}),
     (SMALL | {"c": 128, "f": 192}, {"block_n": 192, "block_m": 64, "consumers": 1}),
     (SMALL | {"kh": 1, "kw": 1, "padding": 0, "stride": 2, "c": 128}, {}),
