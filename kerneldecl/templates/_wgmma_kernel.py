@@ -14,6 +14,7 @@ from kerneldecl.templates._wgmma_copies import ENCODE, copy
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_packing import packed
+from kerneldecl.templates._wgmma_parts import finish_sums, send_sums
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
 from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
@@ -212,51 +213,6 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place, co
         T.cuda.func_call("tvm_wgmma_fence_operand", acc[i], source_code=FENCE_SOURCE)
 
 
-@T.inline
-def _send_sums(kernel, acc, parts, part, thread):
-    """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
-    vector = T.meta_var(kernel.sent_at_once)
-    count = T.meta_var(kernel.registers // kernel.tiles.split)
-    for to in T.unroll(kernel.tiles.split):
-        address = T.alloc_local([1], "uint32")
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
-        for i in T.unroll(count // vector):
-            T.ptx[kernel.send](
-                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * vector * 4),
-                *[acc[to * count + i * vector + v] for v in range(vector)],
-            )
-
-
-@T.inline
-def _finish_sums(kernel, parts, part, thread, at, lanes):
-    """Have a thread add up, in one order, what all blocks of its cluster sent it, and store the results."""
-    results = T.meta_var(kernel.results)
-    batch, row, column = each(at)
-    warp, lane = each(lanes)
-    vector = T.meta_var(kernel.sent_at_once * kernel.packing)
-    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
-    per_slab = T.meta_var(kernel.tiles.block_n // 2)
-    received = T.alloc_local([kernel.sent_at_once], kernel.registers_dtype)
-    sums = T.meta_var(kernel.as_sums(received))
-    total = T.alloc_local([vector], kernel.total_dtype)
-    for i in T.unroll(count // vector):
-        for other in T.unroll(kernel.tiles.split):
-            for v in T.vectorized(kernel.sent_at_once):
-                received[v] = parts[other, i, thread, v]
-            for v in T.unroll(vector):
-                if other == 0:
-                    total[v] = T.cast(sums[v], kernel.total_dtype)
-                else:
-                    total[v] = total[v] + T.cast(sums[v], kernel.total_dtype)
-        place = T.meta_var(part * count + i * vector)
-        for v in T.unroll(vector):
-            element = T.meta_var(place + v)
-            x = T.meta_var(row + element // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
-            y = T.meta_var(column + element % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
-            if results.inside(x, y):
-                results.buffer[tuple(results.index(batch, x, y))] = results.element(T.cast(total[v], kernel.sums_dtype), batch, x, y)
-
-
 def build(kernel: Kernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     tiles, results = kernel.tiles, kernel.results
@@ -376,7 +332,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 )
                 column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
                 if tiles.split > 1:
-                    _send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
+                    send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
                 elif tiles.stream == 0:
                     _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
                 elif walk.is_begun_by_another():
@@ -400,7 +356,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 last = Walk(kernel, first, kernel.clusters)
                 row_last = T.meta_var(last.row * tiles.block_m + (group - 1) * (tiles.slabs * SLAB))
                 thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
-                _finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
+                finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
 
     body = main.body if workspace is None else workspace.allocated_for(main.body)
     body = packed(kernel.packings, kernel.sms, body) if kernel.packings else body
