@@ -64,9 +64,11 @@ RASTERS = (1, 2, 4, 8, 16)
 FEW_ROWS, SOME_ROWS = 32, 128
 """A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
 SAME_TILE = 2
-FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap")
+FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap", "stream")
 SPREAD = 0.02
 """How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
+DOUBT = 1.08
+"""How much behind the best of all the best of a schedule may be and still be among the first."""
 ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
@@ -124,14 +126,29 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 
 def _spread(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals in another order, so that the first few are of several forms: `SPREAD` for each before it of its own."""
+    """Return proposals in another order, so that the first few are of several forms: `SPREAD` for each before it of its own.
+
+    What is best of each schedule comes first, unless `DOUBT` says that it is behind: which of them wins depends on the clock, too.
+    """
     seen: Counter[tuple[Value, ...]] = Counter()
     expected = []
     for proposal in proposals:
         form = tuple(value for name, value in proposal.candidate.params if name in FORM)
         expected.append((proposal.predicted_secs * (1 + SPREAD * seen[form]), proposal))
         seen[form] += 1
-    return tuple(proposal for _, proposal in sorted(expected, key=operator.itemgetter(0)))
+    leaders = {_schedule(proposal): proposal for proposal in reversed(proposals)}
+    near = [proposal for proposal in proposals if proposal is leaders[_schedule(proposal)] and _is_near(proposal, proposals[0])]
+    ordered = (proposal for _, proposal in sorted(expected, key=operator.itemgetter(0)))
+    return (*near, *(proposal for proposal in ordered if not any(proposal is leader for leader in near)))
+
+
+def _is_near(proposal: Proposal, best: Proposal) -> bool:
+    return proposal.predicted_secs <= DOUBT * best.predicted_secs
+
+
+def _schedule(proposal: Proposal) -> tuple[Value, bool]:
+    params = dict(proposal.candidate.params)
+    return params["schedule"], params["stream"] != 0
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -221,8 +238,8 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     are_boxes = all(map(is_box, (product.left, product.right)))
     for (block_m, consumers, schedule), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
-        if not _suits(tiling, m, packing):
-            continue
+        if not _suits(tiling, m, packing) or (tiling.is_pingpong and block_n & (block_n - 1)):
+            continue  # ping-pong of other widths was behind wherever it was measured
         rows, columns = -(-m // block_m), -(-n // block_n)
         is_alone = batch * rows * columns <= gpu.sm_count
         if is_alone and schedule != "cooperative":
@@ -340,7 +357,8 @@ def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
     columns = -(-n // (tiling.block_n * tiling.cluster_n))
     tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
-    return _best_raster(rows, columns, gpu.sm_count // (tiling.cluster_m * tiling.cluster_n), *tile)
+    at_work = gpu.sm_count * (tiling.consumers if tiling.is_pingpong else 1)
+    return _best_raster(rows, columns, at_work // (tiling.cluster_m * tiling.cluster_n), *tile)
 
 
 @functools.cache

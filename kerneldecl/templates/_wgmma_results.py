@@ -96,7 +96,8 @@ def results_of(product: Product, tile: tuple[int, int], *, is_swapped: bool) -> 
     in_pairs = is_dense and n % 2 == 0 and pitch % 2 == 0
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
     tensor_map = None
-    if matrix.dtype in STAGED and is_dense and strides is not None:
+    # TMA stores 16 bytes at once, also where a matrix ends amid them: a single row may.
+    if matrix.dtype in STAGED and is_dense and strides is not None and columns * matrix.item_bytes % 16 == 0:
         box = (width, lines, *(1 for _ in extents))
         tensor_map = TensorMap(matrix.buffer, matrix.dtype, (columns, rows, *extents), strides, box, SWIZZLES[width * 2], promotion=0)
 

@@ -971,6 +971,8 @@ void tensor_store(int rank, const void* tensor, std::initializer_list<int> at, u
   auto map = *(const CUtensorMap*)tensor;
   auto place = place_of(map, rank, at);
   note_global(map.base, map.element_bytes, true);
+  int64_t line = map.extent[0] * map.element_bytes;
+  if (line % 16) fail("stores lines of %ld bytes by a tensor map; TMA writes 16 bytes at once, also beyond the last of them", long(line));
   if (adds && map.element_bytes != 4) fail("adds elements of %d bytes; the emulator adds float32", map.element_bytes);
   check_place(map, from);
   uint8_t* shared = me().cta->shared;
