@@ -140,13 +140,12 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time: of the operands as they are, and of copies that TMA can read."""
-    packed, packed_bytes = _packed(product)
     yield from _estimates(product, out_dtype, gpu)
+    packed, packed_bytes = _packed(product)
     if packed_bytes:
         secs = model.packing_secs(gpu, packed_bytes)
-        for estimate in _estimates(packed, out_dtype, gpu):
-            candidate = Candidate.of("wgmma_matmul", {**dict(estimate.candidate.params), "pack": 1})
-            yield Estimate(candidate, estimate.secs + secs, (*estimate.tile, 1))
+        for estimate in _estimates(packed, out_dtype, gpu, pack=1):
+            yield Estimate(estimate.candidate, estimate.secs + secs, estimate.tile)
 
 
 def _packed(product: Contraction) -> tuple[Contraction, int]:
@@ -157,12 +156,12 @@ def _packed(product: Contraction) -> tuple[Contraction, int]:
     return replace(product, **copies), sum(copied)
 
 
-def _estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def _estimates(product: Contraction, out_dtype: str, gpu: Gpu, pack: int = 0) -> Iterator[Estimate]:
     m = product.extents[1]
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
-            yield from _staged(sides, bare, out_dtype, gpu)
+            yield from _staged(sides, bare._replace(pack=pack), out_dtype, gpu)
 
 
 def _exchanged(product: Contraction) -> Contraction:
@@ -228,8 +227,8 @@ def is_box(factor: Factor) -> bool:
 
 
 def _is_turned(factor: Factor) -> bool:
-    """Say whether an operand is transposed on its way: wgmma wants the reduction last in 8-bit ones."""
-    return dtype_bytes(factor.dtype) == 1 and not factor.is_k_last
+    """Say whether an operand is transposed on its way: but for 16 bits wgmma wants the reduction last."""
+    return dtype_bytes(factor.dtype) != 2 and not factor.is_k_last
 
 
 def _is_k_last(factor: Factor) -> bool:
@@ -249,7 +248,8 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
     raster = _raster(product, bare, gpu)
-    for stages in sorted({most, most - 1, *FEWER_STAGES}):
+    are_boxes = is_box(product.left) and is_box(product.right)
+    for stages in sorted({most, most - 1, *FEWER_STAGES} if are_boxes else {most, FEWER_STAGES[-1]}):
         if MIN_STAGES <= stages <= most:
             tiling = bare._replace(stages=stages, raster=raster)
             estimate = _estimate(product, tiling, out_dtype, gpu)
@@ -311,5 +311,5 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
     gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered)
     secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap)
+    form = (tiling.cluster_m, tiling.cluster_n, tiling.consumers, tiling.is_pingpong, tiling.swap, tiling.pack)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))
