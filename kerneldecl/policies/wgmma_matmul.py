@@ -200,13 +200,12 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time: of the operands as they are, and of copies that TMA can read."""
-    packed, packed_bytes = _packed(product)
     yield from _estimates(product, out_dtype, gpu)
+    packed, packed_bytes = _packed(product)
     if packed_bytes:
         secs = model.packing_secs(gpu, packed_bytes)
-        for estimate in _estimates(packed, out_dtype, gpu):
-            candidate = Candidate.of("wgmma_matmul", {**dict(estimate.candidate.params), "pack": 1})
-            yield Estimate(candidate, estimate.secs + secs, (*estimate.tile, 1))
+        for estimate in _estimates(packed, out_dtype, gpu, pack=1):
+            yield Estimate(estimate.candidate, estimate.secs + secs, estimate.tile)
 
 
 def _packed(product: Contraction) -> tuple[Contraction, int]:
@@ -217,12 +216,12 @@ def _packed(product: Contraction) -> tuple[Contraction, int]:
     return replace(product, **copies), sum(copied)
 
 
-def _estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def _estimates(product: Contraction, out_dtype: str, gpu: Gpu, pack: int = 0) -> Iterator[Estimate]:
     m = product.extents[1]
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
-            yield from _staged(sides, bare, out_dtype, gpu)
+            yield from _staged(sides, bare._replace(pack=pack), out_dtype, gpu)
 
 
 def _exchanged(product: Contraction) -> Contraction:
@@ -311,7 +310,8 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
     raster = _raster(product, bare, gpu)
-    for stages in sorted({most, most - 1, *FEWER_STAGES}):
+    are_boxes = is_box(product.left) and is_box(product.right)
+    for stages in sorted({most, most - 1, *FEWER_STAGES} if are_boxes else {most, FEWER_STAGES[-1]}):
         if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
             tiling = bare._replace(stages=stages, raster=raster)
             estimate = _estimate(product, tiling, out_dtype, gpu)
@@ -392,5 +392,5 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
     # With waves that are dealt evenly all clusters are alike.
     clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
-    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap)
+    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

@@ -106,14 +106,14 @@ def _fetch(packing, source, raw, at, piece):
 @T.inline
 def _fetch_across(packing, source, raw, at, piece):
     """Load a piece of a line of the copy, whose elements lie in as many lines of the matrix."""
-    word = T.meta_var(4 // packing.source.item_bytes)
-    elements = T.decl_buffer((raw.shape[0] * word,), packing.source.dtype, data=raw.data, scope="local")
+    item = T.meta_var(packing.source.item_bytes)
+    elements = T.decl_buffer((raw.shape[0] * 4 // item,), packing.source.dtype, data=raw.data, scope="local")
     batch, row, term = each(packing.start(piece))
     for e in T.unroll(packing.width):
         if term + e < packing.copy.columns[0]:
-            elements[at * word + e] = source.elements[element_at(packing.source, batch, row, term + e)]
+            elements[at * 4 // item + e] = source.elements[element_at(packing.source, batch, row, term + e)]
         else:
-            elements[at * word + e] = tirx.const(0, packing.source.dtype)
+            elements[at * 4 // item + e] = tirx.const(0, packing.source.dtype)
 
 
 def words_of(packing: Packing, raw: Any, at: Any, piece: Any) -> list[Any]:

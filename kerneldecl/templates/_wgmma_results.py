@@ -212,28 +212,30 @@ def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
 
 @T.inline
 def copy_out(results: Results, buffer, at, lanes):
-    """Have a warpgroup store a chunk from shared memory, lines spread over lanes in pairs."""
+    """Have a warpgroup store a chunk from shared memory, lines spread over lanes: in pairs, else one element after the other."""
     batch, row, column = each(at)
     warp, lane = each(lanes)
     for r in T.unroll(results.lines // 4):
         line = T.meta_var(r * 4 + warp)
-        pair = T.meta_var(lane * 2)
         if lane < results.width // 2:
-            x = T.meta_var(row + pair if results.is_swapped else row + line)
-            y = T.meta_var(column + line if results.is_swapped else column + pair)
-            place = T.meta_var(_place(results, line, lane // 4) + pair % 8)
             if results.in_pairs:
+                pair = T.meta_var(lane * 2)
+                x = T.meta_var(row + pair if results.is_swapped else row + line)
+                y = T.meta_var(column + line if results.is_swapped else column + pair)
+                place = T.meta_var(_place(results, line, lane // 4) + pair % 8)
                 if results.inside(x, y):
                     for v in T.vectorized(2):
                         xv = T.meta_var(x + v if results.is_swapped else x)
                         yv = T.meta_var(y if results.is_swapped else y + v)
                         results.buffer[tuple(results.index(batch, xv, yv))] = buffer[place + v]
             else:
-                for v in T.unroll(2):
-                    xv = T.meta_var(x + v if results.is_swapped else x)
-                    yv = T.meta_var(y if results.is_swapped else y + v)
-                    if results.inside(xv, yv):
-                        results.buffer[tuple(results.index(batch, xv, yv))] = buffer[place + v]
+                for half in T.unroll(2):
+                    # Neighbours are stored at once, so that L2 takes whole sectors.
+                    element = T.meta_var(half * (results.width // 2) + lane)
+                    x = T.meta_var(row + element if results.is_swapped else row + line)
+                    y = T.meta_var(column + line if results.is_swapped else column + element)
+                    if results.inside(x, y):
+                        results.buffer[tuple(results.index(batch, x, y))] = buffer[_place(results, line, element // 8) + element % 8]
 
 
 @T.inline
