@@ -323,15 +323,19 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
 
 
 def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield a tiling with its last wave dealt evenly (stream-K), and the last two, where the very last would leave SMs idle."""
+    """Yield a tiling with its last wave dealt evenly (stream-K), and the last two, where the very last would leave SMs idle.
+
+    Neighbours' pieces begin at different steps, so that what they share must stay in L2: of a product that does not, not all is dealt.
+    """
     batch, m, n, _ = product.extents
     if tiling.schedule != "cooperative" or tiling.split > 1 or tiling.consumers == 1 or model.sums_a_register(product.sums_dtype) > 1:
         return
     clusters = batch * -(-m // (tiling.block_m * tiling.cluster_m)) * -(-n // (tiling.block_n * tiling.cluster_n))
     at_once = model.workers(gpu, tiling.cluster_m * tiling.cluster_n)
     full, rest = divmod(clusters, at_once)
+    most = full + int(product.left.size_bytes + product.right.size_bytes <= gpu.l2_bytes)
     if 0 < rest < STREAM_FILL * at_once and full < STREAM_WAVES:
-        yield from (tiling._replace(stream=waves, dependent=1) for waves in (1, 2) if waves <= full + 1)
+        yield from (tiling._replace(stream=waves, dependent=1) for waves in (1, 2) if waves <= most)
 
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:

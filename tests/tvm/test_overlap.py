@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
+from wgmma_cases import PLAIN
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import codegen, tensorir
@@ -70,6 +71,18 @@ def test_how_a_kernel_is_launched(name: str, tmp_path: Path) -> None:
     for launch, other in zip(made.launches, without.launches, strict=True):
         assert launch.dynamic_smem_bytes >= other.dynamic_smem_bytes
         assert bool(launch.dynamic_smem_bytes) == bool(other.dynamic_smem_bytes)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("dependent", "stream", "launches"), [(0, 0, 1), (1, 0, 1), (1, 1, 2)])
+def test_how_a_kernel_that_waits_itself_is_launched(dependent: int, stream: int, launches: int, tmp_path: Path) -> None:
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 1000, "n": 1000, "k": 256, "layout": "nt", "dtype": "float16"}))
+    candidate = Candidate.of("wgmma_matmul", PLAIN | {"dependent": dependent, "stream": stream})
+    schedule = codegen.apply_candidate(ROOT, mod, candidate, H200)
+    assert schedule is not None
+    made = compile_cuda_object(schedule.mod, H200, "kd_main", LocalStore(tmp_path))
+    assert len(made.launches) == launches
+    assert made.content.count(TAG.encode()) == launches * dependent
 
 
 @pytest.mark.parametrize("blocks", [1, 64, 132, 133, 256, 264, 265, 528, 1000, 5000])
