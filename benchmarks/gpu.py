@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
     parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")

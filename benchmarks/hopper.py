@@ -75,13 +75,11 @@ def _size(row: Row) -> tuple[Any, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time products and convolutions on a GPU with wgmma beside cuBLAS and cuDNN.")
-    parser.add_argument(
-        "--only", action="append", metavar="PATTERN", help="entries, rule:NAME or tag:NAME, as `kerneldecl build` takes them"
-    )
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, rule:NAME or tag:NAME, as in `kerneldecl build`")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
     parser.add_argument("--rivals", default="torch", help="who else takes part: torch, triton, dlight")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile at once")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
     given = parser.parse_args()

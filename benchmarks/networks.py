@@ -181,7 +181,7 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
         sys.exit(f"arch {given.arch} is {arch.model}, this is {described['gpu']}")
     show_machine(described)
     rows = []
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) // 4), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4), get_context("spawn")) as pool:
         # A few of the cores compile the defaults while the first network is tuned.
         defaults = {name_of(each): pool.submit(default_library, each, folder) for each in chosen if "dlight" in rivals}
         for network in chosen:

@@ -11,6 +11,9 @@ A kernel's object holds its own module (kind and content) in a section. The link
 linker script put the head before them, and what has been compiled once is never compiled or serialised again. Each
 object is whole: it can be cached, shipped and linked by the C++ compiler alone, without TVM.
 
+Kernels that need memory beside their arguments get it from `cudapages.cpp`, which is linked with them: TVM's own pool may free
+what a captured CUDA graph still uses.
+
 Rejected: TVM's export_library, which needs TVM with its CUDA runtime, thus a driver, where it links; objects that load
 their cubins themselves by cuModuleLoadData, which would do again what TVM's runtime does for launches, streams, several
 devices and shared memory beyond 48 KiB.
@@ -27,6 +30,8 @@ from pathlib import Path
 from kerneldecl.cxx import compiler
 from kerneldecl.errors import ToolchainError
 
+PAGES = Path(__file__).parent / "cudapages.cpp"
+_ALLOC = b"\0__TVMBackendAllocWorkspace\0"
 SECTION = "kerneldecl_modules"
 _KIND = b"cuda"
 LIBRARY = b"_lib"
@@ -37,7 +42,7 @@ ELF_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
 _TABLE_OFFSET, _COUNT, _NAMES = 6, 12, 13
 ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
 _OFFSET, _SIZE = 4, 5
-_PROGBITS, _ALLOC = 1, 2
+_PROGBITS, _LOADED = 1, 2
 
 _SCRIPT = """
 SECTIONS {{
@@ -66,7 +71,7 @@ def embed(host: bytes, module: bytes) -> bytes:
     longer = host[names[_OFFSET] : names[_OFFSET] + names[_SIZE]] + SECTION.encode() + b"\0"
     content = sized(_KIND) + sized(module)
     # An alignment of one byte: the linker joins sections without gaps.
-    entries.append([names[_SIZE], _PROGBITS, _ALLOC, 0, len(host) + len(longer), len(content), 0, 0, 1, 0])
+    entries.append([names[_SIZE], _PROGBITS, _LOADED, 0, len(host) + len(longer), len(content), 0, 0, 1, 0])
     names[_OFFSET : _SIZE + 1] = [len(host), len(longer)]
     body = host[ELF_FILE.size :] + longer + content
     body += bytes(-(ELF_FILE.size + len(body)) % 8)
@@ -82,7 +87,13 @@ def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
         (path / "modules.ld").write_text(script, encoding="ascii")
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,modules.ld"]
-        run([compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *flags], path, f"linking {library.name}")
+        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *pages_for(objects), *flags]
+        run(command, path, f"linking {library.name}")
+
+
+def pages_for(objects: Sequence[Path]) -> list[str]:
+    """Return what a linker's command needs for objects whose host code asks for memory of a GPU; nothing where none does."""
+    return ["-std=c++17", "-O2", "-fPIC", str(PAGES)] if any(_ALLOC in each.read_bytes() for each in objects) else []
 
 
 def _head(count: int) -> list[str]:

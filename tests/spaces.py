@@ -285,7 +285,8 @@ class Space:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without what would change how the command behaves."""
+    """Return the environment without what would change how the command behaves; what this process imports, others can, too."""
     dropped = {"CI", "NO_COLOR", "FORCE_COLOR", "TVM_NUM_THREADS"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    return {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

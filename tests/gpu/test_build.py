@@ -6,12 +6,11 @@ Knows nothing of which candidates there are.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from spaces import REPOSITORY, Space
+from spaces import Space
 
 pytestmark = pytest.mark.gpu
 
@@ -45,17 +44,9 @@ dtype = "float16"
 """
 
 
-def python_path() -> str:
-    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
-
-
-def run(space: Space, *arguments: str) -> str:
-    return space.run(*arguments, PYTHONPATH=python_path()).stdout
-
-
 def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKLOADS})
-    run(space, "build")
+    space.run("build")
     for path in space.records("tune"):
         result = json.loads(path.read_text(encoding="utf-8"))["result"]
         assert result["is_measured"]
@@ -64,24 +55,24 @@ def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None
         winner = result["measurements"][0]
         assert winner["registers"] > 0
         assert 1e-7 < result["run_secs"] < 1e-3
-    assert "2 entries: 2 up to date" in run(space, "build")
-    verified = run(space, "verify")
+    assert "2 entries: 2 up to date" in space.run("build").stdout
+    verified = space.run("verify").stdout
     assert verified.count("ok ") == 2
     assert "2 of 2 kernels right" in verified
 
 
 def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(tmp_path: Path) -> None:
     space = Space(tmp_path / "builder").write({"workloads.toml": WORKLOADS})
-    run(space, "build", "--no-measure")
+    space.run("build", "--no-measure")
     assert space.read("workloads.lock").count("unmeasured = true") == 2
     (bundle,) = space.root.glob("dist/*/gpu.bundle")
     elsewhere = Space(tmp_path / "gpu").write({})
     elsewhere.root.mkdir(exist_ok=True)
     shutil.move(bundle, elsewhere.root / "a.bundle")
     # PATH holds no compiler: none is to be called.
-    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="", PYTHONPATH=python_path()).stdout
+    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="").stdout
     assert "2 entries: 2 measured" in told
     shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
-    run(space, "build")
+    space.run("build")
     assert "unmeasured" not in space.read("workloads.lock")
-    assert "2 of 2 kernels right" in run(space, "verify")
+    assert "2 of 2 kernels right" in space.run("verify").stdout

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from gpu_kernels import Case, Kernel, Kernels
 from products import PRODUCTS, REFUSED, nn, wrapping_integers
 
 from kerneldecl.arrays import poisoned, random_array, relative_error
-from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.reference import expected_outputs, rounding
-from kerneldecl.compiler.tensorir import canonical_module, signature_of
-from kerneldecl.cudalink import link_cuda_library
+from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.dlight import CUDA, Config, DefaultPolicy, TensorCorePolicy, apply_and_build, get_tensorized_func_and_tags
 from kerneldecl.kernels import kernel_of, load_library
-from kerneldecl.model import Arg
+from kerneldecl.model import Arg, Candidate
 from kerneldecl.rule import dtype_tolerance
-from kerneldecl.stores.local import LocalStore
 
 pytestmark = pytest.mark.gpu
 
 
-ARCH = CUDA("h200").arch
+def case(func: Any, policy: Any, top_k: int, step: int) -> Case:
+    """Return every so-many-th of a policy's configurations of a function as candidates."""
+    file = f"functions/{func.__name__}.json"
 
+    def choose(*_: Any) -> list[Candidate]:
+        return [config.candidate for config in policy(func, "h200").emit_config(top_k)[::step]]
 
-def kernel(func: Any, config: Config, folder: Path) -> Any:
-    """Return the kernel, built in this process."""
-    applied = apply_candidate(folder, canonical_module(func), config.candidate, ARCH)
-    assert applied is not None, config
-    path = folder / "kernel.o"
-    path.write_bytes(compile_cuda_object(applied.mod, ARCH, "kd_function", LocalStore(folder)).content)
-    link_cuda_library(path.with_suffix(".so"), [path])
-    return kernel_of(load_library(path.with_suffix(".so"), "cuda"), "kd_function")
+    return Case(f"{func.__name__}-{policy.__name__}", "tensor_ir", {"file": file}, choose, files={file: tvm.ir.save_json(func)})
 
 
 def error_of(func: Any, run: Any) -> float:
@@ -56,19 +50,26 @@ def tolerance_of(func: Any) -> float:
     return max(dtype_tolerance(dtype) for _, dtype in signature_of(func)) + rounding(func)
 
 
-@pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
-@pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
-def test_products_of_others_are_right(func: Any, policy: Any, tmp_path: Path) -> None:
-    for at, config in enumerate(policy(func, "h200").emit_config(20)[::12]):
-        (tmp_path / str(at)).mkdir()
-        assert error_of(func, kernel(func, config, tmp_path / str(at))) <= tolerance_of(func), config
+def check(func: Any, kernels: Sequence[Kernel]) -> None:
+    assert kernels
+    for made in kernels:
+        assert not made.failure
+        assert error_of(func, kernel_of(load_library(made.library, "cuda"), made.symbol)) <= tolerance_of(func), made.candidate
 
 
+OF_PRODUCTS = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in PRODUCTS]
 # What overflows has no defined result.
-@pytest.mark.parametrize("func", [func for func in REFUSED if func is not wrapping_integers], ids=lambda func: func.__name__)
-def test_other_functions_are_right_on_cuda_cores(func: Any, tmp_path: Path) -> None:
-    config = DefaultPolicy(func, "h200").emit_config(1)[0]
-    assert error_of(func, kernel(func, config, tmp_path)) <= tolerance_of(func)
+OF_OTHERS = [(func, case(func, DefaultPolicy, 1, 1)) for func in REFUSED if func is not wrapping_integers]
+
+
+@pytest.mark.parametrize(("func", "case"), OF_PRODUCTS, ids=[str(case) for _, case in OF_PRODUCTS])
+def test_products_of_others_are_right(func: Any, case: Case, kernels: Kernels) -> None:
+    check(func, kernels.of(case).kernels)
+
+
+@pytest.mark.parametrize(("func", "case"), OF_OTHERS, ids=[str(case) for _, case in OF_OTHERS])
+def test_other_functions_are_right_on_cuda_cores(func: Any, case: Case, kernels: Kernels) -> None:
+    check(func, kernels.of(case).kernels)
 
 
 def test_the_published_lines() -> None:

@@ -1,29 +1,15 @@
-"""Memory-bound kernels on a real GPU: every proposed candidate computes the rule's reference and writes nothing else."""
+"""Memory-bound kernels on a real GPU: what policies propose computes the rule's reference and writes nothing else."""
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tvm
-
-from kerneldecl.arrays import poisoned, relative_error
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.cudalink import link_cuda_library
-from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.stores.local import LocalStore
+from gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
-ARCH = load_arch(ROOT, "h200")
-POLICIES = ("gpu_gemv_i4", "gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
-MARGIN_BYTES = 1 << 16
+POLICIES = proposed("gpu_gemv_i4", "gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
     *(("elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn", "int8", "float64")),
@@ -47,30 +33,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "attrs"), CASES, ids=lambda value: str(value).replace(" ", ""))
-def test_all_proposed_candidates_compute_the_reference(rule: str, attrs: dict[str, Any], tmp_path: Path) -> None:
-    made = load_rule(ROOT, rule).of(ROOT, attrs)
-    mod = tensorir.lower(made)
-    found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), ARCH, 20, ()) for name in POLICIES)
-    # Neighbours in rank are much alike, and nvcc takes nearly all of the time.
-    proposed = next(proposals for proposals in found if proposals)[::5]
-    device = tvm.cuda(0)
-    inputs = made.inputs(np.random.default_rng(0))
-    want, out = made.reference(*inputs), poisoned(made.signature().outputs[0])
-    for at, proposal in enumerate(proposed):
-        candidate = proposal.candidate
-        sch = importlib.import_module(f"kerneldecl.templates.{candidate.template}").apply(mod, dict(candidate.params), ARCH)
-        assert sch is not None, candidate
-        path = tmp_path / f"{at}.o"
-        path.write_bytes(compile_cuda_object(getattr(sch, "mod", sch), ARCH, "kernel", LocalStore(tmp_path)).content)
-        link_cuda_library(path.with_suffix(".so"), [path])
-        kernel = tvm.runtime.load_module(str(path.with_suffix(".so")))["kernel"]
-        whole = np.ones(out.nbytes + MARGIN_BYTES, np.uint8)
-        whole[: out.nbytes] = np.frombuffer(out.tobytes(), np.uint8)
-        memory = tvm.runtime.tensor(whole, device)
-        kernel(*(tvm.runtime.tensor(array, device) for array in inputs), memory._create_view(out.shape, str(out.dtype)))
-        device.sync()
-        written = memory.numpy()
-        got = np.frombuffer(written[: out.nbytes].tobytes(), out.dtype).reshape(out.shape)
-        assert relative_error(got, want) <= made.tolerance(), candidate
-        assert (written[out.nbytes :] == 1).all(), f"writes beyond its output: {candidate}"
+@pytest.mark.parametrize("case", [Case(str(attrs), rule, attrs, POLICIES) for rule, attrs in CASES], ids=str)
+def test_proposed_candidates_compute_the_reference(case: Case, check: Checked) -> None:
+    check(case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import tvm
 from _networks import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
 from _networks_relax import module_of
-from spaces import REPOSITORY, Space
+from spaces import Space
 from tvm import relax, te
 
 from kerneldecl import link
@@ -48,18 +47,14 @@ NETWORKS = [
 TOLERANCE = 3e-2
 
 
-def python_path() -> str:
-    return os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace with an artifact of all functions of the networks."""
     space = Space(tmp_path_factory.mktemp("networks")).write({"workloads.toml": WORKLOADS})
     for network in NETWORKS:
         space.write({f"{network.name}.json": tvm.ir.save_json(module_of(network))})
-        space.run("extract", f"{network.name}.json", PYTHONPATH=python_path())
-    space.run("build", PYTHONPATH=python_path())
+        space.run("extract", f"{network.name}.json")
+    space.run("build")
     return space
 
 

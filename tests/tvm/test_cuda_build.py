@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,16 @@ def test_two_kernels_of_one_function_are_launched_in_order(store: LocalStore) ->
     made = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
     assert [(launch.grid[0], launch.block[0]) for launch in made.launches] == [(2, 32), (4, 16)]
     assert len({launch.kernel for launch in made.launches}) == 2
+
+
+@needs_nvcc
+def test_memory_between_kernels_comes_from_pages_that_stay(store: LocalStore, tmp_path: Path) -> None:
+    """TVM's loader gives a library its own pool where it finds the name: test_cuda_pages.py says what else there is."""
+    made = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
+    assert b"__TVMBackendAllocWorkspace" in made.content
+    exported = subprocess.run(["nm", "-D", linked(tmp_path, kd_two=made)], capture_output=True, text=True, check=True).stdout
+    assert "__TVMBackendAllocWorkspace" not in exported
+    assert "U TVMBackendAllocWorkspace" in exported
 
 
 @pytest.mark.parametrize("name", ["B", "C"])

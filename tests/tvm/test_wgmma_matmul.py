@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
+from wgmma_cases import FLOAT16, PLAIN, PRODUCTS, SMS
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
@@ -19,69 +20,6 @@ from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]
-SMS = 3
-"""Of the GPU that is emulated, so that blocks have several tiles."""
-PLAIN: dict[str, Value] = {
-    "block_m": 128,
-    "block_n": 64,
-    "consumers": 2,
-    "stages": 3,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "raster": 2,
-    "split": 1,
-    "schedule": "cooperative",
-    "swap": 0,
-    "dependent": 0,
-}
-FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype": "float16"}
-ONE = {"block_m": 64, "consumers": 1}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
-    "nn": ({"layout": "nn"}, {}),
-    "nt": ({"layout": "nt", "m": 300}, {}),
-    "tn": ({"layout": "tn"}, {}),
-    "tt": ({"layout": "tt", "batch": 2}, {}),
-    "attention": ({"layout": "nn", "batch": 3, "m": 70, "n": 64, "k": 72}, {"dependent": 1}),
-    "bfloat16 to float32": ({"dtype": "bfloat16", "out_dtype": "float32"}, {"block_n": 96}),
-    "int8": ({"dtype": "int8", "k": 304}, {"block_n": 256}),
-    "e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 304}, {}),
-    "e5m2": ({"dtype": "float8_e5m2", "out_dtype": "bfloat16", "k": 304}, {}),
-    "one of each": ({"m": 1, "n": 1, "k": 1}, ONE),
-    "odd k": ({"m": 130, "k": 131}, {"block_n": 128}),
-    "odd k, nn": ({"m": 133, "k": 131, "layout": "nn"}, {"block_n": 64}),
-    "odd n and k": ({"n": 131, "k": 75, "epilogue": ["bias", "add"]}, {"block_n": 128}),
-    "even n and k": ({"m": 261, "n": 130, "k": 198, "epilogue": ["bias", "relu"]}, {"block_m": 256, "block_n": 128}),
-    "odd k to float32": ({"m": 70, "n": 5, "k": 75, "out_dtype": "float32"}, {}),
-    "odd k, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "swap": 1, "split": 2}),
-    "odd k, ping-pong": ({"m": 400, "n": 131, "k": 201}, {"schedule": "pingpong", "block_n": 128}),
-    "odd n, nn": ({"n": 131, "layout": "nn"}, {"block_n": 128}),
-    "even n, tn": ({"m": 130, "n": 134, "layout": "tn", "batch": 3}, {"schedule": "pingpong", "block_n": 64}),
-    "odd sizes, tt": ({"m": 151, "n": 131, "k": 137, "layout": "tt"}, {"block_n": 128}),
-    "int8, nn": ({"dtype": "int8", "layout": "nn", "n": 144, "k": 144}, {"block_n": 128}),
-    "odd sizes of e4m3, tt": (
-        {"dtype": "float8_e4m3fn", "out_dtype": "float16", "m": 150, "n": 131, "k": 137, "layout": "tt"},
-        {"block_n": 96, "dependent": 1},
-    ),
-    "odd k of e5m2": ({"dtype": "float8_e5m2", "out_dtype": "float16", "k": 201}, {"split": 2}),
-    "parts beyond the reduction": ({"m": 70, "n": 100, "k": 64 * 5}, {"split": 4, "block_n": 64}),
-    "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
-    "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
-    "cluster of four columns": ({"n": 600, "epilogue": ["silu", "add"]}, {"cluster_n": 4}),
-    "ping-pong": ({"m": 600, "epilogue": ["bias", "gelu"]}, {"schedule": "pingpong", "block_m": 64, "block_n": 128}),
-    "ping-pong of two slabs": ({"m": 600}, {"schedule": "pingpong", "block_m": 128, "block_n": 128}),
-    "three consumers": ({"m": 400}, {"consumers": 3, "block_m": 192, "block_n": 128, "dependent": 1}),
-    "one row, swapped": ({"m": 1, "n": 520}, {"swap": 1, "block_n": 8, "stages": 8}),
-    "few rows, swapped": ({"m": 21, "epilogue": ["bias", "relu"]}, {**ONE, "swap": 1, "block_n": 24}),
-    "few rows, swapped, odd n": ({"m": 19, "n": 133}, {**ONE, "swap": 1, "block_n": 24}),
-    "parts": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split": 4, "block_n": 64}),
-    "parts, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap": 1, "block_n": 16, "split": 8, "dependent": 1}),
-    "parts of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split": 2, "block_n": 64}),
-    "scales of int8": (
-        {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
-        {"block_n": 128},
-    ),
-    "one step": ({"k": 16}, {"stages": 2}),
-}
 
 
 def the_gpu() -> Arch:
@@ -108,9 +46,9 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_computes_what_the_rule_does(name: str) -> None:
-    attrs, params = CASES[name]
+    attrs, params = PRODUCTS[name]
     rule, mod = product(attrs), made(attrs, params)
     assert mod is not None
     kernel = Kernel(mod["main"])

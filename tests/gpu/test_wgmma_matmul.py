@@ -1,0 +1,78 @@
+"""Products on wgmma compute what the rule does: every dtype, layout, odd size, epilogue and form of the kernel, on a real GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from gpu_kernels import Case, Checked, given, proposed
+from wgmma_cases import FLOAT16, PLAIN, PRODUCTS, SMS
+
+from kerneldecl.model import Value
+
+pytestmark = pytest.mark.gpu
+
+FIRST, SEVERAL = proposed("wgmma_matmul", step=20), proposed("wgmma_matmul", step=7)
+"""Of 20 proposals."""
+LAYOUTS = ("nn", "nt", "tn", "tt")
+DTYPES: dict[str, dict[str, Any]] = {
+    "float16": {},
+    "bfloat16": {"out_dtype": "float32"},
+    "float8_e4m3fn": {"out_dtype": "float16"},
+    "float8_e5m2": {"out_dtype": "bfloat16"},
+    "int8": {},
+}
+SIZES = {(512, 768, 640): FIRST, (301, 517, 333): SEVERAL, (5, 1030, 1096): FIRST, (1001, 24, 200): FIRST}
+"""Whole tiles; nothing whole; few rows of long sums; few columns."""
+FORMS: dict[str, dict[str, Value]] = {
+    "cooperative": {"block_n": 128},
+    "ping-pong": {"schedule": "pingpong", "block_n": 128, "stages": 4},
+    "swapped": {"swap": 1, "block_m": 64, "consumers": 1, "block_n": 32},
+    "in parts": {"split": 4, "block_n": 128},
+    "cluster of rows": {"cluster_m": 2, "block_n": 128},
+    "cluster of columns, dependent": {"cluster_n": 2, "block_n": 96, "dependent": 1},
+    "three consumers": {"consumers": 3, "block_m": 192, "block_n": 128},
+    "slabs of two": {"block_m": 256, "block_n": 128},
+}
+EPILOGUES: list[dict[str, Any]] = [
+    {"epilogue": ["bias", "relu"]},
+    {"epilogue": ["bias", "gelu"], "dtype": "bfloat16"},
+    {"epilogue": ["silu", "add"], "batch": 3},
+    {"epilogue": ["scale_rows", "scale_columns", "bias"], "dtype": "int8", "out_dtype": "float16"},
+    {"epilogue": ["scale", "add"], "dtype": "float8_e4m3fn", "out_dtype": "float32"},
+]
+
+
+def product(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Case:
+    return Case(name, "matmul", FLOAT16 | attrs, choice, sms)
+
+
+def form(name: str, attrs: dict[str, Any], params: dict[str, Value], sms: int = 0) -> Case:
+    return product(name, given("wgmma_matmul", PLAIN | params), attrs, sms)
+
+
+EMULATED = [form(name, attrs, params, SMS) for name, (attrs, params) in PRODUCTS.items()]
+PROPOSED = [
+    product(f"{dtype}-{layout}-{m}x{n}x{k}", choice, {"dtype": dtype, **more, "layout": layout, "m": m, "n": n, "k": k})
+    for (dtype, more), layout, ((m, n, k), choice) in itertools.product(DTYPES.items(), LAYOUTS, SIZES.items())
+]
+WITH_EPILOGUES = [
+    form(f"{'-'.join(attrs['epilogue'])}-{name}", {"m": 520, "n": 392, "k": 1024, **attrs}, params, SMS * 11)
+    for attrs, (name, params) in itertools.product(EPILOGUES, FORMS.items())
+]
+
+
+@pytest.mark.parametrize("case", EMULATED, ids=str)
+def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", PROPOSED, ids=str)
+def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", WITH_EPILOGUES, ids=str)
+def test_epilogues_of_every_form(case: Case, check: Checked) -> None:
+    check(case)
