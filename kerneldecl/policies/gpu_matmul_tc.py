@@ -13,11 +13,12 @@ from typing import NamedTuple
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, parts_of, ranked, raster_of
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
     SM_BYTES_PER_CYCLE,
     STORED_BYTES_PER_CYCLE,
+    SUSTAINED_CLOCK,
     Blocks,
     Step,
     hidden_part,
@@ -43,7 +44,10 @@ NARROW = 32
 OTHER_REGISTERS = 48
 """Of a thread, beside sums and fragments: addresses and counters. Kernels compiled for sm_90 have 40 to 60."""
 COPY_INSTRUCTIONS, WINDOW_INSTRUCTIONS = 6.0, 14.0
-"""For one copy with its address, where rows are rows, and where a division finds a pixel in its image: as nvcc makes them."""
+"""For one copy with its address, where rows are rows, and where there are edges or a division finds a pixel in its image: as nvcc
+makes them."""
+NARROW_VECTOR = 4
+"""Bytes that are copied at once where some of them may lie beyond an operand of bytes: the template's."""
 ASYNC_BYTES = 4
 """Least that cp.async copies."""
 
@@ -194,8 +198,15 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
         dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     if tiling.parts > 1:
-        secs += adding_secs(product, tiling.parts, gpu)
+        secs += _adding_secs(product, tiling.parts, gpu)
     return Estimate(tiling.candidate(), secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
+
+
+def _adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
+    """Return the time of the kernel that adds the parts of a reduction: they come as slowly as they left, and the results leave again."""
+    batch, m, n, _ = product.extents
+    moved = batch * m * n * dtype_bytes(product.sums_dtype) * (parts + 1)
+    return gpu.launch_secs + moved / (STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
@@ -204,9 +215,12 @@ def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
     warp_m, warp_n = tiling.warp_tile
     threads = tiling.warps * gpu.warp_size
     issue, copies = 0.0, 0.0
-    for factor, extent, axes in ((product.left, tiling.block_m, product.m), (product.right, tiling.block_n, product.n)):
-        vectors = extent * tiling.block_k / math.gcd(factor.vector(), max(1, extent * tiling.block_k // threads))
-        is_direct = len(axes) == len(product.k) == 1
+    _, m, n, k = product.extents
+    for factor, extent, size, axes in ((product.left, tiling.block_m, m, product.m), (product.right, tiling.block_n, n, product.n)):
+        is_whole = size % extent == 0 and k % (tiling.block_k * tiling.parts) == 0
+        vector = math.gcd(factor.vector(), max(1, extent * tiling.block_k // threads))
+        vectors = extent * tiling.block_k / (vector if is_whole or item_bytes > 1 else math.gcd(vector, NARROW_VECTOR))
+        is_direct = is_whole and len(axes) == len(product.k) == 1
         issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_direct else WINDOW_INSTRUCTIONS)
         if factor.vector() * item_bytes < ASYNC_BYTES or tiling.stages == 1:
             copies += vectors / threads
