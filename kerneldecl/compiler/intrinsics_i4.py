@@ -53,6 +53,9 @@ def register_all() -> None:
             dotted(width, dtype)
 
 
+EVEN_BIAS, ODD_BIAS = 1024.0 + 8.0, 64.0 + 8.0
+"""What halves made of nibbles are too large by: the first of two in a byte, and the second."""
+
 _HALVES = """
 #include <cuda_fp16.h>
 __device__ __forceinline__ void kd_halves_i4(unsigned bits, half2* even, half2* odd) {
@@ -140,33 +143,51 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
 
 
 def permuted() -> tuple[str, str]:
-    """Return the name and CUDA of a function that copies 8 factors, or 8 zeros, in the order of the pairs that are made of a word."""
+    """Return the name and CUDA of a function that stores 8 factors in the order of the pairs that are made of a word."""
     source = """
-__device__ __forceinline__ void kd_permuted_i4(void* to, const void* from, int asked) {
-  uint4 x = asked ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-  *static_cast<uint4*>(to) = make_uint4(x.x & 0xffffu | x.z << 16, x.x >> 16 | x.z & 0xffff0000u, x.y & 0xffffu | x.w << 16,
-                                        x.y >> 16 | x.w & 0xffff0000u);
+__device__ __forceinline__ void kd_permuted_i4(void* to, const unsigned* x) {
+  *static_cast<uint4*>(to) = make_uint4(x[0] & 0xffffu | x[2] << 16, x[0] >> 16 | x[2] & 0xffff0000u, x[1] & 0xffffu | x[3] << 16,
+                                        x[1] >> 16 | x[3] & 0xffff0000u);
 }
 """
     return "kd_permuted_i4", source
 
 
+def started() -> tuple[str, str]:
+    """Return the name and CUDA of a function that stores what a quad's sums of 1024 weights begin with: less by what is too much."""
+    source = f"""
+__device__ __forceinline__ void kd_started_i4(float* to, const void* factors) {{
+  float even = 0.0f, odd = 0.0f;
+  for (int at = 0; at < 16; ++at) {{
+    uint4 x = static_cast<const uint4*>(factors)[at / 4 * 32 + at % 4];
+    const half2* pairs = reinterpret_cast<const half2*>(&x);
+    even += __low2float(pairs[0]) + __high2float(pairs[0]) + __low2float(pairs[2]) + __high2float(pairs[2]);
+    odd += __low2float(pairs[1]) + __high2float(pairs[1]) + __low2float(pairs[3]) + __high2float(pairs[3]);
+  }}
+  *to = -{EVEN_BIAS:.1f}f * even - {ODD_BIAS:.1f}f * odd;
+}}
+"""
+    return "kd_started_i4", f"#include <cuda_fp16.h>{source}"
+
+
 def dotted_rows(rows: int, group: int) -> tuple[str, str]:
-    """Return a function that adds to the sums of an even number of rows the products of 1024 weights each, and a warp's CUDA for it.
+    """Return the name and CUDA of a function with which a warp adds products of 1024 weights each to the sums of an even number of rows.
 
     A lane has 16 bytes of each row, 512 bytes apart, and `permuted` factors, 512 bytes from word to word; scales of so many weights lie
-    row by row. The sums of a quad are right in the lane `dotted_pair` has them in; what other lanes add is of no use.
+    row by row. Nibbles are multiplied as they stand behind 1024 or 64, and sums begin with what is too much (`started`): in float32
+    that costs seven bits of 24. The sums of a quad are right in the lane that `dotted_pair` has them in; others add what is of no use.
     """
     name = f"kd_dot_i4_rows_{rows}_{group}"
     pairs = rows // 2
-    source = f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
+    source = f"""#include <cuda_fp16.h>
 __device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
   return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
 }}
-__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const void* factors) {{
-  float c[{pairs}][4];
+__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const void* factors, const float* starts) {{
+  int quad = threadIdx.x % 32 / 4;
+  float c[{pairs}][4], start = starts[quad];
 #pragma unroll
-  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = 0.0f;
+  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = start;
   uint4 w[{rows}];
 #pragma unroll
   for (int row = 0; row < {rows}; ++row) w[row] = static_cast<const uint4*>(packed)[32 * row];
@@ -175,21 +196,22 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
     uint4 x = static_cast<const uint4*>(factors)[32 * word];
 #pragma unroll
     for (int pair = 0; pair < {pairs}; ++pair) {{
-      unsigned bits[2] = {{{name}_word(w[2 * pair], word), {name}_word(w[2 * pair + 1], word)}};
 #pragma unroll
       for (int half_word = 0; half_word < 2; ++half_word) {{
-        half2 a[4];
-        {name}_halves(bits[0] >> (8 * half_word), &a[0], &a[2]);
-        {name}_halves(bits[1] >> (8 * half_word), &a[1], &a[3]);
-        const unsigned* y = reinterpret_cast<const unsigned*>(a);
+        unsigned a[4];
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {{
+          unsigned bits = {name}_word(w[2 * pair + row], word) >> (8 * half_word);
+          asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(a[row]) : "r"(bits), "r"(0x64006400u));
+          asm("lop3.b32 %0, %1, 0x00f000f0, %2, 0xea;" : "=r"(a[row + 2]) : "r"(bits), "r"(0x54005400u));
+        }}
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
                      : "+f"(c[pair][0]), "+f"(c[pair][1]), "+f"(c[pair][2]), "+f"(c[pair][3])
-                     : "r"(y[0]), "r"(y[1]), "r"(y[2]), "r"(y[3]), "r"(half_word ? x.z : x.x), "r"(half_word ? x.w : x.y));
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(half_word ? x.z : x.x), "r"(half_word ? x.w : x.y));
       }}
     }}
   }}
-  int quad = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int row = 0; row < {rows}; ++row) {{
     float sum = quad % 2 ? c[row / 2][row % 2 * 2 + 1] : c[row / 2][row % 2 * 2];

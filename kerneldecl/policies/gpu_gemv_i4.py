@@ -19,7 +19,7 @@ from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
 
 TEMPLATES = ("gpu_gemv_i4", *gpu_gemv.TEMPLATES)
 
-ROWS, WARPS, STAGES, BLOCKS = (2, 4, 8), (4, 8, 16), (3, 4, 6, 8, 12), (1, 2, 4)
+ROWS, WARPS, STAGES, BLOCKS, SKEWS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 0)
 STEP, STEP_BYTES = 1024, 512
 """The template's: weights of a row that a warp takes at once."""
 GROUPS = (128, 256, 512, 1024)
@@ -27,12 +27,17 @@ LEAST_COPY_BYTES = 4
 LANES = 32
 ALIKE = 2
 """Of the same rows, warps and blocks, which differ in what is on its way."""
-UNITS_CYCLES = 17.0
-"""Of a scheduler, for 256 weights: 16 instructions, as nvcc makes them, and their share of addresses."""
-STEP_CYCLES = 450.0
-"""That a warp takes for a step at least: eight multiplications one after the other, and what comes before and after them."""
+STEP_CYCLES, UNIT_CYCLES = 90.0, 19.0
+"""Of a scheduler, for a step of a warp and for each 256 weights in it; fitted to cuts of 16384 x 16384 weights on an H200, like what
+follows."""
+STEP_LATENCY, UNIT_LATENCY = 300.0, 22.0
+"""Of a warp alone on its scheduler."""
+LOADED_LATENCY_SECS = 2 * DRAM_LATENCY_SECS
+"""While all of DRAM's bandwidth is in use."""
+FILLED_SHARE = 0.3
+"""Of the time in which all stages are filled, what passes before warps are at work."""
 PARTITIONS = 4
-OVERLAP = 4.0
+OVERLAP = 8.0
 IN_DOUBT = 1.3
 """How much slower than the other template a template's best may be predicted, and still be tried."""
 
@@ -44,6 +49,7 @@ class Cut(NamedTuple):
     warps: int
     stages: int
     blocks: int
+    skew: int
 
 
 class Sizes(NamedTuple):
@@ -61,7 +67,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
     estimates = (
-        Estimate(Candidate.of("gpu_gemv_i4", cut._asdict()), _secs(sizes, cut, gpu), cut[:2] + cut[3:]) for cut in cuts(sizes, gpu)
+        Estimate(Candidate.of("gpu_gemv_i4", cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks))
+        for cut in cuts(sizes, gpu)
     )
     mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
@@ -86,7 +93,7 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
     at_once = math.gcd(scales, sizes.k // sizes.group, 8)
     if 2 * at_once < LEAST_COPY_BYTES:
         return
-    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS)):
+    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, SKEWS)):
         used = smem_bytes(sizes, cut)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         is_whole = cut.rows * scales // at_once <= LANES and cut.rows * cut.warps * cut.blocks <= max(16, sizes.n)
@@ -101,7 +108,7 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
 
 def smem_bytes(sizes: Sizes, cut: Cut) -> int:
     """Return the shared memory of a block: all warps' stages of weights and scales, and the vector."""
-    return cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group) + 2 * STEP * -(-sizes.k // STEP)
+    return cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group) + (2 * STEP + 32) * -(-sizes.k // STEP)
 
 
 def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
@@ -109,15 +116,17 @@ def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     steps, tiles = -(-sizes.k // STEP), -(-sizes.n // cut.rows)
     grid = min(cut.blocks * gpu.sm_count, -(-tiles // cut.warps))
     turns = -(-tiles // (grid * cut.warps))
-    warps = cut.warps * -(-grid // gpu.sm_count)
+    warps, units = cut.warps * -(-grid // gpu.sm_count), 4 * cut.rows
+    busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES)
     step_bytes = cut.rows * STEP_BYTES
-    streamed = turns * steps * step_bytes * warps
+    dram_bytes_per_s = gpu.dram_bytes_per_s * DRAM_SHARE
     times = (
-        sizes.moved_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
-        turns * steps / (cut.stages - 1) * DRAM_LATENCY_SECS,
-        turns * steps * max(STEP_CYCLES, max(1.0, warps / PARTITIONS) * cut.rows * 4 * UNITS_CYCLES) / gpu.clock_hz,
-        streamed / (SM_BYTES_PER_CLOCK * gpu.clock_hz),
+        sizes.moved_bytes / dram_bytes_per_s,
+        turns * steps / (cut.stages - 1) * LOADED_LATENCY_SECS,
+        turns * steps * max(busy, STEP_LATENCY + units * UNIT_LATENCY) / gpu.clock_hz,
+        turns * steps * step_bytes * warps / (SM_BYTES_PER_CLOCK * gpu.clock_hz),
     )
     # Before the first multiplication come the vector, for each block, and the first weights.
-    start = DRAM_LATENCY_SECS + cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz)
+    filled = (cut.stages - 1) * step_bytes * cut.warps * grid / dram_bytes_per_s * FILLED_SHARE
+    start = filled + cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz)
     return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + start + gpu.launch_secs

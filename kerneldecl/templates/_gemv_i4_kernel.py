@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted
+from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted, started
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -23,6 +24,10 @@ GROUPS = (128, 256, 512, 1024)
 """Weights with one scale: at least the four lanes whose weights tensor cores add up."""
 VECTOR_BYTES = 16
 LEAST_COPY_BYTES = 4
+HELD = 4
+"""Vectors of factors that a thread has on their way together."""
+QUADS = 8
+"""Of a warp, each with sums of its own."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Kernel:
     warps: int
     stages: int
     blocks: int
+    skew: int
     sm_count: int
     overlaps: bool
     """With the end of the kernel before it."""
@@ -53,6 +59,16 @@ class Kernel:
         return min(self.blocks * self.sm_count, -(-self.tiles // self.warps))
 
     @property
+    def vectors(self) -> int:
+        """Of 8 elements, that the vector has with what fills its last step."""
+        return self.steps * STEP // 8
+
+    @property
+    def turns(self) -> int:
+        """In which a block's threads load the vector."""
+        return -(-self.vectors // (HELD * self.warps * LANES))
+
+    @property
     def scales(self) -> int:
         """Of a row and a step."""
         return STEP // self.group
@@ -64,13 +80,14 @@ class Kernel:
 
     @property
     def smem_bytes(self) -> int:
-        return self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales) + 2 * STEP * self.steps
+        return self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales) + (2 * STEP + 4 * QUADS) * self.steps
 
     def fits(self, gpu: Gpu) -> bool:
         """Say whether the kernel can be made so."""
         return (
             self.rows in ROWS
             and self.group in GROUPS
+            and self.skew in {0, 1}
             and self.k % self.group == 0
             and 2 * self.copied_scales >= LEAST_COPY_BYTES
             and self.rows * self.scales // self.copied_scales <= LANES
@@ -82,52 +99,89 @@ class Kernel:
         )
 
 
+def _at_most(place: Any, most: int, is_sure: bool) -> Any:
+    return place if is_sure else T.min(place, most)
+
+
+def _column(kernel: Kernel, tile: Any, step: Any) -> Any:
+    """Return which part of its rows a warp takes in a step: with `skew`, warps do not all take the same."""
+    return (step + tile) % kernel.steps if kernel.skew else step
+
+
 @T.inline
 def _fetch(kernel, sources, stages, tile, step, slot, lane):
     """Have a warp start the copies of one step of its rows, zeros in place of what lies beyond them."""
     packed, scale = T.meta_var(sources[0]), T.meta_var(sources[1])
     weights, scales = T.meta_var(stages[0]), T.meta_var(stages[1])
     row_bytes = T.meta_var(kernel.k // 2)
+    column = T.meta_var(_column(kernel, tile, step))
     at_once = T.meta_var(kernel.copied_scales)
     pieces = T.meta_var(kernel.scales // at_once)
+    is_whole = T.meta_var(kernel.k % STEP == 0)
     if tile < kernel.tiles:
-        byte = T.meta_var(step * STEP_BYTES + lane * VECTOR_BYTES)
+        byte = T.meta_var(column * STEP_BYTES + lane * VECTOR_BYTES)
         for r in T.unroll(kernel.rows):
-            row = T.meta_var(T.min(tile * kernel.rows + r, kernel.n - 1))
+            row = T.meta_var(_at_most(tile * kernel.rows + r, kernel.n - 1, kernel.n % kernel.rows == 0))
             T.cuda.func_call(
                 fetched(VECTOR_BYTES)[0],
                 weights.ptr_to([slot, r, lane * VECTOR_BYTES]),
-                packed.ptr_to([row, T.min(byte, row_bytes - VECTOR_BYTES)]),
-                T.Select(byte < row_bytes, VECTOR_BYTES, 0),
+                packed.ptr_to([row, _at_most(byte, row_bytes - VECTOR_BYTES, is_whole)]),
+                VECTOR_BYTES if is_whole else T.Select(byte < row_bytes, VECTOR_BYTES, 0),
                 source_code=fetched(VECTOR_BYTES)[1],
             )
         if lane < kernel.rows * pieces:
-            owner = T.meta_var(T.min(tile * kernel.rows + lane // pieces, kernel.n - 1))
-            first = T.meta_var(step * kernel.scales + lane % pieces * at_once)
+            owner = T.meta_var(_at_most(tile * kernel.rows + lane // pieces, kernel.n - 1, kernel.n % kernel.rows == 0))
+            first = T.meta_var(column * kernel.scales + lane % pieces * at_once)
             T.cuda.func_call(
                 fetched(2 * at_once)[0],
                 scales.ptr_to([slot, lane // pieces, lane % pieces * at_once]),
-                scale.ptr_to([owner, T.min(first, kernel.k // kernel.group - at_once)]),
-                T.Select(first < kernel.k // kernel.group, 2 * at_once, 0),
+                scale.ptr_to([owner, _at_most(first, kernel.k // kernel.group - at_once, is_whole)]),
+                2 * at_once if is_whole else T.Select(first < kernel.k // kernel.group, 2 * at_once, 0),
                 source_code=fetched(2 * at_once)[1],
             )
     T.ptx.cp.async_.commit_group()
 
 
 @T.inline
-def _keep(kernel, x, factors, thread):
-    """Have a block copy the vector to shared memory, in the order in which lanes multiply by it, zeros beyond its end."""
-    threads = T.meta_var(kernel.warps * LANES)
-    words = T.meta_var(kernel.steps * (STEP // 8))
-    for i in T.serial(-(-words // threads)):
-        word = T.meta_var(i * threads + thread)
-        if word < words:
+def _load(kernel, x, held, first, thread):
+    """Have a thread load some of the vector, zeros beyond its end."""
+    words = T.decl_buffer((kernel.k // 2,), "uint32", data=x.data)
+    for i in T.unroll(HELD):
+        place = T.meta_var(((first + i) * (kernel.warps * LANES) + thread) * 4)
+        if place < kernel.k // 2:
+            for v in T.vectorized(4):
+                held[i * 4 + v] = words[place + v]
+        else:
+            for v in T.unroll(4):
+                held[i * 4 + v] = T.uint32(0)
+
+
+@T.inline
+def _keep(kernel, held, factors, first, thread):
+    """Have a thread store to shared memory what it holds, in the order in which lanes multiply by it."""
+    for i in T.unroll(HELD):
+        place = T.meta_var((first + i) * (kernel.warps * LANES) + thread)
+        if place < kernel.vectors:
             T.cuda.func_call(
                 permuted()[0],
-                factors.ptr_to([((word // 128 * 4 + word % 4) * LANES + word % 128 // 4) * 8]),
-                x.ptr_to([T.min(word * 8, kernel.k - 8)]),
-                T.Select(word * 8 < kernel.k, 1, 0),
+                factors.ptr_to([((place // 128 * 4 + place % 4) * LANES + place % 128 // 4) * 8]),
+                held.ptr_to([i * 4]),
                 source_code=permuted()[1],
+            )
+
+
+@T.inline
+def _start(kernel, factors, starts, thread):
+    """Have a block compute what the sums of all steps begin with."""
+    threads = T.meta_var(kernel.warps * LANES)
+    for i in T.serial(-(-kernel.steps * QUADS // threads)):
+        place = T.meta_var(i * threads + thread)
+        if place < kernel.steps * QUADS:
+            T.cuda.func_call(
+                started()[0],
+                starts.ptr_to([place]),
+                factors.ptr_to([place // QUADS * STEP + place % QUADS * 32]),
+                source_code=started()[1],
             )
 
 
@@ -167,12 +221,17 @@ def build(kernel: Kernel) -> tvm.IRModule:
         factors = pool.alloc((kernel.steps * STEP,), "float16", align=16)
         weights = pool.alloc((kernel.warps * kernel.stages, kernel.rows, STEP_BYTES), "uint8", align=16)
         scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
+        starts = pool.alloc((kernel.steps * QUADS,), "float32", align=16)
         pool.commit()
         if kernel.overlaps:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
             T.ptx.griddepcontrol.wait()
 
+        thread = T.meta_var(warp * LANES + lane)
+        held = T.alloc_local((HELD * 4,), "uint32")
+        # Asked for before the weights, behind which it would come.
+        _load(kernel, x, held, 0, thread)
         first = T.meta_var(block * kernel.warps + warp)
         slots = T.meta_var(warp * kernel.stages)
         ahead_tile: T.int32 = first
@@ -183,7 +242,12 @@ def build(kernel: Kernel) -> tvm.IRModule:
             if ahead_step == kernel.steps:
                 ahead_step = 0
                 ahead_tile = ahead_tile + kernel.grid * kernel.warps
-        _keep(kernel, x, factors, warp * LANES + lane)
+        _keep(kernel, held, factors, 0, thread)
+        for i in T.serial(kernel.turns - 1):
+            _load(kernel, x, held, (i + 1) * HELD, thread)
+            _keep(kernel, held, factors, (i + 1) * HELD, thread)
+        T.cuda.cta_sync()
+        _start(kernel, factors, starts, thread)
         T.cuda.cta_sync()
         sums = T.alloc_local((kernel.rows,), "float32")
         tile: T.int32 = first
@@ -201,12 +265,14 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if ahead_step == kernel.steps:
                     ahead_step = 0
                     ahead_tile = ahead_tile + kernel.grid * kernel.warps
+                column = T.meta_var(_column(kernel, tile, step))
                 T.cuda.func_call(
                     dot,
                     sums.ptr_to([0]),
                     weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]),
                     scales.ptr_to([slots + slot, 0, 0]),
-                    factors.ptr_to([(step * 4 * LANES + lane) * 8]),
+                    factors.ptr_to([(column * 4 * LANES + lane) * 8]),
+                    starts.ptr_to([column * QUADS]),
                     source_code=source,
                 )
                 slot = T.Select(slot == kernel.stages - 1, 0, slot + 1)
