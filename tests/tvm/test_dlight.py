@@ -164,7 +164,7 @@ def test_configurations_are_distinct_and_best_first() -> None:
 
 
 def test_configurations_survive_json() -> None:
-    config = TensorCorePolicy(matmul(256, 256, 256), "h200").emit_config(1)[0]
+    config = TensorCorePolicy(matmul(4096, 4096, 4096), "h200").emit_config(1)[0]
     assert Config.from_json(config.to_json()) == config
     assert "wgmma_matmul(block_m=" in repr(config)
     assert " us expected" in repr(config)
