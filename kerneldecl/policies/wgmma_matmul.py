@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of, stored
-from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, Value, dtype_bytes
+from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
+from kerneldecl.policies._wgmma_order import spread
 
 TEMPLATES = ("wgmma_matmul",)
 
@@ -64,11 +64,6 @@ RASTERS = (1, 2, 4, 8, 16)
 FEW_ROWS, SOME_ROWS = 32, 128
 """A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
 SAME_TILE = 2
-FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap", "stream")
-SPREAD = 0.02
-"""How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
-DOUBT = 1.08
-"""How much behind the best of all the best of a schedule may be and still be among the first."""
 ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
@@ -122,33 +117,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if isinstance(product, str) or measured or why_not(space, arch):
         return ()
     out_dtype = space.blocks[-1].writes[0].dtype
-    return _spread(ranked(estimates(product, out_dtype, arch.the_gpu), SAME_TILE))[:top_k]
-
-
-def _spread(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals in another order, so that the first few are of several forms: `SPREAD` for each before it of its own.
-
-    What is best of each schedule comes first, unless `DOUBT` says that it is behind: which of them wins depends on the clock, too.
-    """
-    seen: Counter[tuple[Value, ...]] = Counter()
-    expected = []
-    for proposal in proposals:
-        form = tuple(value for name, value in proposal.candidate.params if name in FORM)
-        expected.append((proposal.predicted_secs * (1 + SPREAD * seen[form]), proposal))
-        seen[form] += 1
-    leaders = {_schedule(proposal): proposal for proposal in reversed(proposals)}
-    near = [proposal for proposal in proposals if proposal is leaders[_schedule(proposal)] and _is_near(proposal, proposals[0])]
-    ordered = (proposal for _, proposal in sorted(expected, key=operator.itemgetter(0)))
-    return (*near, *(proposal for proposal in ordered if not any(proposal is leader for leader in near)))
-
-
-def _is_near(proposal: Proposal, best: Proposal) -> bool:
-    return proposal.predicted_secs <= DOUBT * best.predicted_secs
-
-
-def _schedule(proposal: Proposal) -> tuple[Value, bool]:
-    params = dict(proposal.candidate.params)
-    return params["schedule"], params["stream"] != 0
+    return spread(ranked(estimates(product, out_dtype, arch.the_gpu), SAME_TILE))[:top_k]
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

@@ -13,6 +13,7 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies._wgmma_order import FORM
 from kerneldecl.policies.wgmma_matmul import Tiling
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
@@ -133,7 +134,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     by_form: dict[tuple[object, ...], list[float]] = {}
     for proposal in proposals:
         params = dict(proposal.candidate.params)
-        by_form.setdefault(tuple(params[name] for name in wgmma_matmul.FORM), []).append(proposal.predicted_secs)
+        by_form.setdefault(tuple(params[name] for name in FORM), []).append(proposal.predicted_secs)
     assert all(secs == sorted(secs) for secs in by_form.values())
 
 
