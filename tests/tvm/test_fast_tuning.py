@@ -255,8 +255,8 @@ def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough, also where CUDA is installed
-    a, b, k = te.placeholder((256, 256), "float16", "A"), te.placeholder((256, 256), "float16", "B"), te.reduce_axis((0, 256), "k")
-    product = te.compute((256, 256), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
+    a, b, k = te.placeholder((2048, 2048), "float16", "A"), te.placeholder((2048, 2048), "float16", "B"), te.reduce_axis((0, 2048), "k")
+    product = te.compute((2048, 2048), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
     before = module(product=te.create_prim_func([a, b, product]))
     target = tvm.target.Target({**dict(CUDA("h200").arch.tvm_target), "arch": "sm_90a"})
     tune = ApplyFastTuning(topk=1, target=target, meta_database_dir=tmp_path)
