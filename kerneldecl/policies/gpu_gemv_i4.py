@@ -17,7 +17,8 @@ from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction
 from kerneldecl.policies._gpu_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK
 from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
 
-TEMPLATES = ("gpu_gemv_i4", *gpu_gemv.TEMPLATES)
+TEMPLATE = "gpu_gemv_i4"
+TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
 
 ROWS, WARPS, STAGES, BLOCKS, SKEWS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 0)
 STEP, STEP_BYTES = 1024, 512
@@ -67,7 +68,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
     estimates = (
-        Estimate(Candidate.of("gpu_gemv_i4", cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks))
+        Estimate(Candidate.of(TEMPLATE, cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks))
         for cut in cuts(sizes, gpu)
     )
     mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies import gpu_gemv, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
+from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
 from kerneldecl.policies._gpu_products import mixed
 
 POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
+TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES), gpu_gemv_i4.TEMPLATE)
+"""Templates that multiply on tensor cores, those for other computations than products of two matrices included."""
 
 IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
 """A policy takes part whose best is predicted to be slower than the best of all by no more, and a launch: models err, most of all
@@ -56,7 +58,7 @@ def tensor_cores(space: IterSpace, arch: Arch, template: str) -> str:
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1 or len(reductions[0].reads) < 2:
         return ""
-    if any(template in policy.TEMPLATES for policy in ON_TENSOR_CORES):
+    if template in TENSORISED:
         return "used"
     # What competes with them may have won by its time; what is asked behind them has not.
     is_rival = template in TEMPLATES

@@ -163,6 +163,7 @@ def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
     assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
+    assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
 
 
 def operators() -> Iterator[tuple[str, list[int] | None, tuple[Any, ...]]]:

@@ -75,8 +75,8 @@ BEFORE = r"\w*warpgroup_sync\([^;]*\);\s*(if \([^{]*\) \{\s*tvm_builtin_ptx_st_r
 def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = host.lower
 
-    def lower(func: Any) -> host.Lowered:
-        lowered = sound(func)
+    def lower(func: Any, change: Callable[[Any], Any]) -> host.Lowered:
+        lowered = sound(func, change)
         flawed = replace(lowered, source=flaw(lowered.source))
         assert flawed.source != lowered.source
         return flawed
