@@ -32,6 +32,8 @@ TILES = {
     "schedule": "cooperative",
     "swap": 0,
     "dependent": 0,
+    "pack": 0,
+    "stream": 0,
 }
 EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lambda x: x / (1 + math.exp(min(-x, 700)))}
 
