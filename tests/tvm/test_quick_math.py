@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
+from wgmma_cases import PLAIN
 
 from kerneldecl.compiler import tensorir
 from kerneldecl.plugins import load_arch, load_rule
@@ -20,21 +21,7 @@ from kerneldecl.templates._quick_math import ABSOLUTE_ERROR, RELATIVE_ERROR
 ROOT = Path(__file__).parents[2]
 SIZE = 256
 """Squared, as many numbers as there are of 16 bits."""
-TILES = {
-    "block_m": 128,
-    "block_n": 128,
-    "consumers": 2,
-    "stages": 2,
-    "cluster_m": 1,
-    "cluster_n": 1,
-    "raster": 1,
-    "split": 1,
-    "schedule": "cooperative",
-    "swap": 0,
-    "dependent": 0,
-    "pack": 0,
-    "stream": 0,
-}
+TILES = PLAIN | {"block_n": 128, "stages": 2, "raster": 1}
 EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lambda x: x / (1 + math.exp(min(-x, 700)))}
 
 
