@@ -207,7 +207,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     for (block_m, consumers, schedule), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
         if not _suits(tiling, m, packing) or (tiling.is_pingpong and block_n & (block_n - 1)):
-            continue  # ping-pong of other widths was behind wherever it was measured
+            continue  # fewer forms to time: ping-pong of other widths won no contest
         rows, columns = -(-m // block_m), -(-n // block_n)
         is_alone = batch * rows * columns <= gpu.sm_count
         if is_alone and schedule != "cooperative":
