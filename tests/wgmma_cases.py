@@ -184,3 +184,20 @@ CONVOLUTIONS: list[Form] = [
     (RAGGED | {"stride": 2, "f": 128, "epilogue": ("bias", "relu")}, SWAPPED | {"consumers": 2, "block_m": 128, "cluster_n": 2}),
     (RAGGED | {"out_dtype": "float32", "f": 24, "c": 128}, SWAPPED | {"split": 2}),
 ]
+
+FEW_CHANNELS: dict[str, Any] = {"n": 2, "h": 13, "w": 32, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "dtype": "float16"}
+THREE_BY_THREE = FEW_CHANNELS | {"kh": 3, "kw": 3, "stride": 1, "padding": 1, "h": 11, "w": 24}
+WINDOW_TILES: dict[str, Any] = {"tile_w": 16, "slabs": 2, "block_n": 64, "stages": 3, "blocks": 2}
+WINDOWS: list[Form] = [
+    (FEW_CHANNELS, {}),
+    (FEW_CHANNELS | {"dtype": "bfloat16", "epilogue": ("bias", "relu"), "n": 3}, {"tile_w": 32, "slabs": 1, "stages": 2}),
+    (FEW_CHANNELS | {"padding": 0, "f": 136}, {"block_n": 128, "slabs": 1}),
+    (FEW_CHANNELS | {"padding": 2, "f": 24, "out_dtype": "float32", "w": 40}, {"block_n": 24, "slabs": 4}),
+    (FEW_CHANNELS | {"c": 4, "kh": 8, "kw": 11, "stride": 2, "padding": 2, "f": 96}, {"block_n": 96, "blocks": 1}),
+    (THREE_BY_THREE, {}),
+    (THREE_BY_THREE | {"padding": 2, "f": 8, "dtype": "bfloat16"}, {"tile_w": 32, "block_n": 8, "stages": 2}),
+    (THREE_BY_THREE | {"c": 1, "f": 32, "epilogue": ("bias", "silu")}, {"tile_w": 64, "block_n": 32, "slabs": 1}),
+    (THREE_BY_THREE | {"c": 12, "stride": 1, "kh": 5, "dilation": 1, "padding": 0}, {}),
+    (THREE_BY_THREE | {"kw": 1, "kh": 5, "dilation": 2, "padding": 0, "stride": 3}, {"slabs": 1, "blocks": 3}),
+]
+"""Convolutions of images with few channels: windows that begin amid a pair of elements, rows of odd length, results beyond tiles."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul
+from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies._gpu_products import mixed
 
-POLICIES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc, gpu_gemv)
+POLICIES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
-ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, gpu_matmul_tc)
+ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES), gpu_gemv_i4.TEMPLATE)
 """Templates that multiply on tensor cores, those for other computations than products of two matrices included."""
 

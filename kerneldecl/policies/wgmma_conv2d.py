@@ -135,7 +135,7 @@ def _windows(space: IterSpace, product: Contraction) -> Windows | None:
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     image = block.reads[product.left.position]
-    if product.batch or len(image.index) != 4 or not all(map(_is_copy, before)) or not _is_whole(stored(space, image), image):
+    if product.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(stored(space, image), image):
         return None
     *sides, channel = ([(axis, step) for axis, step in index or () if block.axes[axis].extent > 1] for index in image.index)
     looks = [look for look in (_looks(block, terms, product) for terms in sides) if look is not None]
@@ -147,12 +147,12 @@ def _windows(space: IterSpace, product: Contraction) -> Windows | None:
     return Windows((images, rows[0], columns[0]), (rows[1], columns[1]), rows[2] * columns[2], block.axes[channel[0][0]].extent)
 
 
-def _is_copy(block: Block) -> bool:
+def is_copy(block: Block) -> bool:
     """Say whether a block changes nothing but places, such as one that adds a margin."""
     return len(block.reads) == 1 and block.reads[0].dtype == block.writes[0].dtype and block.flops_per_point == 0
 
 
-def _is_whole(source: Access, image: Access) -> bool:
+def is_whole(source: Access, image: Access) -> bool:
     """Say whether an image has the argument's images and channels, with nothing but a margin added."""
     return len(source.shape) == len(image.shape) and (source.shape[0], source.shape[3]) == (image.shape[0], image.shape[3])
 

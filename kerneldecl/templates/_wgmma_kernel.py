@@ -176,7 +176,7 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _store(kernel, acc, packed, staging, store_map, at, lanes):
+def store(kernel, acc, packed, staging, store_map, at, lanes):
     """Have a warpgroup store its sums as results."""
     if kernel.buffers > 0:
         _store_staged(kernel, acc, packed, staging, store_map, at, lanes)
@@ -334,13 +334,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if tiles.split > 1:
                     send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
                 elif tiles.stream == 0:
-                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
                 elif walk.is_begun_by_another():
                     leave_sums(kernel, workspace, acc, block, worker, (warp, lane))
                 else:
                     for number in T.serial(walk.sharers()):
                         add_sums(kernel, workspace, acc, walk.sharer(number) * tiles.cluster + rank, worker, (warp, lane))
-                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
                 if tiles.is_pingpong:
                     _skip(kernel, state, kernel.steps)
                 walk.advance()

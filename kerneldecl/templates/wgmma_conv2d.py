@@ -14,17 +14,16 @@ Returns a specialised function of TIRx, not a schedule.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from tvm import IRModule, tirx
+from tvm import IRModule
 
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._wgmma_boxes import Boxes, results_of_boxes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
 from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
-from kerneldecl.templates._wgmma_results import STAGED, Results, chunk_shape
 from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_tiles import SLAB, Tiles
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
@@ -32,45 +31,6 @@ from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 MAX_STEP = 8
 """Of a box through a dimension of a tensor map."""
 STEP_CHANNELS = ROW_BYTES // 2
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """How tiles of pixels cover results: (images, rows, columns) of the result, and of a tile."""
-
-    results: tuple[int, int, int]
-    tile: tuple[int, int, int]
-
-    @property
-    def pixels(self) -> int:
-        return math.prod(self.tile)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        images, rows, columns = (-(-extent // side) for extent, side in zip(self.results, self.tile, strict=True))
-        return images, rows, columns
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.counts)
-
-    def part(self, pixels: int) -> tuple[int, int, int]:
-        """Return the box of so many neighbouring rows of a tile, a power of two."""
-        columns = min(self.tile[2], pixels)
-        rows = min(self.tile[1], pixels // columns)
-        return pixels // (columns * rows), rows, columns
-
-    def pixel(self, row: Any) -> tuple[Any, Any, Any]:
-        """Return image, row and column of the result that a row of the product is."""
-        _, rows, columns = self.counts
-        _, tile_rows, tile_columns = self.tile
-        tile, within = row // self.pixels, row % self.pixels
-        image = tile // (rows * columns) * self.tile[0] + within // (tile_rows * tile_columns)
-        return (
-            image,
-            tile // columns % rows * tile_rows + within // tile_columns % tile_rows,
-            tile % columns * tile_columns + within % tile_columns,
-        )
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
@@ -113,7 +73,7 @@ def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch
     operands, counts = (image, weights), (boxes.count, -(-convolution.filters // filters))
     if tiles.swap:
         operands, counts = (weights, image), (counts[1], counts[0])
-    made = _results(convolution, boxes, filters, is_swapped=bool(tiles.swap))
+    made = results_of_boxes(convolution, boxes, filters, is_swapped=bool(tiles.swap))
     kernel = Kernel(convolution.params, dtype, convolution.sums_dtype, *operands, made, tiles, (1, *counts), steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not made.is_staged or tiles.split > 1 else None
 
@@ -190,41 +150,3 @@ def _weights(convolution: Convolution, tile_columns: int, share: int) -> Operand
 
     copies = Copies(tensor_map, stage_rows // copy_rows // share, lambda number: number * copy_rows, coords)
     return Operand(dtype, (copies,), stage_rows, is_k_last=is_k_last)
-
-
-def _results(convolution: Convolution, boxes: Boxes, tile_filters: int, *, is_swapped: bool) -> Results:
-    """Return how results leave: some pixels at a time, which are a box, too."""
-    out, filters = convolution.out, convolution.filters
-    dtype = str(out.dtype)
-    images, height, width, _ = (int(extent) for extent in out.shape)
-    line, lines = chunk_shape(boxes.pixels if is_swapped else tile_filters, is_swapped=is_swapped)
-    pitch, in_pairs = filters * dtype_bytes(dtype), filters % 2 == 0
-    tensor_map = None
-    if dtype in STAGED and pitch % PITCH_BYTES == 0:
-        strides = (pitch, width * pitch, height * width * pitch)
-        box = (line, *reversed(boxes.part(lines)))
-        tensor_map = TensorMap(out, dtype, (filters, width, height, images), strides, box, SWIZZLES[line * 2], promotion=0)
-
-    def index(_: Any, row: Any, column: Any) -> list[Any]:
-        pixel, channel = (column, row) if is_swapped else (row, column)
-        return [*boxes.pixel(pixel), channel]
-
-    def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        return tuple(reversed(index(batch, row, column)))
-
-    def value(total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        return convolution.value(total, index(batch, row, column), addends)
-
-    def addends(batch: Any, row: Any, column: Any) -> list[Any]:
-        *pixel, channel = index(batch, row, column)
-        places = zip(pixel, boxes.results, boxes.tile, strict=True)
-        within = [tirx.min(at, extent - 1) if extent % side else at for at, extent, side in places]
-        # Pairs stay pairs.
-        last = filters - 2 + channel % 2 if in_pairs else filters - 1
-        return convolution.addends([*within, tirx.min(channel, last) if filters % tile_filters else channel])
-
-    def inside(row: Any, column: Any) -> Any:
-        places = zip(index(0, row, column), (images, height, width, filters), strict=True)
-        return tirx.all(*(at < extent for at, extent in places))
-
-    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, is_swapped, line, lines, in_pairs)

@@ -1,0 +1,200 @@
+"""Owns which tiles of a convolution of images with few channels on wgmma a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kerneldecl.contraction import Contraction, contraction_of, stored
+from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies import wgmma_matmul
+from kerneldecl.policies._gpu_products import Estimate, ranked
+from kerneldecl.policies._gpu_tensor_model import SUSTAINED_CLOCK, together
+from kerneldecl.policies._wgmma_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
+from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
+
+TEMPLATES = ("wgmma_window",)
+
+WIDTHS, SLABS, STAGES = (16, 32, 64), (1, 2, 4), (2, 3, 4)
+MAX_FILTERS = 128
+MAX_BLOCKS = 8
+ITEM_BYTES = 2
+STEP = 16
+HELD_STEPS = 10
+OTHER_REGISTERS = 48
+SAME_TILE = 4
+LANES_CYCLES = 4
+"""In which an SM serves a load of all lanes of a warpgroup."""
+EDGE_CYCLES = 900.0
+"""Of a slab that no other instruction of its block hides: the first loads, the last products, results on their way."""
+START_SECS = 2.5e-6
+"""Until the weights are there."""
+
+
+class Side(NamedTuple):
+    """How results walk over one side of an image."""
+
+    results: int
+    stride: int
+    taps: int
+    dilation: int
+
+
+class Windows(NamedTuple):
+    """How results look at images."""
+
+    images: int
+    rows: Side
+    columns: Side
+    channels: int
+    width: int
+    """Pixels of a row of the image."""
+
+    @property
+    def line_pairs(self) -> int:
+        """Return the pairs that a row of a window takes; which may begin amid one."""
+        return (self.columns.taps * self.channels + 2) // 2
+
+    @property
+    def steps(self) -> int:
+        return -(-self.rows.taps * self.line_pairs * 2 // STEP)
+
+
+class Tiling(NamedTuple):
+    """The template's parameters."""
+
+    tile_w: int
+    slabs: int
+    block_n: int
+    stages: int
+    blocks: int
+
+    @property
+    def tile_h(self) -> int:
+        return self.slabs * WGMMA_ROWS // self.tile_w
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("wgmma_window", self._asdict())
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+    """Return the tilings with the least predicted time, best first; nothing for what is no convolution that is taken."""
+    product = contraction_of(space)
+    if isinstance(product, str) or measured or why_not(space, arch):
+        return ()
+    windows = windows_of(space, product)
+    assert windows is not None, "why_not has asked for it"
+    return ranked(estimates(windows, product, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)[:top_k]
+
+
+def why_not(space: IterSpace, arch: Arch) -> str:
+    """Return why wgmma does not take a computation as windows out of shared memory, as a sentence; empty where it does."""
+    product, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(product, str):
+        return product
+    dtype, other = product.left.dtype, product.right.dtype
+    windows = windows_of(space, product)
+    if windows is None:
+        return "it is no convolution of images whose channels lie side by side"
+    reasons = (
+        (not gpu.wgmma_arch, "its GPU has no wgmma"),
+        (not product.is_plain, "its reduction does something else than adding products"),
+        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
+        (dtype_bytes(dtype) != ITEM_BYTES or product.sums_dtype != "float32", "pairs of 16 bits are loaded, and summed in float32"),
+        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
+        (windows.columns.dilation > 1, "its windows have gaps along rows"),
+        (windows.width * windows.channels % ALIGNED_ITEMS != 0, "rows of its image are no multiples of 16 bytes"),
+        (product.right.is_k_last or product.right.vector() != ALIGNED_ITEMS, "its filters do not lie side by side in multiples of 8"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
+
+
+def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
+    """Return how a convolution looks at its images, None for what is none with dimensions image, row, column, channel."""
+    before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
+    block = space.blocks[len(before)]
+    image = block.reads[product.left.position]
+    source = stored(space, image)
+    if product.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(source, image):
+        return None
+    sides = [_side(block, tuple(index or ()), product) for index in image.index[:3]]
+    channels = [axis for axis, step in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in product.k or step == 1)]
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides) or known[0][1:3] != (1, 1) or len(channels) > 1 or any(axis not in product.k for axis in channels):
+        return None
+    images, rows, columns = known
+    width = source.shape[2]
+    return Windows(images.results, rows, columns, math.prod(block.axes[axis].extent for axis in channels), width)
+
+
+def _side(block: Block, index: tuple[tuple[int, int], ...], product: Contraction) -> Side | None:
+    """Return how results walk over a dimension of the image, None where several axes do."""
+    terms = [(axis, step) for axis, step in index if block.axes[axis].extent > 1]
+    spatial = [term for term in terms if term[0] in product.m]
+    reduced = [term for term in terms if term[0] in product.k]
+    if len(spatial) > 1 or len(reduced) > 1 or len(spatial) + len(reduced) < len(terms):
+        return None
+    (walk, stride), (tap, dilation) = (next(iter(found), (-1, 1)) for found in (spatial, reduced))
+    results, taps = (block.axes[axis].extent if axis >= 0 else 1 for axis in (walk, tap))
+    return Side(results, stride, taps, dilation)
+
+
+def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield every tiling that fits, with its predicted time."""
+    filters = product.extents[2]
+    for tile_w, slabs, block_n in itertools.product(WIDTHS, SLABS, _columns(filters)):
+        bare = Tiling(tile_w, slabs, block_n, min(STAGES), 1)
+        if slabs * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
+            continue
+        registers = block_n // 2 + 4 * min(windows.steps, HELD_STEPS) + OTHER_REGISTERS
+        for stages in STAGES:
+            used = smem_bytes(windows, bare._replace(stages=stages), out_dtype)
+            room = gpu.smem_per_sm_bytes // (used + gpu.smem_reserved_per_block_bytes)
+            most = min(MAX_BLOCKS, room, gpu.registers_per_sm // (registers * WARPGROUP))
+            for blocks in range(max(1, most - 1), most + 1):
+                if used <= gpu.smem_per_block_optin_bytes:
+                    tiling = bare._replace(stages=stages, blocks=blocks)
+                    yield Estimate(tiling.candidate(), _secs(windows, product, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
+
+
+def _columns(filters: int) -> list[int]:
+    least = min(MAX_FILTERS, -(-filters // 8) * 8)
+    return sorted({least, *(width for width in (64, 128) if width <= least)})
+
+
+def _box(windows: Windows, tiling: Tiling) -> tuple[int, int]:
+    """Return the rows of an image and the elements of each that a tile looks at, at most."""
+    rows, columns = windows.rows, windows.columns
+    lines = (tiling.tile_h - 1) * rows.stride + (rows.taps - 1) * rows.dilation + 1
+    pitch = ALIGNED_ITEMS + (tiling.tile_w - 1) * columns.stride * windows.channels + 2 * windows.line_pairs
+    return lines, -(-pitch // ALIGNED_ITEMS) * ALIGNED_ITEMS
+
+
+def smem_bytes(windows: Windows, tiling: Tiling, out_dtype: str) -> int:
+    """Return the shared memory of a block, at most: weights, stages, results on their way out."""
+    weights = -(-tiling.block_n // WGMMA_ROWS) * windows.steps * STEP * WGMMA_ROWS * ITEM_BYTES
+    stage = math.prod(_box(windows, tiling)) * ITEM_BYTES + WARPGROUP
+    buffers = min(2, max(1, tiling.block_n // WGMMA_ROWS)) if dtype_bytes(out_dtype) == 2 else 0
+    return weights + tiling.stages * stage + buffers * BUFFER_BYTES + RESERVED_BYTES
+
+
+def _secs(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:
+    """Return the time: SMs multiply, load fragments and store, block by block what the others on an SM do not hide; DRAM goes on beside."""
+    columns = -(-product.extents[2] // tiling.block_n)
+    tiles = windows.images * -(-windows.rows.results // tiling.tile_h) * -(-windows.columns.results // tiling.tile_w)
+    multiplied = 2 * WGMMA_ROWS * tiling.block_n * windows.steps * STEP
+    multiply = multiplied * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(product.left.dtype)
+    load = 4 * LANES_CYCLES * windows.steps
+    store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
+    alone = multiply + load + store + EDGE_CYCLES
+    cycles = tiling.slabs * max(together(multiply, load + store), alone / tiling.blocks)
+    rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
+    sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    results = product.extents[1] * product.extents[2] * dtype_bytes(out_dtype)
+    dram_secs = (product.left.size_bytes + product.right.size_bytes + results) / gpu.dram_bytes_per_s
+    return together(sm_secs, dram_secs) + START_SECS + launch_secs(gpu, is_early=True)
