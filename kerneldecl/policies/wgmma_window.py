@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from kerneldecl.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies._gpu_products import Estimate, ranked
 from kerneldecl.policies._gpu_tensor_model import SUSTAINED_CLOCK, together
 from kerneldecl.policies._wgmma_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
@@ -25,7 +24,8 @@ MAX_FILTERS = 128
 MAX_BLOCKS = 8
 ITEM_BYTES = 2
 STEP = 16
-HELD_STEPS = 10
+LEAST_HELD = 4
+"""Steps whose fragments a thread has room for, in four registers each; with less, products wait for each other."""
 OTHER_REGISTERS = 48
 SAME_TILE = 4
 LANES_CYCLES = 4
@@ -151,12 +151,12 @@ def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) 
         bare = Tiling(tile_w, slabs, block_n, min(STAGES), 1)
         if slabs * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
             continue
-        registers = block_n // 2 + 4 * min(windows.steps, HELD_STEPS) + OTHER_REGISTERS
+        registers = block_n // 2 + 4 * min(windows.steps, LEAST_HELD) + OTHER_REGISTERS
         for stages in STAGES:
             used = smem_bytes(windows, bare._replace(stages=stages), out_dtype)
             room = gpu.smem_per_sm_bytes // (used + gpu.smem_reserved_per_block_bytes)
             most = min(MAX_BLOCKS, room, gpu.registers_per_sm // (registers * WARPGROUP))
-            for blocks in range(max(1, most - 1), most + 1):
+            for blocks in range(max(1, most - 2), most + 1):
                 if used <= gpu.smem_per_block_optin_bytes:
                     tiling = bare._replace(stages=stages, blocks=blocks)
                     yield Estimate(tiling.candidate(), _secs(windows, product, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
@@ -176,11 +176,11 @@ def _box(windows: Windows, tiling: Tiling) -> tuple[int, int]:
 
 
 def smem_bytes(windows: Windows, tiling: Tiling, out_dtype: str) -> int:
-    """Return the shared memory of a block, at most: weights, stages, results on their way out."""
+    """Return the least shared memory of a block: weights, stages, results on their way out."""
     weights = -(-tiling.block_n // WGMMA_ROWS) * windows.steps * STEP * WGMMA_ROWS * ITEM_BYTES
     stage = math.prod(_box(windows, tiling)) * ITEM_BYTES + WARPGROUP
-    buffers = min(2, max(1, tiling.block_n // WGMMA_ROWS)) if dtype_bytes(out_dtype) == 2 else 0
-    return weights + tiling.stages * stage + buffers * BUFFER_BYTES + RESERVED_BYTES
+    results = BUFFER_BYTES if dtype_bytes(out_dtype) == ITEM_BYTES else 0
+    return weights + tiling.stages * stage + results + RESERVED_BYTES
 
 
 def _secs(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:

@@ -22,15 +22,18 @@ from kerneldecl.templates._wgmma_image import Convolution
 from kerneldecl.templates._wgmma_kernel import FENCE_SOURCE, store
 from kerneldecl.templates._wgmma_operands import SWIZZLES, TensorMap
 from kerneldecl.templates._wgmma_results import Results, each
-from kerneldecl.templates._wgmma_sizes import PTX_DTYPES
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, SLAB, WARPGROUP
+from kerneldecl.templates._wgmma_sizes import PTX_DTYPES, SM_BYTES, SYSTEM_BYTES
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, SLAB, WARPGROUP
 
 ITEM_BYTES = 2
 STEP = 16
 """Terms of the reduction that one wgmma adds up."""
 STEP_PAIRS = STEP // 2
 MOST_HELD = 10
-"""Steps whose fragments a thread holds at once, in four registers each."""
+"""Steps whose fragments a thread holds at once, in four registers each; fewer where many blocks share an SM's registers."""
+SM_REGISTERS = 64 * 1024
+OTHER_REGISTERS = 48
+"""Of a thread, beside sums and fragments."""
 PIECE = 8
 """Filters that a thread copies at once."""
 TMA_ALIGN_BYTES = 128
@@ -167,15 +170,27 @@ class Kernel:
         return T.decl_buffer((math.prod(int(extent) for extent in weights.shape),), self.dtype, data=weights.data)
 
     @property
+    def held(self) -> int:
+        """Return of how many steps a thread holds fragments at once."""
+        registers = SM_REGISTERS // (self.parameters.blocks * WARPGROUP) // 8 * 8
+        return max(1, min(MOST_HELD, self.steps, (registers - self.parameters.block_n // 2 - OTHER_REGISTERS) // 4))
+
+    @property
     def buffers(self) -> int:
-        """Return how many chunks of results have room in shared memory on their way out."""
-        return min(2, self.results.chunks(self.parameters.block_n // 2)) if self.results.is_staged else 0
+        """Return how many chunks of results are in shared memory on their way out: two where they have room."""
+        if not self.results.is_staged:
+            return 0
+        free = SM_BYTES // self.parameters.blocks - SYSTEM_BYTES - self._kept_bytes
+        return 2 if self.results.chunks(self.parameters.block_n // 2) % 2 == 0 and free >= 2 * BUFFER_BYTES else 1
+
+    @property
+    def _kept_bytes(self) -> int:
+        weights = self.weight_slabs * self.steps * STEP * SLAB * ITEM_BYTES
+        return weights + self.parameters.stages * self.stage_words * 4 + RESERVED_BYTES
 
     @property
     def smem_bytes(self) -> int:
-        weights = self.weight_slabs * self.steps * STEP * SLAB * ITEM_BYTES
-        image = self.parameters.stages * self.stage_words * 4
-        return weights + image + self.buffers * BUFFER_BYTES + 1024
+        return self._kept_bytes + self.buffers * BUFFER_BYTES
 
     @property
     def map(self) -> TensorMap:
@@ -286,29 +301,38 @@ def _keep_weights(kernel, weights, source, column, thread):
                     weights[slab, row, place + v] = T.cast(0, kernel.dtype)
 
 
-@T.inline
-def _multiply(kernel, acc, fragments, descriptor, image, stage, slab, lanes, first):
-    """Add up the products of a slab of windows from a step of the reduction on; as many at once as a thread has registers for."""
-    steps = T.meta_var(range(first, min(first + MOST_HELD, kernel.steps)))
-    take(kernel, image, fragments, stage, slab, steps, lanes)
-    T.ptx.wgmma.fence.sync.aligned()
-    for at in T.unroll(len(steps)):
-        T.ptx[kernel.mma](
-            *[acc[i] for i in range(kernel.parameters.block_n // 2)],
-            *[fragments[at * 4 + q] for q in range(4)],
-            descriptor + T.cast((first + at) * (STEP * SLAB * ITEM_BYTES // 16), "uint64"),
-            T.Not(first + at == 0),
-            1,
-            1,
-            1,
-        )
-    T.ptx.wgmma.commit_group.sync.aligned()
-    T.ptx.wgmma.wait_group.sync.aligned(0)
-    if first + MOST_HELD < kernel.steps:
-        _multiply(kernel, acc, fragments, descriptor, image, stage, slab, lanes, first + MOST_HELD)
-    else:
-        for i in T.unroll(kernel.parameters.block_n // 2):
-            T.cuda.func_call("tvm_wgmma_fence_operand", acc[i], source_code=FENCE_SOURCE)
+@T.meta_class
+class Slab:
+    """A slab of results: its sums, and where its windows are."""
+
+    def __init__(self, kernel: Kernel, acc: Any, fragments: Any, image: Any, lanes: tuple[Any, Any]) -> None:
+        self.kernel, self.acc, self.fragments, self.image, self.lanes = kernel, acc, fragments, image, lanes
+
+    @T.inline
+    def multiply(self, descriptor, stage, slab, first):
+        """Add up the products from a step of the reduction on; as many steps at once as a thread has registers for."""
+        steps = T.meta_var(range(first, min(first + self.kernel.held, self.kernel.steps)))
+        take(self.kernel, self.image, self.fragments, stage, slab, steps, self.lanes)
+        for i in T.unroll(len(steps) * 4):
+            T.cuda.func_call("tvm_wgmma_fence_operand", self.fragments[i], source_code=FENCE_SOURCE)
+        T.ptx.wgmma.fence.sync.aligned()
+        for at in T.unroll(len(steps)):
+            T.ptx[self.kernel.mma](
+                *[self.acc[i] for i in range(self.kernel.parameters.block_n // 2)],
+                *[self.fragments[at * 4 + q] for q in range(4)],
+                descriptor + T.cast((first + at) * (STEP * SLAB * ITEM_BYTES // 16), "uint64"),
+                T.Not(first + at == 0),
+                1,
+                1,
+                1,
+            )
+        T.ptx.wgmma.commit_group.sync.aligned()
+        T.ptx.wgmma.wait_group.sync.aligned(0)
+        if first + self.kernel.held < self.kernel.steps:
+            self.multiply(descriptor, stage, slab, first + self.kernel.held)
+        else:
+            for i in T.unroll(self.kernel.parameters.block_n // 2):
+                T.cuda.func_call("tvm_wgmma_fence_operand", self.acc[i], source_code=FENCE_SOURCE)
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -355,11 +379,12 @@ def build(kernel: Kernel) -> tvm.IRModule:
         _keep_weights(kernel, weights, source, column, thread)
         T.ptx.fence.proxy.async_.shared__cta()
         acc = T.alloc_local((tiles.block_n // 2,), "float32")
-        fragments = T.alloc_local((min(kernel.steps, MOST_HELD) * 4,), "uint32")
+        fragments = T.alloc_local((kernel.held * 4,), "uint32")
         packed = T.alloc_local((4,), "uint32")
         descriptor = T.uint64(0)
         T.cuda.wgmma.encode_matrix_descriptor(T.address_of(descriptor), weights.ptr_to([0, 0, 0]), *kernel.descriptor)
         state = PipelineState(tiles.stages, 0)
+        results_of = T.meta_var(Slab(kernel, acc, fragments, image, (warp, lane)))
         while tile < kernel.boxes.count:
             # All have left the stage that the one before this took.
             T.cuda.cta_sync()
@@ -369,7 +394,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     _fetch(kernel, image_map, image, full, (state.stage + (tiles.stages - 1)) % tiles.stages, ahead)
             full.wait(state.stage, state.phase)
             for slab in T.unroll(tiles.slabs):
-                _multiply(kernel, acc, fragments, descriptor, image, state.stage, slab, (warp, lane), 0)
+                results_of.multiply(descriptor, state.stage, slab, 0)
                 row = T.meta_var(tile * kernel.boxes.pixels + slab * SLAB)
                 store(kernel, acc, packed, staging, store_map, (0, row, column * tiles.block_n, 0), (warp, lane))
             state.advance()
