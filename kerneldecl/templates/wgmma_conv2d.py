@@ -21,6 +21,7 @@ from typing import Any
 from tvm import IRModule, tirx
 
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._parsing import parsed_quickly
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
 from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
@@ -73,6 +74,7 @@ class Boxes:
         )
 
 
+@parsed_quickly()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
     if arch.the_gpu.compute_capability[0] != FIRST_CAPABILITY[0]:
