@@ -5,6 +5,7 @@ Knows nothing of what is tested.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,11 +17,18 @@ from spaces import FAKES, REAL, Space
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 
+MOST_AT_ONCE = 8
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden texts instead of comparing; review the diff")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many tests run side by side with `-n auto`: each has compilers of its own, a gigabyte at times."""
+    return min(MOST_AT_ONCE, len(os.sched_getaffinity(0)))
 
 
 @pytest.fixture

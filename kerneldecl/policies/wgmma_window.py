@@ -159,7 +159,7 @@ def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) 
             for blocks in range(max(1, most - 2), most + 1):
                 if used <= gpu.smem_per_block_optin_bytes:
                     tiling = bare._replace(stages=stages, blocks=blocks)
-                    yield Estimate(tiling.candidate(), _secs(windows, product, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
+                    yield Estimate(tiling, _secs(windows, product, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
 
 
 def _columns(filters: int) -> list[int]:

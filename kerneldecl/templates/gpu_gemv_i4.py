@@ -29,8 +29,10 @@ from kerneldecl.compiler.tensorir import canonical_module, signature_of
 from kerneldecl.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._gemv_i4_kernel import GROUPS, Kernel, build
+from kerneldecl.templates._parsing import parsed_quickly
 
 
+@parsed_quickly()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the product as one specialised kernel, or None where it is another computation, or these sizes do not fit."""
     gpu = arch.the_gpu

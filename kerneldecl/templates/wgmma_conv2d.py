@@ -20,6 +20,7 @@ from typing import Any
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._parsing import parsed_quickly
 from kerneldecl.templates._wgmma_boxes import Boxes, results_of_boxes
 from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
 from kerneldecl.templates._wgmma_kernel import build
@@ -33,6 +34,7 @@ MAX_STEP = 8
 STEP_CHANNELS = ROW_BYTES // 2
 
 
+@parsed_quickly()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
     if arch.the_gpu.compute_capability[0] != FIRST_CAPABILITY[0]:

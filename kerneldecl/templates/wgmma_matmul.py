@@ -42,6 +42,7 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
+from kerneldecl.templates._parsing import parsed_quickly
 from kerneldecl.templates._wgmma_kernel import build
 from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
 from kerneldecl.templates._wgmma_packing import packing_of
@@ -62,6 +63,7 @@ SUMS = {
 """By dtype of the factors: those of the sums."""
 
 
+@parsed_quickly()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the product with its epilogue as one specialised kernel, or None where wgmma or these sizes do not take it."""
     tiles = Tiles.of(params)

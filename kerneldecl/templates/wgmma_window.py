@@ -23,15 +23,18 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
+from kerneldecl.templates._parsing import parsed_quickly
 from kerneldecl.templates._wgmma_boxes import Boxes, results_of_boxes
 from kerneldecl.templates._wgmma_image import Convolution, read_convolution
 from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES
 from kerneldecl.templates._wgmma_sizes import SM_BYTES, SYSTEM_BYTES
 from kerneldecl.templates._wgmma_tiles import SLAB
-from kerneldecl.templates._wgmma_window_kernel import ITEM_BYTES, PIECE, Kernel, Tiles, build
+from kerneldecl.templates._wgmma_window_kernel import build
+from kerneldecl.templates._wgmma_window_sizes import ITEM_BYTES, PIECE, Kernel, Tiles
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 
 
+@parsed_quickly()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
     gpu, tiles = arch.the_gpu, Tiles.of(params)
