@@ -28,10 +28,14 @@ LEAST_HELD = 4
 """Steps whose fragments a thread has room for, in four registers each; with less, products wait for each other."""
 OTHER_REGISTERS = 48
 SAME_TILE = 4
-LANES_CYCLES = 4
-"""In which an SM serves a load of all lanes of a warpgroup."""
-EDGE_CYCLES = 900.0
+LANES_CYCLES = 5.4
+"""In which shared memory serves a load of all lanes of a warpgroup: some meet others at their banks."""
+SHARED_SHARE = 0.85
+"""Of what shared memory could move: 24 tilings of a 7 x 7 convolution of 3 channels on an H200, which ncu found bound by it."""
+EDGE_CYCLES = 1700.0
 """Of a slab that no other instruction of its block hides: the first loads, the last products, results on their way."""
+TILE_CYCLES = 60.0
+"""Of a tile beside its slabs: a barrier, and the next copy."""
 START_SECS = 2.5e-6
 """Until the weights are there."""
 
@@ -184,15 +188,20 @@ def smem_bytes(windows: Windows, tiling: Tiling, out_dtype: str) -> int:
 
 
 def _secs(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:
-    """Return the time: SMs multiply, load fragments and store, block by block what the others on an SM do not hide; DRAM goes on beside."""
+    """Return the time: SMs multiply, and move fragments, weights and results; DRAM goes on beside.
+
+    Few blocks on an SM do not hide each other's waits.
+    """
     columns = -(-product.extents[2] // tiling.block_n)
     tiles = windows.images * -(-windows.rows.results // tiling.tile_h) * -(-windows.columns.results // tiling.tile_w)
     multiplied = 2 * WGMMA_ROWS * tiling.block_n * windows.steps * STEP
     multiply = multiplied * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(product.left.dtype)
     load = 4 * LANES_CYCLES * windows.steps
+    weights = windows.steps * STEP * tiling.block_n * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
     store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
-    alone = multiply + load + store + EDGE_CYCLES
-    cycles = tiling.slabs * max(together(multiply, load + store), alone / tiling.blocks)
+    shared = (load + weights + store) / SHARED_SHARE
+    alone = multiply + shared + EDGE_CYCLES
+    cycles = tiling.slabs * max(together(multiply, shared), alone / tiling.blocks) + TILE_CYCLES
     rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
     sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     results = product.extents[1] * product.extents[2] * dtype_bytes(out_dtype)
