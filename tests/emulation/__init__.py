@@ -106,7 +106,7 @@ def _folder(owner: Any) -> Path:
 def _machine() -> Path:
     """Return the compiled models, beside which lies the compiled header that kernels include."""
     folder = _folder(_machine)
-    _compile(["-std=c++20", "-O2", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o")])
+    _compile(["-std=c++20", "-O1", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o")])
     _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(folder / "machine.h.gch")])
     return folder / "machine.o"
 
