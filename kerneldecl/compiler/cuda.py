@@ -31,6 +31,7 @@ from tvm_ffi import structural
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
+from kerneldecl.compiler.copies_cuda import spread_copies
 from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts
 from kerneldecl.compiler.specialised import is_tirx
@@ -135,7 +136,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         if is_tirx(func):
             host, device = told_to_overlap(host, device)
         else:
-            device = own_parts(one_barrier(device))
+            device = own_parts(spread_copies(one_barrier(device)))
             if can_overlap(arch.the_gpu):
                 host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
         bodies = [each.body for each in host.functions.values()]
