@@ -45,6 +45,12 @@ _LOSS = re.compile(r"\(C75\d\d\) Potential Performance Loss: (?P<words>[^\n]*)")
 _ENTRY = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?Used (?P<registers>\d+) registers(?:[^\n]*?, (?P<smem>\d+) bytes smem)?", re.DOTALL
 )
+_RANK = re.compile(r"namespace cg = cooperative_groups;\s*return cg::this_thread_block\(\)\.thread_rank\(\);")
+"""What TVM makes of a thread's rank in its block."""
+_RANK_BY_HAND = "return threadIdx.z * blockDim.y * blockDim.x + threadIdx.y * blockDim.x + threadIdx.x;"
+_SLOW_HEADERS = (("#include <cuda/barrier>", "cuda::"), ("#include <cooperative_groups.h>", "cooperative_groups"))
+"""Headers that TVM includes for TIRx and that take nvcc two seconds, with what stands where something of them is used."""
+_FOR_NVRTC = re.compile(r"#ifdef __CUDACC_RTC__.*?#else", re.DOTALL)
 _STACK = re.compile(r"Function properties for (?P<name>\w+)\n\s*(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores")
 
 
@@ -140,7 +146,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     """
     command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.cubin", "kernel.cu"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cu").write_text(source, encoding="utf-8")
+        (Path(folder) / "kernel.cu").write_text(_lean(source), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {_last_words(result)}")
@@ -148,6 +154,16 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
             raise ValueError(f"ptxas: {loss['words'].strip()}")
         content = (Path(folder) / "kernel.cubin").read_bytes()
     return Cubin(content, _usage(result.stderr))
+
+
+def _lean(source: str) -> str:
+    """Return the source without slow headers of which nothing is used but a thread's rank; instructions stay, some name other registers."""
+    source = _RANK.sub(_RANK_BY_HAND, source)
+    for header, word in _SLOW_HEADERS:
+        rest = source.replace(header, "")
+        if word not in _FOR_NVRTC.sub("", rest):
+            source = rest
+    return source
 
 
 def _last_words(result: subprocess.CompletedProcess[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kerneldecl.model import Candidate, Gpu, Proposal, Value
 
@@ -37,8 +37,7 @@ WARP_GRANULARITY = 4
 """An SM has four partitions, and a warp's registers lie in one of them."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What one kernel does, all blocks together, and what each of them takes of an SM."""
 
     blocks: int
@@ -168,4 +167,6 @@ def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple
         width = dict(candidate.params).get("width", 1)
         seen[width] += 1
         (first if seen[width] <= ONE_WIDTH else later).append(Proposal(candidate, secs))
+        if len(first) == top_k:
+            break
     return tuple([*first, *later][:top_k])

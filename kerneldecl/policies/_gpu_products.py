@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from kerneldecl.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, Proposal, dtype_bytes
@@ -20,26 +21,63 @@ MAX_GRID_Z = 65535
 RASTER_ROWS = 16
 RIVAL_EVERY = 4
 """Of so many candidates one is not of the policy that predicts the least time."""
+FORMS_AT_ONCE = 16
+"""That are timed before looking whether the others can still be among the first."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A candidate, its predicted time, and what makes it alike to others."""
+class Tiling(Protocol):
+    """A template's parameters, which become a candidate only where they are proposed: hundreds are not."""
 
-    candidate: Candidate
+    def candidate(self) -> Candidate: ...
+
+
+class Estimate(NamedTuple):
+    """A tiling, its predicted time, and what makes it alike to others."""
+
+    tiling: Tiling
     secs: float
     tile: tuple[int, ...]
 
 
+Form = tuple[float, Callable[[], Iterable[Estimate]]]
+"""Tilings that differ in little, to be timed: and a time that none of them is below."""
+
+
 def ranked(estimates: Iterable[Estimate], alike: int) -> tuple[Proposal, ...]:
     """Return proposals, the quickest first; of one tile at most `alike`, since the model may be wrong about it."""
+    return tuple(Proposal(estimate.tiling.candidate(), estimate.secs) for estimate in _kept(estimates, alike))
+
+
+def first_ranked(forms: Iterable[Form], alike: int, top_k: int) -> tuple[Proposal, ...]:
+    """Return the first of what `ranked` makes of the estimates of all forms, without timing those that cannot be among them."""
+    ordered = sorted(forms, key=operator.itemgetter(0))
+    found: list[Estimate] = []
+    for at in range(0, len(ordered), FORMS_AT_ONCE):
+        if 0 < top_k == len(found) and ordered[at][0] > found[-1].secs:
+            break
+        estimates = itertools.chain.from_iterable(timed() for _, timed in ordered[at : at + FORMS_AT_ONCE])
+        found = list(itertools.islice(_kept(itertools.chain(found, estimates), alike), top_k))
+    return tuple(Proposal(estimate.tiling.candidate(), estimate.secs) for estimate in found)
+
+
+def _kept(estimates: Iterable[Estimate], alike: int) -> Iterator[Estimate]:
+    """Yield the quickest first, of one tile at most `alike`."""
     seen: Counter[tuple[int, ...]] = Counter()
-    kept = []
-    for estimate in sorted(estimates, key=lambda estimate: (estimate.secs, estimate.candidate.params)):
+    for estimate in _in_order(estimates):
         seen[estimate.tile] += 1
-        if seen[estimate.tile] <= alike and math.isfinite(estimate.secs):
-            kept.append(Proposal(estimate.candidate, estimate.secs))
-    return tuple(kept)
+        if seen[estimate.tile] <= alike:
+            yield estimate
+
+
+def _in_order(estimates: Iterable[Estimate]) -> Iterator[Estimate]:
+    """Yield those of finite times, the quickest first, equal ones by their parameters."""
+    finite = (estimate for estimate in estimates if math.isfinite(estimate.secs))
+    for _, equal in itertools.groupby(sorted(finite, key=_secs), key=_secs):
+        ties = list(equal)
+        yield from sorted(ties, key=lambda estimate: estimate.tiling.candidate().params) if len(ties) > 1 else ties
+
+
+_secs = operator.attrgetter("secs")
 
 
 def mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:

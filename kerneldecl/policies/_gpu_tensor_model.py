@@ -6,7 +6,7 @@ Knows nothing of TVM, templates or where tiles come from.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kerneldecl.model import Gpu
 
@@ -40,12 +40,13 @@ FIRST_OVERLAP = (9, 0)
 """Compute capability of the first GPUs that have programmatic dependent launch."""
 STORED_BYTES_PER_CYCLE = 12.0
 """In which results leave an SM while all store theirs, measured; lanes alone store half of what L2 takes in one go."""
+MORE_STAGES, ROUNDED_DOWN = 64, 1 - 1e-9
+"""For bounds: more stages than any tiling has, a power of 2; and what keeps one a bound whatever floating point makes of it."""
 SM_BYTES_PER_CYCLE = 64.0
 """What one SM draws from the second-level cache."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one block does between two barriers, in cycles of a whole SM."""
 
     multiply_cycles: float
@@ -62,11 +63,10 @@ class Step:
     """Of one thread, that pass through its registers and are waited for; 0 where they are asynchronous."""
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """How many blocks of so many warps do so many steps each."""
 
-    count: int
+    total: int
     warps: int
     resident: int
     """On one SM at once."""
@@ -90,7 +90,7 @@ def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
     """
     if not blocks.resident:
         return math.inf
-    per_sm = -(-blocks.count // gpu.sm_count)
+    per_sm = -(-blocks.total // gpu.sm_count)
     rounds, rest = divmod(per_sm, blocks.resident)
     cycles = rounds * _round_cycles(blocks, step, blocks.resident)
     if rest:
@@ -119,6 +119,12 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
     return max(blocks.steps * cycles, arrivals) + EDGE_CYCLES + resident * blocks.edge_cycles
 
 
+def least_sm_secs(gpu: Gpu, count: int, warps: int, steps: int, step: Step) -> float:
+    """Return a time that `sm_secs` is not below: with all blocks on their SMs at once, and more stages than any has."""
+    alone = Blocks(count, warps, -(-count // gpu.sm_count), steps, MORE_STAGES, 0.0)
+    return ROUNDED_DOWN * sm_secs(gpu, alone, step)
+
+
 def start_secs(gpu: Gpu) -> float:
     """Return what a kernel takes beside its SMs' work: launch, the first tiles' arrival, the last results' way."""
     launch = OVERLAPPED_LAUNCH_SECS if gpu.compute_capability >= FIRST_OVERLAP else gpu.launch_secs
@@ -135,4 +141,4 @@ def hidden_part(rows: int, columns: int) -> float:
 
 def together(*secs: float, exponent: float = 4.0) -> float:
     """Return the time of things that go on at once: hardly more than the longest alone, unless others are as long."""
-    return float(sum(part**exponent for part in secs) ** (1 / exponent))
+    return float(sum([part**exponent for part in secs]) ** (1 / exponent))

@@ -110,7 +110,7 @@ def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Esti
     """Yield what a GPU can hold, with its time."""
     for tiling in tilings(windows, product):
         if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
-            yield Estimate(tiling.candidate(), _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+            yield Estimate(tiling, _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
 
 
 def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:

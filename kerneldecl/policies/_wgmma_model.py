@@ -5,7 +5,7 @@ Knows nothing of TVM, of templates or of where tiles come from: a convolution's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE
@@ -65,8 +65,7 @@ BUFFER_BYTES = 8192
 """For 64 x 64 results of 16 bits."""
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(NamedTuple):
     """What one block holds: a tile's rows and columns, a stage of each operand for every `STEP_BYTES` of the reduction."""
 
     rows: int
@@ -80,11 +79,10 @@ class Ring:
     """Whether the second of two consumers is some steps behind the first."""
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """What there is to do: tiles of so many steps each, by blocks of clusters."""
 
-    count: int
+    total: int
     """In all batches, those that clusters of 2 add at the edge included."""
     steps: int
     """In each part of the reduction."""
@@ -105,7 +103,7 @@ class Tiles:
     def waves(self, gpu: Gpu) -> tuple[int, int]:
         """Return how many waves of tiles are full, and how many clusters the last one has; tiles of one part each."""
         cluster = self.cluster_m * self.cluster_n
-        return divmod(-(-self.count // cluster), workers(gpu, cluster))
+        return divmod(-(-self.total // cluster), workers(gpu, cluster))
 
 
 def workers(gpu: Gpu, cluster: int) -> int:
@@ -147,7 +145,7 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     parts of a sum takes one.
     """
     cluster = tiles.cluster_m * tiles.cluster_n * tiles.split
-    turns = -(-tiles.count * tiles.split // (cluster * workers(gpu, cluster)))
+    turns = -(-tiles.total * tiles.split // (cluster * workers(gpu, cluster)))
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     store = ring.rows * ring.columns * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s)
     edge = store * (1 + 1 / max(1, tiles.buffers))
@@ -160,11 +158,11 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
     if tiles.stream > 0:
         steps, ends, meeting = _dealt(gpu, tiles, ring)
-    times = tiles.count * tiles.split * tiles.steps * STEP_BYTES
+    times = tiles.total * tiles.split * tiles.steps * STEP_BYTES
     loaded = (times * ring.rows / tiles.cluster_n, times * ring.columns / tiles.cluster_m)
     fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
-    stored = tiles.count * ring.rows * ring.columns * tiles.out_bytes
-    products = tiles.count * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
+    stored = tiles.total * ring.rows * ring.columns * tiles.out_bytes
+    products = tiles.total * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
     moving = together(
         steps * step_secs(gpu, dtype, ring) + ends * between,
         2 * products / (gpu.tensor_rate(dtype) * POWERED),
@@ -206,4 +204,4 @@ def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) ->
 
 def buffers_of(free_bytes: int, chunks: int, one_bytes: int) -> int:
     """Return how many buffers of results each consumer has: the most of 1, 2, 4 that fit and divide its chunks; 0 if none fits."""
-    return max((count for count in (1, 2, 4) if count * one_bytes <= free_bytes and chunks % count == 0), default=0)
+    return next((count for count in (4, 2, 1) if count * one_bytes <= free_bytes and chunks % count == 0), 0)

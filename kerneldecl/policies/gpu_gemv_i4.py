@@ -52,6 +52,9 @@ class Cut(NamedTuple):
     blocks: int
     skew: int
 
+    def candidate(self) -> Candidate:
+        return Candidate.of(TEMPLATE, self._asdict())
+
 
 class Sizes(NamedTuple):
     """Of the product: weights of a row, rows, weights that share a scale, and the bytes of all arguments."""
@@ -67,10 +70,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     sizes, gpu = sizes_of(space), arch.the_gpu
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
-    estimates = (
-        Estimate(Candidate.of(TEMPLATE, cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks))
-        for cut in cuts(sizes, gpu)
-    )
+    estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks)) for cut in cuts(sizes, gpu))
     mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]

@@ -151,7 +151,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
     most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(product, tiling))
     if not most:
-        return Estimate(tiling.candidate(), math.inf, (tiling.block_m, tiling.block_n))
+        return Estimate(tiling, math.inf, (tiling.block_m, tiling.block_n))
     share = -(-blocks // gpu.sm_count)
     resident = min(most, share)
     step_cycles = max(
@@ -168,7 +168,7 @@ def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     )
     if tiling.parts > 1:
         secs += adding_secs(product, tiling.parts, gpu)
-    return Estimate(tiling.candidate(), secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
+    return Estimate(tiling, secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 
 def _busy_cycles(product: Contraction, tiling: Tiling, gpu: Gpu, blocks: int) -> float:

@@ -5,6 +5,7 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, block_extents, dram_bytes, parts_of, ranked, raster_of
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, block_extents, dram_bytes, first_ranked, parts_of, raster_of
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
     SM_BYTES_PER_CYCLE,
@@ -22,6 +23,7 @@ from kerneldecl.policies._gpu_tensor_model import (
     Blocks,
     Step,
     hidden_part,
+    least_sm_secs,
     multiplies_per_cycle,
     sm_secs,
     start_secs,
@@ -84,9 +86,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         return ()
     gpu = arch.the_gpu
     windows = windows_of(space, product)
-    found = [estimates(windows, product, gpu)] if windows else []
-    found.append(_estimate(product, tiling, gpu) for tiling in tilings(product, gpu))
-    return ranked(itertools.chain(*found), SAME_TILE)[:top_k]
+    images: list[Form] = [(0.0, functools.partial(estimates, windows, product, gpu))] if windows else []
+    return first_ranked((*images, *_forms(product, gpu)), SAME_TILE, top_k)
 
 
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
@@ -94,7 +95,7 @@ def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[
     product, gpu = contraction_of(space), arch.the_gpu
     if isinstance(product, str) or why_not(space, arch):
         return ()
-    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu, (stages,))), SAME_TILE)[:top_k]
+    return first_ranked(_forms(product, gpu, (stages,)), SAME_TILE, top_k)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -106,8 +107,19 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
-def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Tiling]:
-    """Yield the lattice: tiles whose sums fit registers and whose stages fit shared memory, the first two of `all_stages` that do."""
+def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Form]:
+    """Yield the lattice: tiles, each to be timed with the first two of `all_stages` that fit shared memory."""
+    for bare in _bare_tilings(product, gpu):
+        step = _step(product, bare, gpu)
+        yield _least_secs(product, bare, step, gpu), functools.partial(_timed, product, bare, step, gpu, all_stages)
+
+
+def _timed(product: Contraction, bare: Tiling, step: Step, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Estimate]:
+    return (_estimate(product, tiling, step, gpu) for tiling in _staged(product, bare, gpu, all_stages))
+
+
+def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
+    """Yield tiles whose sums fit registers, and parts of the reduction."""
     _, m, n, k = product.extents
     item_bytes = dtype_bytes(product.left.dtype)
     steps = 32 // item_bytes
@@ -120,22 +132,17 @@ def tilings(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) 
         rows, columns = -(-m // block_m), -(-n // block_n)
         for parts in parts_of(product.extents[0] * rows * columns, -(-k // block_k), LEAST_STEPS, gpu):
             bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
-            for tiling in _staged(product, bare, gpu, all_stages):
-                resident = _resident(product, tiling, gpu) * gpu.sm_count
-                yield tiling._replace(raster=raster_of(rows, columns, max(1, resident), block_m, block_n))
+            if registers(product, bare) <= gpu.max_registers_per_thread:
+                yield bare
 
 
 def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
     """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, gathered as well."""
-    if registers(product, bare) > gpu.max_registers_per_thread:
-        return
-    steps = -(-product.extents[3] // (bare.block_k * bare.parts))
-    staged = (bare._replace(stages=stages) for stages in all_stages if stages <= steps + 1)
-    fitting = [tiling for tiling in staged if smem_bytes(product, tiling) <= _limit(gpu)][:2]
-    for tiling, gather in itertools.product(fitting, (0, 1) if product.extents[3] <= GATHERED_STEPS else (0,)):
-        gathering = tiling._replace(gather=gather)
-        if smem_bytes(product, gathering) <= _limit(gpu):
-            yield gathering
+    limit, steps = gpu.smem_per_block_optin_bytes, -(-product.extents[3] // (bare.block_k * bare.parts))
+    most = min(steps + 1, limit // _stage_bytes(product, bare))
+    is_gathered = product.extents[3] <= GATHERED_STEPS and _gathered_bytes(product, bare) <= limit
+    for stages, gather in itertools.product([stages for stages in all_stages if stages <= most][:2], (0, 1) if is_gathered else (0,)):
+        yield bare._replace(stages=stages, gather=gather)
 
 
 def _is_sensible(warp_m: int, warp_n: int) -> bool:
@@ -143,21 +150,23 @@ def _is_sensible(warp_m: int, warp_n: int) -> bool:
     return warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
 
 
-def _limit(gpu: Gpu) -> int:
-    return gpu.smem_per_block_optin_bytes
-
-
 def smem_bytes(product: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted.
 
     Results that are gathered come where the operands were.
     """
+    operands = tiling.stages * _stage_bytes(product, tiling)
+    return max(operands, _gathered_bytes(product, tiling)) if tiling.gather else operands
+
+
+def _stage_bytes(product: Contraction, tiling: Tiling) -> int:
     item_bytes = dtype_bytes(product.left.dtype)
     left = _tile_bytes(tiling.block_m, tiling.block_k, item_bytes, is_k_last=product.left.is_k_last)
-    right = _tile_bytes(tiling.block_n, tiling.block_k, item_bytes, is_k_last=product.right.is_k_last)
-    operands = tiling.stages * (left + right)
-    gathered = tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
-    return max(operands, tiling.gather * gathered)
+    return left + _tile_bytes(tiling.block_n, tiling.block_k, item_bytes, is_k_last=product.right.is_k_last)
+
+
+def _gathered_bytes(product: Contraction, tiling: Tiling) -> int:
+    return tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
 
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:
@@ -179,27 +188,37 @@ def _resident(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     return occupancy(gpu, tiling.warps * gpu.warp_size, registers(product, tiling), smem_bytes(product, tiling))
 
 
-def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
+def _least_secs(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> float:
+    """Return a time that no number of stages is below."""
     batch, m, n, k = product.extents
-    rows, columns = -(-m // tiling.block_m), -(-n // tiling.block_n)
+    count = batch * -(-m // bare.block_m) * -(-n // bare.block_n) * bare.parts
+    least = least_sm_secs(gpu, count, bare.warps, -(-k // (bare.block_k * bare.parts)), step)
+    return least + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu)
+
+
+def _estimate(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> Estimate:
+    """Return the time of a tiling, given its steps', with the raster that suits it."""
+    batch, m, n, k = product.extents
+    rows, columns = -(-m // bare.block_m), -(-n // bare.block_n)
+    resident = _resident(product, bare, gpu)
+    at_once = max(1, resident) * gpu.sm_count
+    tiling = bare._replace(raster=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
     count = batch * rows * columns * tiling.parts
-    resident = _resident(product, tiling, gpu)
     steps = -(-k // (tiling.block_k * tiling.parts))
     out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
     # Lanes alone store half of what L2 takes in one go.
     stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
-    step = _step(product, tiling, gpu)
     blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_bytes = count * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
     tile = (tiling.block_m, tiling.block_n, tiling.raster)
     secs = together(
         sm_secs(gpu, blocks, step),
         l2_bytes / gpu.l2_bytes_per_s,
-        dram_bytes(product, gpu, tile, max(1, resident) * gpu.sm_count) / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        dram_bytes(product, gpu, tile, at_once) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     if tiling.parts > 1:
         secs += _adding_secs(product, tiling.parts, gpu)
-    return Estimate(tiling.candidate(), secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
+    return Estimate(tiling, secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
 
 
 def _adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:

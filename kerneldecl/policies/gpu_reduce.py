@@ -5,6 +5,7 @@ Knows nothing of TVM or of how the template applies it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,7 @@ def _rows(space: IterSpace, block: Block) -> _Rows:
     )
 
 
+@functools.cache
 def largest_divisor(number: int, most: int) -> int:
     """Return the largest divisor of a number that is at most `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

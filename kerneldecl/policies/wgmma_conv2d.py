@@ -289,7 +289,7 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTERED
     launch = model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    return Estimate(tiling.candidate(), secs + launch, (tiling.block_m, tiling.block_n, tiling.split, tiling.is_pingpong, tiling.swap))
+    return Estimate(tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split, tiling.is_pingpong, tiling.swap))
 
 
 def _dram_bytes(windows: Windows, product: Contraction, out_dtype: str) -> float:

@@ -174,7 +174,7 @@ def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estima
     if packed_bytes:
         secs = model.packing_secs(gpu, packed_bytes)
         for estimate in _estimates(packed, out_dtype, gpu, pack=1):
-            yield Estimate(estimate.candidate, estimate.secs + secs, estimate.tile)
+            yield estimate._replace(secs=estimate.secs + secs)
 
 
 def _packed(product: Contraction) -> tuple[Contraction, int]:
@@ -278,17 +278,18 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
     most = min(
         MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *_stored(product, bare), _least_beside(bare, out_dtype))
     )
-    raster = _raster(product, bare, gpu)
+    bare = bare._replace(raster=_raster(product, bare, gpu))
+    work = _work(product, bare, out_dtype, gpu)
     are_boxes = is_box(product.left) and is_box(product.right)
     for stages in sorted({most, most - 1, *FEWER_STAGES} if are_boxes else {most, FEWER_STAGES[-1]}):
         if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
-            tiling = bare._replace(stages=stages, raster=raster)
-            estimate = _estimate(product, tiling, out_dtype, gpu)
+            tiling = bare._replace(stages=stages)
+            estimate = _estimate(work, tiling, gpu)
             yield estimate
             if stages == most:
-                yield from (_estimate(product, dealt, out_dtype, gpu) for dealt in _dealt(product, tiling, gpu))
+                yield from (_estimate(work, dealt, gpu) for dealt in _dealt(product, tiling, gpu))
             if stages == most and estimate.secs < SHORT_SECS:
-                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
+                yield _estimate(work, tiling._replace(dependent=1), gpu)
 
 
 def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
@@ -319,12 +320,6 @@ def _least_beside(tiling: Tiling, out_dtype: str) -> int:
     return parts + (tiling.consumers * model.BUFFER_BYTES if dtype_bytes(out_dtype) == 2 else 0)
 
 
-def smem_bytes(product: Contraction, tiling: Tiling, out_dtype: str) -> int:
-    """Return the least shared memory of a block; where there is more, results have more buffers."""
-    stages = tiling.stages * model.stage_bytes(*_stored(product, tiling))
-    return stages + _least_beside(tiling, out_dtype) + model.RESERVED_BYTES
-
-
 def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     _, m, n, _ = product.extents
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
@@ -341,12 +336,21 @@ def _best_raster(rows: int, columns: int, resident: int, block_m: int, block_n: 
     return min(groups, key=lambda group: (wave_items(group, columns, resident, block_m, block_n), group))
 
 
-def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
+class _Work(NamedTuple):
+    """What a tiling does, whatever its stages."""
+
+    dtype: str
+    tiles: model.Tiles
+    ring: model.Ring
+    stage_bytes: int
+    beside_bytes: int
+    """Of shared memory, at least, beside the stages: where there is more, results have more buffers."""
+
+
+def _work(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> _Work:
     batch, m, n, k = product.extents
     across, down = tiling.block_n * tiling.cluster_n, tiling.block_m * tiling.cluster_m
     count = batch * -(-m // down) * -(-n // across) * tiling.cluster_m * tiling.cluster_n
-    free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
-    chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
     tiles = model.Tiles(
         count,
         -(-k // (step_items(product) * tiling.split)),
@@ -354,16 +358,25 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         tiling.cluster_n,
         tiling.split,
         dtype_bytes(out_dtype),
-        model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
+        0,
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
         (product.left.size_bytes, product.right.size_bytes),
-        tiling.stream,
     )
     gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered, tiling.is_staggered)
-    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
+    beside_bytes = _least_beside(tiling, out_dtype) + model.RESERVED_BYTES
+    return _Work(product.left.dtype, tiles, ring, model.stage_bytes(*_stored(product, tiling)), beside_bytes)
+
+
+def _estimate(work: _Work, tiling: Tiling, gpu: Gpu) -> Estimate:
+    """Return the time of a tiling that does so much work, with as many buffers of results as there is room for."""
+    free = gpu.smem_per_block_optin_bytes - tiling.stages * work.stage_bytes - work.beside_bytes
+    chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
+    buffers = model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
+    tiles, ring = work.tiles._replace(buffers=buffers, stream=tiling.stream), work.ring._replace(stages=tiling.stages)
+    secs = model.tiles_secs(gpu, work.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
     # With waves that are dealt evenly all clusters are alike.
     clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
     form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack)
-    return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))
+    return Estimate(tiling, secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

@@ -15,6 +15,7 @@ from kerneldecl.model import IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import _gpu_windows, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
 from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.policies._gpu_products import ranked
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -109,6 +110,23 @@ def test_every_proposal_fits_the_gpu_whatever_the_size(
     policy: str, name: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], batch: int
 ) -> None:
     _fits(policy, name, size, matmul(size, layout, *dtypes, batch))
+
+
+@given(
+    name=st.sampled_from(GPUS),
+    size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
+    layout=st.sampled_from(["nn", "nt", "tn", "tt"]),
+    dtypes=DTYPES,
+    top_k=st.integers(1, 60),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_never_timed_would_not_be_proposed(
+    name: str, size: tuple[int, int, int], layout: str, dtypes: tuple[str, str], top_k: int
+) -> None:
+    space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
+    if not gpu_matmul_tc.why_not(space, arch(name)):
+        every = [estimate for _, timed in gpu_matmul_tc._forms(product(space), gpu) for estimate in timed()]
+        assert gpu_matmul_tc.propose(space, arch(name), top_k, ()) == ranked(every, gpu_matmul_tc.SAME_TILE)[:top_k]
 
 
 def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:

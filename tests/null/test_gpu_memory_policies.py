@@ -137,7 +137,7 @@ def test_waves_count_fillings_of_the_whole_gpu() -> None:
 def test_a_partial_last_wave_costs_a_whole_one() -> None:
     gpu = H200.the_gpu
     even = Work(blocks=gpu.sm_count, threads=256, flops=1e12, flops_per_s=1e14)
-    odd = replace(even, blocks=gpu.sm_count + 1)
+    odd = even._replace(blocks=gpu.sm_count + 1)
     assert busiest_share(gpu, even) == 1.0
     assert predicted_secs(gpu, odd) > 1.9 * predicted_secs(gpu, even)
 

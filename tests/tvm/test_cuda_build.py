@@ -364,3 +364,29 @@ def test_no_compiler_anywhere_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(nvcc, "_places", lambda: iter([tmp_path]))
     with pytest.raises(ToolchainError, match=r"no CUDA compiler.*kerneldecl\[cuda\]"):
         nvcc.compiler_for("sm_90")
+
+
+RANKED = """#include <cuda/barrier>
+#include <cooperative_groups.h>
+#ifdef __CUDACC_RTC__
+using cuda::std::uint8_t;
+#else
+#include <cstdint>
+#endif
+__forceinline__ __device__ int rank() {
+    namespace cg = cooperative_groups;
+    return cg::this_thread_block().thread_rank();
+}
+extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("value", "slow"),
+    [("rank()", 0), ("cooperative_groups::this_grid().size()", 1), ("(int)sizeof(cuda::barrier<cuda::thread_scope_block>)", 1)],
+)
+def test_slow_headers_are_read_where_something_of_them_is_used(value: str, slow: int) -> None:
+    source = RANKED % value
+    assert nvcc._lean(source).count("#include <c") == 1 + slow
+    assert "kernel" in nvcc.compile_cubin(source, "sm_90a").usage

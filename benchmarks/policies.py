@@ -1,0 +1,82 @@
+"""Owns the measurement of what policies take for a workload: processor time, for all entries that the repository declares.
+
+Knows nothing of how good their choices are, and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from _table import machine, show, show_machine, write_json
+
+from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.tensorir import lower
+from kerneldecl.declare import declare
+from kerneldecl.model import Arch, IterSpace
+from kerneldecl.plugins import load_arch, load_policy, load_rule
+from kerneldecl.policies.auto import BY_KIND
+
+ROOT = Path(__file__).parents[1]
+WORKSPACES = (ROOT, ROOT / "benchmarks" / "hopper")
+TOP_K = 20
+LIMIT_MS = 50.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="h200", help="the target whose entries are asked for, and whose arch is asked about")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    described = machine()
+    show_machine(described)
+    arch, spaces = load_arch(ROOT, options.target), dict(_spaces(options.target))
+    rows = [row for name in BY_KIND[arch.kind] if (row := _row(name, arch, spaces, options.rounds))]
+    show(f"Processor time of a policy for {TOP_K} candidates; at most {LIMIT_MS:g} ms are asked", rows)
+    write_json(options.json, described, {"policies": rows})
+
+
+def _spaces(target: str) -> Iterator[tuple[str, IterSpace]]:
+    """Yield the computation of each entry for a target, by the entry's name."""
+    for workspace in WORKSPACES:
+        for workload in declare(workspace).workloads:
+            if workload.target == target:
+                yield workload.name, iter_space(lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs))))
+
+
+def _row(name: str, arch: Arch, spaces: dict[str, IterSpace], rounds: int) -> dict[str, Any]:
+    """Return what a policy takes for the entries that it proposes something for; nothing where there is none."""
+    propose = load_policy(ROOT, name).propose
+    taken = {entry: _ms(propose, space, arch, rounds) for entry, space in spaces.items() if propose(space, arch, TOP_K, ())}
+    if not taken:
+        return {}
+    worst = max(taken, key=lambda entry: taken[entry])
+    return {
+        "policy": name,
+        "entries": len(taken),
+        "CPU ms": statistics.median(taken.values()),
+        "most": taken[worst],
+        "over": sum(ms > LIMIT_MS for ms in taken.values()),
+        "for": worst,
+    }
+
+
+def _ms(propose: Any, space: IterSpace, arch: Arch, rounds: int) -> float:
+    """Return the median processor time of a call."""
+    samples: Sequence[float] = [_once(propose, space, arch) for _ in range(rounds)]
+    return 1e3 * statistics.median(samples)
+
+
+def _once(propose: Any, space: IterSpace, arch: Arch) -> float:
+    began = time.process_time()
+    propose(space, arch, TOP_K, ())
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    main()
