@@ -94,6 +94,11 @@ def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
 
 
+def reworked(device: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions of S-TIR as code is generated of them: barriers, copies and fragments other than TVM leaves them."""
+    return own_parts(spread_copies(one_barrier(device)))
+
+
 @contextmanager
 def _source_only() -> Iterator[None]:
     """Have TVM's code generator leave CUDA source as it is, also where it could compile it."""
@@ -136,7 +141,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         if is_tirx(func):
             host, device = told_to_overlap(host, device)
         else:
-            device = own_parts(spread_copies(one_barrier(device)))
+            device = reworked(device)
             if can_overlap(arch.the_gpu):
                 host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
         bodies = [each.body for each in host.functions.values()]
