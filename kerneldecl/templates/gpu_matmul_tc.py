@@ -55,12 +55,12 @@ class _Tiles(NamedTuple):
     raster: int
     gather: int
     parts: int
-    ahead: int
+    ahead: int = 0
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled product with its epilogue fused, or None where tensor cores do not take it."""
-    tiles = _Tiles(**{name: params.get(name, 0) for name in _Tiles._fields})  # type: ignore[arg-type]
+    tiles = _Tiles(**{name: value for name, value in params.items() if name in _Tiles._fields})  # type: ignore[arg-type]
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
