@@ -33,7 +33,7 @@ from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
 from kerneldecl.compiler.copies_cuda import spread_copies
 from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
-from kerneldecl.compiler.registers_cuda import narrowed, own_parts
+from kerneldecl.compiler.registers_cuda import narrowed, own_parts, unrolled
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
@@ -96,7 +96,7 @@ def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
 
 def reworked(device: tvm.IRModule) -> tvm.IRModule:
     """Return device functions of S-TIR as code is generated of them: barriers, copies and fragments other than TVM leaves them."""
-    return own_parts(spread_copies(one_barrier(device)))
+    return own_parts(unrolled(spread_copies(one_barrier(device))))
 
 
 @contextmanager

@@ -198,6 +198,12 @@ def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], a
 
 
 @needs_nvcc
+def test_fragments_that_alternate_over_many_steps_stay_in_registers(tmp_path: Path) -> None:
+    params = {**TC, "block_m": 32, "block_n": 128, "block_k": 128, "warps_m": 1, "ahead": 1}
+    assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, dtype="float16"), params, H200, tmp_path)
+
+
+@needs_nvcc
 def test_ragged_integers_compile(tmp_path: Path) -> None:
     mod = matmul(129, 66, 80, dtype="int8", layout="nt")
     assert_no_stack(gpu_matmul_tc, mod, {**TC, "block_k": 64, "stages": 2}, H200, tmp_path)
