@@ -5,6 +5,10 @@ Knows nothing of schedules, policies or what the loop computes.
 TVM's order of a step is: all have computed; copy ahead; the copies of this step have arrived; all see them; compute. One barrier
 does for both where the copies come after it: those of this step were asked for steps ago. Copies ahead then also overlap with
 computing, which nothing separates from them any more.
+
+Where a step ends with the first loads of the next one (`pipeline` of two loops), what has to have arrived is the next step's,
+before those loads. A barrier there does for both as well: all loads of a step come before it, and what is copied in the next
+step takes the place of what this one has loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ COMMIT, WAIT, IN_FLIGHT, SYNC = "async_commit_queue_scope", "async_wait_queue_sc
 
 
 def one_barrier(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return device functions whose loops with three stages or more wait for their copies before they ask for more."""
+    """Return device functions whose loops wait once a step: those that load ahead, and those with three stages or more."""
     return tvm.IRModule(
         {name: func.with_body(structural.structural_map(func.body, [(For, _loop)])) for name, func in mod.functions.items()}
     )
@@ -29,17 +33,29 @@ def one_barrier(mod: tvm.IRModule) -> tvm.IRModule:
 def _loop(loop: Any) -> Any:
     steps = list(loop.body.seq) if isinstance(loop.body, SeqStmt) else []
     keys = [step.attr_key if isinstance(step, AttrStmt) else "" for step in steps]
-    if keys[-2:] != [COMMIT, WAIT] or COMMIT in keys[:-2]:
+    if keys.count(COMMIT) != 1 or keys.count(WAIT) != 1 or keys.index(WAIT) != keys.index(COMMIT) + 1:
         return loop
-    copy, wait = steps[-2:]
+    at = keys.index(COMMIT)
+    before, (copy, wait), after = steps[:at], steps[at : at + 2], steps[at + 2 :]
     count = wait.body
     copying, computing = _without_sync(copy.body), _without_sync(count.body)
-    if count.attr_key != IN_FLIGHT or int(count.value) < 2 or copying is None or computing is None:
+    if count.attr_key != IN_FLIGHT or copying is None or computing is None:
         return loop
-    body = SeqStmt([copying[0], AttrStmt(copy.node, COMMIT, copy.value, SeqStmt(copying[1])), *computing[1]])
-    waited = AttrStmt(wait.node, WAIT, wait.value, AttrStmt(count.node, IN_FLIGHT, count.value - 1, body))
-    changed = SeqStmt([*steps[:-2], waited]) if steps[:-2] else waited
-    return For(loop.loop_var, loop.min, loop.extent, loop.kind, changed, loop.thread_binding, loop.annotations)
+    copied = AttrStmt(copy.node, COMMIT, copy.value, SeqStmt(copying[1]))
+    if after:
+        changed = [*before, copied, *computing[1], _waiting(wait, int(count.value), [computing[0], *after])]
+    elif int(count.value) >= 2:
+        changed = [*before, _waiting(wait, int(count.value) - 1, [copying[0], copied, *computing[1]])]
+    else:
+        return loop
+    body = SeqStmt(changed) if len(changed) > 1 else changed[0]
+    return For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+
+
+def _waiting(wait: Any, in_flight: int, body: list[Any]) -> Any:
+    """Return statements that are done when all copies but so many have arrived."""
+    count = wait.body
+    return AttrStmt(wait.node, WAIT, wait.value, AttrStmt(count.node, IN_FLIGHT, tvm.tirx.const(in_flight, "int32"), SeqStmt(body)))
 
 
 def _without_sync(body: Any) -> tuple[Any, list[Any]] | None:

@@ -31,8 +31,9 @@ from tvm_ffi import structural
 from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
+from kerneldecl.compiler.copies_cuda import spread_copies
 from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
-from kerneldecl.compiler.registers_cuda import narrowed, own_parts
+from kerneldecl.compiler.registers_cuda import narrowed, own_parts, unrolled
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudalink import embed, sized
@@ -93,6 +94,11 @@ def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
 
 
+def reworked(device: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions of S-TIR as code is generated of them: barriers, copies and fragments other than TVM leaves them."""
+    return own_parts(unrolled(spread_copies(one_barrier(device))))
+
+
 @contextmanager
 def _source_only() -> Iterator[None]:
     """Have TVM's code generator leave CUDA source as it is, also where it could compile it."""
@@ -135,7 +141,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         if is_tirx(func):
             host, device = told_to_overlap(host, device)
         else:
-            device = own_parts(one_barrier(device))
+            device = reworked(device)
             if can_overlap(arch.the_gpu):
                 host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
         bodies = [each.body for each in host.functions.values()]

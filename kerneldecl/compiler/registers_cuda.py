@@ -16,7 +16,7 @@ import tvm
 from tvm.ir import Call, TensorLoad, Var
 from tvm.s_tir import transform
 from tvm.sym import Analyzer
-from tvm.tirx import Bind, BufferLoad, BufferStore, decl_buffer, floordiv, floormod
+from tvm.tirx import Bind, BufferLoad, BufferStore, For, ForKind, decl_buffer, floordiv, floormod
 from tvm_ffi import structural
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
@@ -57,6 +57,34 @@ def own_parts(mod: tvm.IRModule) -> tvm.IRModule:
     nvcc keeps no array of 8192 elements in registers, of however few of them a lane makes use.
     """
     return tvm.IRModule({name: func.with_body(_own_parts(func.body)) for name, func in mod.functions.items()})
+
+
+def unrolled(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions whose loops are unrolled where fragments alternate from step to step.
+
+    Of a loop that nvcc leaves as it is, it keeps no such array in registers; the others it unrolls by itself.
+    """
+    return tvm.IRModule({name: func.with_body(_unrolled(func.body)) for name, func in mod.functions.items()})
+
+
+def _unrolled(body: Any) -> Any:
+    of_lane = _OfLane(body, 0)
+
+    def loop(node: Any) -> Any:
+        if not any(_alternates(of_lane(place), node.loop_var) for _, place in _fragments(node.body)):
+            return node
+        return For(node.loop_var, node.min, node.extent, ForKind.UNROLLED, node.body, node.thread_binding, node.annotations)
+
+    return structural.structural_map(body, [(For, loop)])
+
+
+def _alternates(place: Any, step: Var) -> bool:
+    """Say whether a place does not grow by as much with each step."""
+    first, second, third = (
+        structural.structural_map(place, [(Var, lambda var, at=at: tvm.tirx.const(at, str(var.ty.dtype)) if var.same_as(step) else var)])
+        for at in range(3)
+    )
+    return not _ANALYZER.can_prove_equal(second - first, third - second)
 
 
 def _own_parts(body: Any) -> Any:

@@ -131,12 +131,13 @@ def start_secs(gpu: Gpu) -> float:
     return launch + EDGE_CYCLES / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
-def hidden_part(rows: int, columns: int) -> float:
+def hidden_part(rows: int, columns: int, held: int) -> float:
     """Return what part of a warp's loads goes on behind its multiplications, for a tile of so many fragments.
 
-    One multiplication for each load hides a half of it, four seven eighths: products of 1024 and 8192 on an H200.
+    One multiplication for each load hides a half of it, four seven eighths: products of 1024 and 8192 on an H200. With the
+    fragments of two steps held at once, half of the rest is hidden too: products of 4096 there.
     """
-    return 1.0 - (rows + columns) / (4 * rows * columns)
+    return 1.0 - (rows + columns) / (4 * rows * columns * held)
 
 
 def together(*secs: float, exponent: float = 4.0) -> float:

@@ -38,8 +38,10 @@ STAGES = (5, 4, 3, 2)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
 LEAST_STEPS = 4
 """Of the reduction, in each part of it."""
-GATHERED_STEPS = 256
-"""Products with longer sums spend too little on their results for it to matter how these are stored."""
+LONG_SUMS = 256
+"""Sums of more steps have fragments loaded ahead, which the first few of a sum have nothing of."""
+AHEAD_STAGES = 3
+"""Least with which the template loads them ahead."""
 SAME_TILE = 4
 NARROW = 32
 """Tiles up to this many rows or columns wait more than they compute, and take longer steps."""
@@ -48,6 +50,8 @@ OTHER_REGISTERS = 48
 COPY_INSTRUCTIONS, WINDOW_INSTRUCTIONS = 6.0, 14.0
 """For one copy with its address, where rows are rows, and where there are edges or a division finds a pixel in its image: as nvcc
 makes them."""
+COPIED_BYTES = 512
+"""By a warp at once, at most."""
 NARROW_VECTOR = 4
 """Bytes that are copied at once where some of them may lie beyond an operand of bytes: the template's."""
 ASYNC_BYTES = 4
@@ -66,6 +70,7 @@ class Tiling(NamedTuple):
     raster: int = 1
     gather: int = 0
     parts: int = 1
+    ahead: int = 0
 
     @property
     def warps(self) -> int:
@@ -111,11 +116,12 @@ def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -
     """Yield the lattice: tiles, each to be timed with the first two of `all_stages` that fit shared memory."""
     for bare in _bare_tilings(product, gpu):
         step = _step(product, bare, gpu)
-        yield _least_secs(product, bare, step, gpu), functools.partial(_timed, product, bare, step, gpu, all_stages)
+        ahead = _step_ahead(step, bare, dtype_bytes(product.left.dtype)) if product.extents[3] > LONG_SUMS else step
+        yield _least_secs(product, bare, ahead, gpu), functools.partial(_timed, product, bare, (step, ahead), gpu, all_stages)
 
 
-def _timed(product: Contraction, bare: Tiling, step: Step, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Estimate]:
-    return (_estimate(product, tiling, step, gpu) for tiling in _staged(product, bare, gpu, all_stages))
+def _timed(product: Contraction, bare: Tiling, step: tuple[Step, Step], gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Estimate]:
+    return (_estimate(product, tiling, step[tiling.ahead], gpu) for tiling in _staged(product, bare, gpu, all_stages))
 
 
 def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
@@ -137,11 +143,23 @@ def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
 
 
 def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
-    """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, gathered as well."""
+    """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, either gathered as well.
+
+    Where they are long and registers hold two steps' fragments, those are loaded ahead and the results gathered instead, with the
+    most stages that keep no block off an SM: while a block stores its results, nothing else of it goes on.
+    """
     limit, steps = gpu.smem_per_block_optin_bytes, -(-product.extents[3] // (bare.block_k * bare.parts))
     most = min(steps + 1, limit // _stage_bytes(product, bare))
-    is_gathered = product.extents[3] <= GATHERED_STEPS and _gathered_bytes(product, bare) <= limit
-    for stages, gather in itertools.product([stages for stages in all_stages if stages <= most][:2], (0, 1) if is_gathered else (0,)):
+    fitting = [stages for stages in all_stages if stages <= most][:2]
+    can_gather, is_long = _gathered_bytes(product, bare) <= limit, product.extents[3] > LONG_SUMS
+    ahead = bare._replace(stages=AHEAD_STAGES, gather=int(can_gather), ahead=1)
+    if is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(product, ahead, gpu)):
+        wanted = min(resident, -(-_count(product, bare) // gpu.sm_count))
+        deeper = (ahead._replace(stages=stages) for stages in all_stages if AHEAD_STAGES <= stages <= most)
+        yield next(tiling for tiling in deeper if _resident(product, tiling, gpu) >= wanted)
+        yield bare._replace(stages=fitting[0])
+        return
+    for stages, gather in itertools.product(fitting, (0, 1) if can_gather and not is_long else (0,)):
         yield bare._replace(stages=stages, gather=gather)
 
 
@@ -178,32 +196,37 @@ def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) 
 
 
 def registers(product: Contraction, tiling: Tiling) -> int:
-    """Return the registers of a thread: its sums, the fragments of one step, and the rest."""
+    """Return the registers of a thread: its sums, the fragments of one step, or of two, and the rest."""
     warp_m, warp_n = tiling.warp_tile
     sums = warp_m * warp_n * dtype_bytes(product.sums_dtype) // (32 * 4)
-    return sums + (warp_m + warp_n) * 32 // (32 * 4) + OTHER_REGISTERS
+    return sums + (1 + tiling.ahead) * (warp_m + warp_n) * 32 // (32 * 4) + OTHER_REGISTERS
 
 
 def _resident(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     return occupancy(gpu, tiling.warps * gpu.warp_size, registers(product, tiling), smem_bytes(product, tiling))
 
 
+def _count(product: Contraction, tiling: Tiling) -> int:
+    """Return the blocks."""
+    batch, m, n, _ = product.extents
+    return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
+
+
 def _least_secs(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> float:
     """Return a time that no number of stages is below."""
-    batch, m, n, k = product.extents
-    count = batch * -(-m // bare.block_m) * -(-n // bare.block_n) * bare.parts
-    least = least_sm_secs(gpu, count, bare.warps, -(-k // (bare.block_k * bare.parts)), step)
+    steps = -(-product.extents[3] // (bare.block_k * bare.parts))
+    least = least_sm_secs(gpu, _count(product, bare), bare.warps, steps, step)
     return least + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu)
 
 
 def _estimate(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> Estimate:
     """Return the time of a tiling, given its steps', with the raster that suits it."""
-    batch, m, n, k = product.extents
+    _, m, n, k = product.extents
     rows, columns = -(-m // bare.block_m), -(-n // bare.block_n)
     resident = _resident(product, bare, gpu)
     at_once = max(1, resident) * gpu.sm_count
     tiling = bare._replace(raster=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
-    count = batch * rows * columns * tiling.parts
+    count = _count(product, tiling)
     steps = -(-k // (tiling.block_k * tiling.parts))
     out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
     # Lanes alone store half of what L2 takes in one go.
@@ -254,6 +277,16 @@ def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
         smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
         copy_cycles=tile_bytes / SM_BYTES_PER_CYCLE,
         issue_cycles=issue,
-        hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT),
+        hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT, 1),
         copies=copies,
     )
+
+
+def _step_ahead(step: Step, tiling: Tiling, item_bytes: int) -> Step:
+    """Return a step with fragments loaded ahead: whole copies are asked for among multiplications that wait for nothing.
+
+    What else their addresses take is not hidden: products of 1024 on an H200, in tiles that divide them and in others.
+    """
+    warp_m, warp_n = tiling.warp_tile
+    whole = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes / COPIED_BYTES * COPY_INSTRUCTIONS
+    return step._replace(issue_cycles=step.issue_cycles - whole, hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT, 2))

@@ -197,11 +197,19 @@ def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:
     return sch.fuse(outer, columns, inner)
 
 
-def pipeline(sch: Schedule, loop: Any, stages: int, *, asynchronous: bool) -> None:
-    """Have a loop of two copies and a computation copy `stages - 1` iterations ahead."""
+def pipeline(sch: Schedule, loop: Any, stages: int, *, asynchronous: bool, within: Any = None) -> None:
+    """Have a loop of two copies and a computation copy `stages - 1` iterations ahead.
+
+    Where the computation is a loop `within` of two loads and a computation, that one loads an iteration ahead, across the
+    outer loop's iterations as well: its first loads come between the others and its last computation.
+    """
     if stages < 2:
         return
-    sch.annotate(loop, "software_pipeline_stage", [0, 0, stages - 1])
-    sch.annotate(loop, "software_pipeline_order", [0, 1, 2])
+    if within is not None:
+        sch.annotate(within, "software_pipeline_stage", [0, 0, 1])
+        sch.annotate(within, "software_pipeline_order", [0, 1, 2])
+    computing = [stages - 1] if within is None else [stages - 2, stages - 1, stages - 1]
+    sch.annotate(loop, "software_pipeline_stage", [0, 0, *computing])
+    sch.annotate(loop, "software_pipeline_order", [0, 1, 2] if within is None else [0, 1, 3, 2, 4])
     if asynchronous:
         sch.annotate(loop, "software_pipeline_async_stages", [0])

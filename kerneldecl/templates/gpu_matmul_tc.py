@@ -10,6 +10,7 @@ Parameters:
   raster              rows of tiles that are walked before the next column; divides the number of them
   gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
   parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
+  ahead               1 has a warp load fragments while it multiplies those before, across barriers as well, in twice their registers
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -54,11 +55,12 @@ class _Tiles(NamedTuple):
     raster: int
     gather: int
     parts: int
+    ahead: int = 0
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled product with its epilogue fused, or None where tensor cores do not take it."""
-    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    tiles = _Tiles(**{name: value for name, value in params.items() if name in _Tiles._fields})  # type: ignore[arg-type]
     product = product_of(mod)
     if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
         return None
@@ -113,7 +115,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     sums = store_tile(sch, store, (tile, warp), threads, product) if tiles.gather else store_sums(sch, store, warp, product)
     clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
-    pipeline(sch, k, tiles.stages, asynchronous=asynchronous)
+    pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.ahead else None)
     if normal.whole is not None:
         sum_parts(sch, normal.whole, product)
     return True
@@ -128,6 +130,7 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         and tiles.block_k % (32 // item_bytes) == 0
         and rows % tiles.raster == 0
         and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages - 1
+        and (not tiles.ahead or (tiles.stages >= 3 and tiles.block_k % (64 // item_bytes) == 0))
     )
 
 

@@ -65,7 +65,7 @@ WITH_EPILOGUES = [
 IN_PARTS = [
     product(tiled(**params), (200, 136, 1000), str(params), layout=layout, dtype="float16", epilogue=["bias", "relu"])
     for layout in ("nt", "tn")
-    for params in ({"parts": 3}, {"parts": 2, "gather": 1}, {"gather": 1}, {"block_m": 96, "block_n": 96})
+    for params in ({"parts": 3}, {"parts": 2, "gather": 1}, {"gather": 1}, {"block_m": 96, "block_n": 96}, {"block_k": 64, "ahead": 1})
 ]
 FLOAT16_SUMS = product(TENSOR_CORES, (128, 128, 256), layout="nn", dtype="float16", accum_dtype="float16")
 IMAGES = [

@@ -1,4 +1,7 @@
-"""Pipelined loops of products on tensor cores wait once a step where three tiles or more are on their way, and twice where two are."""
+"""Pipelined loops of products on tensor cores wait once a step where three tiles or more are on their way, and twice where two are.
+
+What loads its fragments ahead waits once as well, between the last loads of a step and the first ones of the next.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import pytest
 
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import cuda_source
-from kerneldecl.model import Candidate
+from kerneldecl.model import Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
 WAIT = "tvm_builtin_ptx_cp_async_wait_group"
-TILE = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "raster": 1, "gather": 0, "parts": 1}
+TILE: dict[str, Value] = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "raster": 1, "gather": 0, "parts": 1}
 
 
 def main_loop(source: str) -> str:
@@ -38,16 +41,30 @@ def closing(source: str, opening: int) -> int:
     raise AssertionError("braces match")
 
 
+def loop_of(params: dict[str, Value], layout: str) -> str:
+    attrs = {"m": 256, "n": 256, "k": 1024, "layout": layout, "dtype": "float16"}
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    applied = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, **params}), ARCH)
+    assert applied is not None
+    return main_loop(cuda_source(applied.mod, ARCH, "kd_product"))
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize(("stages", "barriers"), [(2, 2), (3, 1), (4, 1)])
 def test_barriers_of_a_step(layout: str, stages: int, barriers: int) -> None:
-    attrs = {"m": 256, "n": 256, "k": 1024, "layout": layout, "dtype": "float16"}
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
-    applied = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, "stages": stages}), ARCH)
-    assert applied is not None
-    loop = main_loop(cuda_source(applied.mod, ARCH, "kd_product"))
+    loop = loop_of({"stages": stages}, layout)
     assert loop.count("__syncthreads()") == barriers
     assert loop.count(WAIT) == 1
     if barriers == 1:
         # What is waited for is what is multiplied next; what is copied ahead takes the place of what everyone has read.
         assert loop.index(WAIT) < loop.index("__syncthreads()") < loop.index("ptx_cp_async_legacy")
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize("stages", [3, 4])
+def test_the_barrier_of_what_is_loaded_ahead(layout: str, stages: int) -> None:
+    loop = loop_of({"stages": stages, "ahead": 1}, layout)
+    assert loop.count("__syncthreads()") == loop.count(WAIT) == 1
+    # Copies follow the barrier of the step before; behind this one's come the next step's first loads, and the last products.
+    copied, waited, met = loop.index("ptx_cp_async_legacy"), loop.index(f"wait_group_{stages - 2}("), loop.index("__syncthreads()")
+    assert copied < loop.index("ldmatrix") < loop.index("mma.sync") < waited < met < loop.rindex("ldmatrix") < loop.rindex("mma.sync")

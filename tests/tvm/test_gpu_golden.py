@@ -58,6 +58,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "tc_conv2d_float16": ("gpu_matmul_tc", "conv2d", {**CONV, "dtype": "float16"}, TENSOR),
     "tc_parts_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "stages": 2, "parts": 2}),
     "tc_gathered_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tt", "dtype": "float16"}, {**TENSOR, "gather": 1}),
+    "tc_ahead_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "gather": 1, "ahead": 1}),
     "tc_windows_float16": ("gpu_conv2d_tc", "conv2d", {**CONV, "c": 3, "dtype": "float16"}, WINDOWS),
     "simt_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt"}, SIMT),
     "simt_ahead_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "epilogue": ("bias",)}, {**SIMT, "stages": 4}),

@@ -106,7 +106,7 @@ def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: di
     simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::13]]
     tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::13]]
     if tc:
-        variants: list[dict[str, Any]] = [{"gather": 0}, {"gather": 1}, {"parts": 3}, {"parts": 2, "gather": 1}]
+        variants: list[dict[str, Any]] = [{"gather": 0}, {"gather": 1}, {"parts": 3}, {"parts": 2, "gather": 1}, {"stages": 3, "ahead": 1}]
         tc += [(gpu_matmul_tc, {**TC, "block_k": 64 if attrs["dtype"] == "int8" else 32, "stages": 2, **params}) for params in variants]
     assert simt
     for template, params in (*simt, *tc):
@@ -168,6 +168,7 @@ def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypat
         ({"dtype": "float16"}, {**TC, "block_m": 48}),  # two warps of 24 rows
         ({"dtype": "float16"}, {**TC, "stages": 5, "k": 64}),  # more stages than steps
         ({"dtype": "float16"}, {**TC, "raster": 3}),  # does not divide the rows of tiles
+        ({"dtype": "float16"}, {**TC, "stages": 2, "ahead": 1}),  # no copies ahead of what is loaded ahead
     ],
 )
 def test_template_refuses_what_does_not_fit(attrs: dict[str, Any], params: dict[str, Any]) -> None:
@@ -187,12 +188,19 @@ SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
         ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
         ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "gather": 1}),
         ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
+        ({"dtype": "float16", "layout": "tn"}, {**WIDE, "ahead": 1}),
     ],
-    ids=["wide", "float16-sums", "gathered", "int8"],
+    ids=["wide", "float16-sums", "gathered", "int8", "ahead"],
 )
 def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], arch: str, tmp_path: Path) -> None:
     gpu = load_arch(ROOT, arch)
     assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, **attrs), params, gpu, tmp_path)
+
+
+@needs_nvcc
+def test_fragments_that_alternate_over_many_steps_stay_in_registers(tmp_path: Path) -> None:
+    params = {**TC, "block_m": 32, "block_n": 128, "block_k": 128, "warps_m": 1, "ahead": 1}
+    assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, dtype="float16"), params, H200, tmp_path)
 
 
 @needs_nvcc

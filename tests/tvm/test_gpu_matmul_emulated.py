@@ -16,14 +16,15 @@ from emulation import Kernel
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.cuda import cuda_source
-from kerneldecl.compiler.registers_cuda import narrowed, own_parts
+from kerneldecl.compiler.cuda import cuda_source, reworked
+from kerneldecl.compiler.registers_cuda import narrowed
 from kerneldecl.model import Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 H200 = load_arch(ROOT, "h200")
 PRODUCT: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2, "raster": 1}
+AHEAD: dict[str, Value] = {"ahead": 1, "stages": 3}
 WINDOWS: dict[str, Value] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 1, "warps_columns": 1, "warps_n": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**PRODUCT, "gather": 0, "parts": 1}),
@@ -32,6 +33,25 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         {"m": 40, "n": 50, "k": 72, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "relu"]},
         "gpu_matmul_tc",
         {**PRODUCT, "gather": 1, "parts": 1},
+    ),
+    "ahead": ("matmul", {"m": 64, "n": 96, "k": 256, "layout": "nn"}, "gpu_matmul_tc", {**PRODUCT, **AHEAD, "parts": 1, "gather": 0}),
+    "ahead, odd sizes in parts": (
+        "matmul",
+        {"m": 40, "n": 50, "k": 520, "layout": "tt", "epilogue": ["bias"]},
+        "gpu_matmul_tc",
+        {**PRODUCT, **AHEAD, "block_k": 64, "stages": 4, "parts": 2, "gather": 0},
+    ),
+    "ahead, element by element": (
+        "matmul",
+        {"m": 40, "n": 49, "k": 131, "layout": "nt"},
+        "gpu_matmul_tc",
+        {**PRODUCT, **AHEAD, "parts": 1, "gather": 1},
+    ),
+    "ahead, a convolution": (
+        "conv2d",
+        {"n": 2, "h": 9, "w": 7, "c": 24, "f": 40, "kh": 3, "kw": 3, "padding": 1},
+        "gpu_matmul_tc",
+        {**PRODUCT, **AHEAD, "block_k": 64, "parts": 1, "gather": 0},
     ),
     "windows": (
         "conv2d",
@@ -53,7 +73,7 @@ def made(rule: Any, template: str, params: dict[str, Value]) -> tvm.IRModule:
 def test_computes_what_the_rule_does(name: str) -> None:
     kind, attrs, template, params = CASES[name]
     rule = load_rule(ROOT, kind).of(ROOT, {"dtype": "float16", **attrs})
-    kernel = Kernel(narrowed(made(rule, template, params))["main"], own_parts)
+    kernel = Kernel(narrowed(made(rule, template, params))["main"], reworked)
     assert "mma.sync" in kernel.source
     [out] = rule.signature().outputs
     inputs = rule.inputs(np.random.default_rng(1))
