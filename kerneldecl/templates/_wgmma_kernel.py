@@ -141,27 +141,43 @@ def _multiply(kernel, acc, descriptors, state, slab, is_first):
                 )
 
 
+def _corner(kernel, chunk, row, column):
+    """Return where a chunk of a consumer's sums begins: in its first slab, from its first columns on."""
+    per_slab = kernel.tiles.block_n // 2 // kernel.chunk_sums
+    return row + chunk // per_slab * SLAB, column + chunk % per_slab * (kernel.chunk_sums * 2)
+
+
 @T.inline
-def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
-    """Have a warpgroup store its sums through shared memory, in chunks that take turns in its buffers."""
+def _fetch(kernel, addends, chunk, at, lanes):
+    """Have a warpgroup load what the epilogue adds to a chunk of its sums."""
+    batch, row, column, _ = each(at)
+    x, y = each(_corner(kernel, chunk, row, column))
+    fetch(kernel.results, addends, chunk % kernel.addend_sets * kernel.chunk_sums, (batch, x, y), lanes)
+
+
+@T.inline
+def _store_staged(kernel, acc, addends, packed, staging, store_map, at, lanes):
+    """Have a warpgroup store its sums through shared memory, in chunks that take turns in its buffers; it has the first one's addends."""
     results = T.meta_var(kernel.results)
     batch, row, column, worker = each(at)
     warp, lane = each(lanes)
-    chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
-    per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
+    chunks = T.meta_var(results.chunks(kernel.tiles.sums))
     sums = T.meta_var(Sums(kernel, acc, 0))
-    addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
-    for chunk in T.unroll(kernel.tiles.slabs * per_slab):
+    for chunk in T.unroll(chunks):
         turn = T.meta_var(chunk % buffers)
-        x = T.meta_var(row + chunk // per_slab * SLAB)
-        y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
-        fetch(results, addends, (batch, x, y), lanes)
+        x, y = each(_corner(kernel, chunk, row, column))
+        if kernel.addend_sets == 2:
+            if chunk + 1 < chunks:
+                _fetch(kernel, addends, chunk + 1, at, lanes)
+        else:
+            _fetch(kernel, addends, chunk, at, lanes)
         if results.map is not None:
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        fill(results, sums, addends, packed, At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        places = T.meta_var((chunk * kernel.chunk_sums, chunk % kernel.addend_sets * kernel.chunk_sums))
+        fill(results, sums, addends, packed, At(staging, worker, turn), places, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -176,10 +192,10 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _store(kernel, acc, packed, staging, store_map, at, lanes):
+def _store(kernel, acc, addends, packed, staging, store_map, at, lanes):
     """Have a warpgroup store its sums as results."""
     if kernel.buffers > 0:
-        _store_staged(kernel, acc, packed, staging, store_map, at, lanes)
+        _store_staged(kernel, acc, addends, packed, staging, store_map, at, lanes)
     else:
         batch, row, column, _ = each(at)
         for s in T.unroll(kernel.tiles.slabs):
@@ -187,8 +203,12 @@ def _store(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place, count):
-    """Add up the products of so many steps of a tile; one stage is multiplied while the one before it is given back."""
+def _sum_tile(kernel, acc, addends, descriptors, state, barriers, at, lanes, place, count):
+    """Add up the products of so many steps of a tile; one stage is multiplied while the one before it is given back.
+
+    What the epilogue adds first is loaded behind the last multiplications.
+    """
+    worker, lane = T.meta_var(at[3]), T.meta_var(lanes[1])
     full, empty, order = each(barriers)
     previous = 0
     for i in T.serial(count):
@@ -207,6 +227,8 @@ def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place, co
     if kernel.tiles.is_pingpong:
         if lane == 0:
             order.arrive(1 - worker)
+    if kernel.addend_sets == 2:
+        _fetch(kernel, addends, 0, at, lanes)
     T.ptx.wgmma.wait_group.sync.aligned(0)
     _release(kernel, empty, previous, lane, place)
     for i in T.unroll(kernel.registers):
@@ -303,6 +325,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
             acc = T.alloc_local((kernel.registers,), kernel.registers_dtype)
             packed = T.alloc_local((4,), "uint32")
+            held = T.meta_var(kernel.addend_sets * kernel.chunk_sums)
+            addends = T.meta_var([T.alloc_local((held,), dtype) for dtype in results.addend_dtypes] if kernel.buffers > 0 else [])
             rows_descriptor = T.uint64(0)
             columns_descriptor = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rows_descriptor), rows_stages.ptr_to([0, 0]), *kernel.rows.descriptor)
@@ -325,22 +349,23 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     if worker == 1:
                         order.wait(1, turn)
                         turn = 1 - turn
-                descriptors = T.meta_var((rows_descriptor, columns_descriptor))
-                _sum_tile(kernel, acc, descriptors, state, (full, empty, order), worker, lane, place, walk.count())
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )
                 column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
+                at = T.meta_var((walk.batch, row, column, worker))
+                descriptors = T.meta_var((rows_descriptor, columns_descriptor))
+                _sum_tile(kernel, acc, addends, descriptors, state, (full, empty, order), at, (warp, lane), place, walk.count())
                 if tiles.split > 1:
                     send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
                 elif tiles.stream == 0:
-                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    _store(kernel, acc, addends, packed, staging, store_map, at, (warp, lane))
                 elif walk.is_begun_by_another():
                     leave_sums(kernel, workspace, acc, block, worker, (warp, lane))
                 else:
                     for number in T.serial(walk.sharers()):
                         add_sums(kernel, workspace, acc, walk.sharer(number) * tiles.cluster + rank, worker, (warp, lane))
-                    _store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    _store(kernel, acc, addends, packed, staging, store_map, at, (warp, lane))
                 if tiles.is_pingpong:
                     _skip(kernel, state, kernel.steps)
                 walk.advance()
