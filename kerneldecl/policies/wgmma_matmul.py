@@ -213,7 +213,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
-            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
+            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
             is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
@@ -241,10 +241,11 @@ def _suits(tiling: Tiling, m: int, packing: int) -> bool:
     return is_wide and is_held and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
-def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
-    """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
-    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
-    return blocks == 1 or tiling.block_n % (unit * blocks) == 0
+def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
+    """Say whether operands can be cut in as many parts as blocks share them: 64 lie side by side along m or n, or 8 one below the other."""
+    blocks, unit = cluster_m * cluster_n, COLUMN_UNIT if _is_k_last(product.right) else ROWS
+    has_whole_rows = _is_k_last(product.left) or tiling.block_m % (ROWS * cluster_n) == 0
+    return blocks == 1 or (tiling.block_n % (unit * blocks) == 0 and has_whole_rows)
 
 
 def step_items(product: Contraction) -> int:

@@ -35,7 +35,7 @@ GUARD_BYTE = 0x5A
 POISON_BYTES = {True: 0xFF, False: 0xA5}
 """By whether the dtype is a floating-point one: all bits set is a NaN of each of them."""
 WARM_SECS = 0.1
-"""An idle GPU takes about so long to raise its clocks."""
+"""An idle GPU takes about so long to raise its clocks, and a busy one to lower them where it would take too much power."""
 IDLE_SECS = 0.05
 _COPY_BYTES = 1 << 29
 _SHORT_SECS = 1e-3
@@ -151,12 +151,11 @@ class _Brought:
         """Fill the L2 cache with memory that no kernel reads; read, not written, so that nothing is left to be written back."""
         self.checks.read(self._flushed, 2 * self.gpu.l2_bytes)
 
-    def warm(self) -> None:
-        """Keep the GPU busy until its clocks are up."""
+    def warm(self, graph: Graph) -> None:
+        """Keep the GPU busy with a kernel until its clocks are those of steady work."""
         end = time.monotonic() + WARM_SECS
         while time.monotonic() < end:
-            self.flush()
-            self.gpu.wait()
+            graph.run()
 
     def close(self) -> None:
         for graph in self.graphs.values():
@@ -221,7 +220,7 @@ def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, sampl
     count = min(calls, most_calls(len(sets), sum(at_hand.sizes), at_hand.gpu.l2_bytes))
     graph = at_hand.graph(library, kernel, count)
     if time.monotonic() - _BUSY["until"] > IDLE_SECS:
-        at_hand.warm()
+        at_hand.warm(graph)
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
     found: list[float] = []
