@@ -6,9 +6,6 @@ Successive halving: everyone gets a few samples, the slow ones drop out, the las
 candidates take turns, forwards and backwards by turns, so that a change of clock or load meets all of them. Halving and
 racing as in Jamieson and Talwalkar, "Non-stochastic best arm identification", AISTATS 2016.
 
-A GPU that does nothing but multiply is held back by its power within a twentieth of a second, and ranks kernels otherwise than
-one that rests between short samples: the later rounds have long ones, as steady work is, among those that were good in short ones.
-
 Candidates come in the order of their policy, best expected first, and where noise hides differences that order decides.
 """
 
@@ -34,8 +31,6 @@ class Round:
     """Against the best so far, with which one still takes part."""
     most: int
     """That take part."""
-    sample_secs: float
-    """A sample is as many calls as take this long, so that the clock's own cost does not count."""
     least: int = 3
     """Samples, however long they take."""
 
@@ -45,14 +40,16 @@ class Pace:
     """How much time a device is given to show its differences."""
 
     rounds: tuple[Round, ...]
+    sample_secs: float
+    """A sample is as many calls as take this long, so that the clock's own cost does not count."""
     round_secs: float
     """Slow kernels get fewer samples, so that no round takes much longer."""
 
 
 PACES: Mapping[str, Pace] = {
-    "cpu": Pace((Round(3, 4.0, 20, 1e-3), Round(7, 1.5, 8, 1e-3), Round(20, 1.15, 4, 1e-3)), 1.5),
+    "cpu": Pace((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
     # A first run on a GPU, with cold caches like the samples, tells who is far behind: a first round may be too long to be worth it.
-    "cuda": Pace((Round(3, 2.0, 20, 2e-4, least=0), Round(10, 1.2, 8, 2e-3), Round(30, 1.06, 4, 2e-3, least=5)), 0.5),
+    "cuda": Pace((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 2e-4, 0.4),
 }
 """By kind of arch."""
 NOISE = 0.005
@@ -66,12 +63,12 @@ def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler, pace: P
     places = list(range(len(field)))
     for rules in pace.rounds:
         places = _admitted(places, secs, rules)
-        total = sum(max(secs[place], rules.sample_secs) for place in places)
+        total = sum(max(secs[place], pace.sample_secs) for place in places)
         count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if places else 0
         for turn in range(count):
             for place in places[:: -1 if turn % 2 else 1]:
                 if not field[place].failure:
-                    field[place] = _sampled(field[place], secs[place], sample, rules.sample_secs)
+                    field[place] = _sampled(field[place], secs[place], sample, pace.sample_secs)
         places = [place for place in places if not field[place].failure]
         for place in places:
             if field[place].samples:

@@ -35,8 +35,10 @@ GUARD_BYTE = 0x5A
 POISON_BYTES = {True: 0xFF, False: 0xA5}
 """By whether the dtype is a floating-point one: all bits set is a NaN of each of them."""
 WARM_SECS = 0.1
-"""An idle GPU takes about so long to raise its clocks, and a busy one to lower them where it would take too much power."""
+"""An idle GPU takes about so long to raise its clocks."""
 IDLE_SECS = 0.05
+REST_SECS = 0.03
+"""At most, after a sample: otherwise as long as it took."""
 _COPY_BYTES = 1 << 29
 _SHORT_SECS = 1e-3
 
@@ -54,6 +56,7 @@ class _Brought:
         self.kernels: dict[str, Kernel] = {}
         self.graphs: dict[tuple[str, int], Graph] = {}
         self._memory: list[int] = []
+        self._rested = 0.0
         try:
             self._bring()
         except CudaError:  # too little memory
@@ -151,11 +154,23 @@ class _Brought:
         """Fill the L2 cache with memory that no kernel reads; read, not written, so that nothing is left to be written back."""
         self.checks.read(self._flushed, 2 * self.gpu.l2_bytes)
 
-    def warm(self, graph: Graph) -> None:
-        """Keep the GPU busy with a kernel until its clocks are those of steady work."""
+    def warm(self) -> None:
+        """Keep the GPU busy until its clocks are up."""
         end = time.monotonic() + WARM_SECS
         while time.monotonic() < end:
-            graph.run()
+            self.flush()
+            self.gpu.wait()
+
+    def timed(self, graph: Graph) -> float:
+        """Return the seconds that a graph takes on a GPU that has rested as long as the one before took.
+
+        A clock that is held down by power has other kernels' power in it. After a rest it is the kernel's own, as in steady work.
+        """
+        time.sleep(max(0.0, self._rested - time.monotonic()))
+        self.flush()
+        secs = graph.run()
+        self._rested = time.monotonic() + min(secs, REST_SECS)
+        return secs
 
     def close(self) -> None:
         for graph in self.graphs.values():
@@ -220,13 +235,12 @@ def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, sampl
     count = min(calls, most_calls(len(sets), sum(at_hand.sizes), at_hand.gpu.l2_bytes))
     graph = at_hand.graph(library, kernel, count)
     if time.monotonic() - _BUSY["until"] > IDLE_SECS:
-        at_hand.warm(graph)
+        at_hand.warm()
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
     found: list[float] = []
     for _ in range(samples):
-        at_hand.flush()
-        found.append(graph.run() / count)
+        found.append(at_hand.timed(graph) / count)
     _BUSY["until"] = time.monotonic()
     return {"samples": found}
 
