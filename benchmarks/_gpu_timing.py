@@ -12,6 +12,7 @@ come first, until it works as steadily as it does for users.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ REPLAY_SECS = 4e-3
 MAX_LAUNCHES = 256
 WARM_SECS = 0.25
 """Of turns that are not counted: clocks follow power within a twentieth of a second or so."""
+ALONE_SECS = 0.2
+"""Of one contender's launches alone that are not counted, and of those that are."""
 CONTEST_SECS = 0.6
 """For all rounds of one contest that are counted."""
 
@@ -95,6 +98,18 @@ def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]
         for name in list(replays)[:: -1 if number % 2 else 1]:
             samples[name].append(replays[name].secs())
     return samples
+
+
+def alone(replay: Replay) -> float:
+    """Return a contender's seconds a launch where nobody else runs, once it has been at it for a while.
+
+    In a contest clocks that power holds down are the same for all; here they are what the contender's own power allows.
+    """
+    for _ in range(2):
+        samples, begin = [], time.perf_counter()
+        while time.perf_counter() - begin < ALONE_SECS:
+            samples.append(replay.secs())
+    return median(samples)
 
 
 def median(samples: Sequence[float]) -> float:

@@ -238,9 +238,7 @@ def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, sampl
         at_hand.warm()
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
-    found: list[float] = []
-    for _ in range(samples):
-        found.append(at_hand.timed(graph) / count)
+    found = [at_hand.timed(graph) / count for _ in range(samples)]
     _BUSY["until"] = time.monotonic()
     return {"samples": found}
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
+from tvm.ir import Call
 from tvm.script import tirx as T
 
 from kerneldecl.model import dtype_bytes
@@ -77,6 +79,14 @@ class Results:
         """Say whether sums are stored as they are."""
         zero = tirx.const(0, "int32")
         return bool(self.element(total, zero, zero, zero).same_as(total))
+
+    @property
+    def takes_long(self) -> bool:
+        """Say whether an element takes a function, such as gelu, rather than a few additions."""
+        zero = tirx.const(0, "int32")
+        calls: list[Any] = []
+        tvm_ffi.structural_map(self.element(tirx.const(0.0, "float32"), zero, zero, zero), [(Call, calls.append)], order="pre")
+        return bool(calls)
 
     def wide(self, total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
         """Return an element in float32, before it is rounded to 16 bits."""

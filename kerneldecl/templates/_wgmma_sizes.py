@@ -22,6 +22,8 @@ SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
 SM_THREADS = 512
 """With 128 registers each."""
+LATE_STEPS = 3
+"""Their products keep the tensor cores busy about as long as gelu takes on half of a tile."""
 MAX_REGISTERS, OTHER_REGISTERS = 255, 40
 """Of a thread, and of it those that hold neither sums nor what is added to them, about."""
 PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
@@ -209,3 +211,15 @@ class Kernel:
         held = self.results.addend_registers(self.chunk_sums)
         fits = self.registers + 2 * held + OTHER_REGISTERS <= (REGISTERS[self.tiles.consumers][1] or MAX_REGISTERS)
         return 2 if held and fits and self.buffers > 0 else 1
+
+    @property
+    def late_steps(self) -> int:
+        """Return how many last steps of a tile are multiplied slab by slab, so that results are computed meanwhile: where they take long.
+
+        Halves of a slab's columns do not do: nvcc keeps sums apart for each shape of wgmma, which takes twice the registers.
+        """
+        tiles = self.tiles
+        is_apart = tiles.is_pingpong or tiles.split > 1 or tiles.stream > 0
+        if tiles.slabs < 2 or is_apart or not self.buffers or self.steps < 2 * tiles.stages or not self.results.takes_long:
+            return 0
+        return min(LATE_STEPS, tiles.stages - 1)
