@@ -286,7 +286,7 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
             tiling = bare._replace(stages=stages, raster=raster)
             estimate = _estimate(product, tiling, out_dtype, gpu)
             is_long = estimate.secs >= SHORT_SECS and 2 * smem_bytes(product, tiling, out_dtype) > gpu.smem_per_block_optin_bytes
-            yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu) if is_long else estimate
+            yield replace(estimate, candidate=tiling._replace(dependent=1).candidate()) if is_long else estimate
             if stages == most:
                 yield from (_estimate(product, dealt, out_dtype, gpu) for dealt in _dealt(product, tiling, gpu))
             if stages == most and estimate.secs < SHORT_SECS:
