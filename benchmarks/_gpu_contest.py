@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 OURS = ("best", "first")
 PHASES = ("inputs", "contenders", "contest")
+LONG_SECS = 1e-4
+"""Kernels that take longer may be held back by power: it is told what each does alone, too."""
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
 """What a contender that cannot compete raises: torch's, TVM's and Triton's errors among them."""
 
@@ -136,7 +138,7 @@ def held(job: Job) -> Row:
 
     Raise ValueError if the best candidate is wrong.
     """
-    from _gpu_timing import contest, median, ratio
+    from _gpu_timing import alone, contest, median, ratio
 
     laps = [time.perf_counter()]
     ring = ring_of(job.case)
@@ -160,6 +162,9 @@ def held(job: Job) -> Row:
             failures[name] = _first_line(error)
     laps.append(time.perf_counter())
     samples = contest(replays, job.rounds)
+    steady: dict[str, float] = {}
+    if median(samples["best"]) > LONG_SECS:
+        steady = {name: alone(replay) for name, replay in replays.items() if name == "best" or name.startswith("torch ")}
     laps.append(time.perf_counter())
     rivals = {
         name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples["best"]), "error": errors[name]}
@@ -173,6 +178,7 @@ def held(job: Job) -> Row:
         "rivals": rivals,
         "rival_failures": failures,
         "samples": samples,
+        "alone": steady,
         "phase_secs": dict(zip(PHASES, (end - begin for begin, end in itertools.pairwise(laps)), strict=True)),
     }
 

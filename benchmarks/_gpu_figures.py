@@ -76,6 +76,12 @@ def torch_ratio(row: Row) -> float | None:
     return min((rival["ratio"] for name, rival in row["rivals"].items() if name.startswith("torch ")), default=None)
 
 
+def alone_ratio(row: Row) -> float | None:
+    """Return the ratio to the fastest of torch's ways where each runs by itself; None where that was not measured."""
+    ours = row["alone"].get("best")
+    return min((secs / ours for name, secs in row["alone"].items() if name != "best"), default=None)
+
+
 def _is_large_float16_product(row: Row) -> bool:
     attrs = row["attrs"]
     return row["rule"] == "matmul" and attrs["dtype"] == "float16" and min(attrs["m"], attrs["n"], attrs["k"]) >= 4096

@@ -5,16 +5,19 @@ Knows nothing of operators or of who contends. Needs torch, imported before TVM:
 A graph holds many launches, so that what is timed is the kernel and the least gap between two kernels, not Python. Its
 arguments change from launch to launch until twice the second-level cache is used, so that every launch finds its inputs
 in DRAM. Contenders take turns replay by replay: a change of clock meets all of them, and ratios are taken within a turn.
+A GPU that has rested runs large products faster than its power allows for long, by up to a fifth: turns that are not counted
+come first, until it works as steadily as it does for users.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from _table import quantiles, take_turns
+from _table import quantiles
 
 Call = Callable[[int], Any]
 """Runs a contender on the arguments of the given number; returns its output in the layout of the rule."""
@@ -22,8 +25,12 @@ Call = Callable[[int], Any]
 REPLAY_SECS = 4e-3
 """Of one replay at least: events resolve half a microsecond, and the launch of a graph costs some."""
 MAX_LAUNCHES = 256
+WARM_SECS = 0.25
+"""Of turns that are not counted: clocks follow power within a twentieth of a second or so."""
+ALONE_SECS = 0.2
+"""Of one contender's launches alone that are not counted, and of those that are."""
 CONTEST_SECS = 0.6
-"""For all rounds of one contest."""
+"""For all rounds of one contest that are counted."""
 
 
 def copies_of(least_bytes: int, l2_bytes: int) -> int:
@@ -77,10 +84,32 @@ def flusher(l2_bytes: int) -> Callable[[], object]:
 
 
 def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]]:
-    """Return each contender's seconds a launch, one for each round; fewer rounds where replays are long, never fewer than 3."""
-    round_secs = sum(replay.secs() * replay.launches for replay in replays.values())
-    fitting = int(CONTEST_SECS / round_secs)
-    return take_turns({name: replay.secs for name, replay in replays.items()}, max(3, min(rounds, fitting)))
+    """Return each contender's seconds a launch, one for each round; fewer rounds where replays are long, never fewer than 3.
+
+    Every other round goes backwards: nobody always follows the same one, which may have heated the GPU up.
+    """
+    busy_secs = 0.0
+    while busy_secs < WARM_SECS:
+        round_secs = sum(replay.secs() * replay.launches for replay in replays.values())
+        busy_secs += round_secs
+    count = max(3, min(rounds, int(CONTEST_SECS / round_secs)))
+    samples: dict[str, list[float]] = {name: [] for name in replays}
+    for number in range(count):
+        for name in list(replays)[:: -1 if number % 2 else 1]:
+            samples[name].append(replays[name].secs())
+    return samples
+
+
+def alone(replay: Replay) -> float:
+    """Return a contender's seconds a launch where nobody else runs, once it has been at it for a while.
+
+    In a contest clocks that power holds down are the same for all; here they are what the contender's own power allows.
+    """
+    for _ in range(2):
+        samples, begin = [], time.perf_counter()
+        while time.perf_counter() - begin < ALONE_SECS:
+            samples.append(replay.secs())
+    return median(samples)
 
 
 def median(samples: Sequence[float]) -> float:

@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from _gpu_contest import GpuProcess, Row, add_bytes_per_s, gpu_described
-from _gpu_figures import bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
+from _gpu_figures import alone_ratio, bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
 from _gpu_kernels import Case
 from _gpu_run import Asked, contests, tuned_rows
 from _table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-TITLE = "Kernels (torch, dlight, triton: their time by ours; first: the model's first choice, as a share of the best)"
+TITLE = (
+    "Kernels (torch, dlight, triton: their time by ours; alone: torch's by ours, each by itself for a while; "
+    "first: the model's first choice, as a share of the best)"
+)
 QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
@@ -57,6 +60,7 @@ def table_row(row: Row) -> Row:
         "rate": rate,
         "unit": "TFLOP/s" if is_product else "GB/s",
         "torch": _rounded(torch_ratio(row)),
+        "alone": _rounded(alone_ratio(row)),
         "dlight": _rounded(dlight_ratio(row)),
         "triton": _rounded(triton and triton["ratio"]),
         "first": _rounded(row["first_share"]),

@@ -3,8 +3,10 @@
 Knows nothing of processes or kernels: it asks for samples and gets seconds.
 
 Successive halving: everyone gets a few samples, the slow ones drop out, the last four get many. Within a round the
-candidates take turns, so that a change of clock or load meets all of them. Halving and racing as in Jamieson and
-Talwalkar, "Non-stochastic best arm identification", AISTATS 2016.
+candidates take turns, forwards and backwards by turns, so that a change of clock or load meets all of them. Halving and
+racing as in Jamieson and Talwalkar, "Non-stochastic best arm identification", AISTATS 2016.
+
+Candidates come in the order of their policy, best expected first, and where noise hides differences that order decides.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Pace:
 PACES: Mapping[str, Pace] = {
     "cpu": Pace((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
     # A first run on a GPU, with cold caches like the samples, tells who is far behind: a first round may be too long to be worth it.
-    "cuda": Pace((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 2e-4, 0.4),
+    # Rests are not counted in the seconds of a round: they are as long as the samples.
+    "cuda": Pace((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 2e-4, 0.2),
 }
 """By kind of arch."""
 NOISE = 0.005
@@ -56,47 +59,43 @@ NOISE = 0.005
 
 def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler, pace: Pace = PACES["cpu"]) -> list[Measurement]:
     """Return the candidates, each with its samples or a failure. Each comes with the seconds of a first run."""
-    field = {id(m): m for m, _ in verified}
-    secs = {id(m): first for m, first in verified}
-    order = list(field)
+    field = [measurement for measurement, _ in verified]
+    secs = [first for _, first in verified]
+    places = list(range(len(field)))
     for rules in pace.rounds:
-        order = _admitted(order, secs, field, rules)
-        total = sum(max(secs[index], pace.sample_secs) for index in order)
-        count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if order else 0
-        for _ in range(count):
-            for index in [i for i in order if not field[i].failure]:
-                field[index] = _sampled(field[index], secs[index], sample, pace)
-        order = [index for index in order if not field[index].failure]
-        for index in order:
-            if field[index].samples:
-                secs[index] = field[index].run_secs
+        places = _admitted(places, secs, rules)
+        total = sum(max(secs[place], pace.sample_secs) for place in places)
+        count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if places else 0
+        for turn in range(count):
+            for place in places[:: -1 if turn % 2 else 1]:
+                if not field[place].failure:
+                    field[place] = _sampled(field[place], secs[place], sample, pace.sample_secs)
+        places = [place for place in places if not field[place].failure]
+        for place in places:
+            if field[place].samples:
+                secs[place] = field[place].run_secs
     # Who dropped out before the first round keeps the time of its first run.
-    return [m if m.samples or m.failure else replace(m, samples=(secs[index],)) for index, m in field.items()]
+    return [m if m.samples or m.failure else replace(m, samples=(first,)) for m, first in zip(field, secs, strict=True)]
 
 
-def _admitted(order: Sequence[int], secs: Mapping[int, float], field: Mapping[int, Measurement], rules: Round) -> list[int]:
-    """Return who takes part in a round: the fastest, then the others by time, in the declared order where noise hides differences.
+def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> list[int]:
+    """Return who takes part in a round: the fastest, then the others by time, in the policy's order where noise hides differences.
 
     Of many that are equally fast the same few then come to the final on every run.
     """
-    if not order:
+    if not places:
         return []
-    fastest = min(order, key=lambda index: (secs[index], declared_order(field[index])))
+    fastest = min(places, key=lambda place: (secs[place], place))
     limit = rules.slowdown * secs[fastest]
 
-    def rank(index: int) -> tuple[object, ...]:
-        return index != fastest, (secs[index] / secs[fastest] - 1) // NOISE, declared_order(field[index])
+    def rank(place: int) -> tuple[object, ...]:
+        return place != fastest, (secs[place] / secs[fastest] - 1) // NOISE, place
 
-    return sorted((index for index in order if secs[index] <= limit), key=rank)[: rules.most]
-
-
-def declared_order(measurement: Measurement) -> tuple[int, int, int, str]:
-    """Return what decides between equals: fewest registers, least shared memory (of a GPU's), least code, lowest digest."""
-    return measurement.registers, measurement.smem_bytes, measurement.code_bytes, measurement.code
+    return sorted((place for place in places if secs[place] <= limit), key=rank)[: rules.most]
 
 
-def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, pace: Pace) -> Measurement:
-    calls = max(1, math.ceil(pace.sample_secs / max(expected_secs, 1e-7)))
+def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, sample_secs: float) -> Measurement:
+    calls = max(1, math.ceil(sample_secs / max(expected_secs, 1e-7)))
     answer = sample(measurement, calls)
     if isinstance(answer, str):
         return replace(measurement, samples=(), failure=answer)
@@ -106,15 +105,15 @@ def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, pa
 def ranking(measurements: Sequence[Measurement]) -> tuple[list[Measurement], int]:
     """Return all measurements, winner first, then by time, failed ones last; and how many tied with the fastest.
 
-    Who came to the final can win. Among those that noise cannot tell from the fastest, the first in the declared order
-    wins: a second run picks the same one.
+    Measurements are given in their policy's order. Who came to the final can win. Among those that noise cannot tell from the
+    fastest, the first in that order wins: a second run picks the same one, and what a policy knows beyond a race counts.
     """
     timed = sorted((m for m in measurements if m.samples), key=lambda m: m.run_secs)
     if not timed:
         return list(measurements), 0
     most = max(len(m.samples) for m in timed)
     final = [m for m in timed if 2 * len(m.samples) > most]
-    winner = min((m for m in final if _is_tied(final[0], m)), key=declared_order)
+    winner = next(m for m in measurements if any(m is other and _is_tied(final[0], m) for other in final))
     others = [m for m in timed if m is not winner]
     return [winner, *others, *(m for m in measurements if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
 

@@ -143,9 +143,7 @@ def show_text(json: Json) -> str:
         lines.append(
             f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {c['error']:7.1e}"
         )
-    tied = (
-        f"{json['tied']} more within noise of the fastest; the one with the least code wins" if json["tied"] else "none within noise of it"
-    )
+    tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     if json["unmeasured"]:
         lines += [f"      {c['candidate']:<{width}}  {c['predicted_secs'] * 1e6:9.4g}  {c['verdict']}" for c in failed]
         lines.append("the first is linked: its policy expects most of it; nobody has measured it yet")

@@ -71,6 +71,11 @@ PRODUCTS: dict[str, Form] = {
         {"schedule": "staggered", "stages": 6, "cluster_m": 2, "block_n": 128},
     ),
     "staggered, as many steps as stages": ({"m": 1000, "layout": "nn"}, {"schedule": "staggered", "stages": 4, "block_m": 256}),
+    "gelu behind the second slab": ({"m": 300, "layout": "nn", "k": 400, "epilogue": ["gelu", "add"]}, {"block_m": 256}),
+    "gelu behind the second slab, staggered": (
+        {"m": 520, "n": 300, "k": 64 * 9, "epilogue": ["bias", "gelu"]},
+        {"schedule": "staggered", "stages": 4, "block_m": 256, "cluster_n": 2},
+    ),
     "staggered, gathered": ({"m": 600, "k": 201}, {"schedule": "staggered", "stages": 2, "block_n": 128}),
     "three consumers": ({"m": 400}, {"consumers": 3, "block_m": 192, "block_n": 128, "dependent": 1}),
     "one row, swapped": ({"m": 1, "n": 520}, {"swap": 1, "block_n": 8, "stages": 8}),

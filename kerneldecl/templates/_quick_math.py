@@ -2,8 +2,9 @@
 
 Knows nothing of what computes the values or of who stores them.
 
-gelu(x) is x * P(x), P being the normal distribution. log(P(x) / P(-x)) is odd and nearly a polynomial, so that P is taken for
-the sigmoid of one, as silu is x * sigmoid(x). Its coefficients are a minimax fit of ours.
+gelu(x) is x * P(x), P being the normal distribution, and so max(x, 0) - |x| * P(-|x|). The logarithm of P(-u) is nearly a polynomial for
+u over 0, so that one power of two is all that takes the slow unit for functions. Its coefficients are a minimax fit of ours, as far as
+u * P(-u) counts. silu(x) is x * sigmoid(x), which takes that unit twice.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from tvm.ir import Call
 from tvm.script import tirx
 from tvm.tirx import Add, FloatImm, Mul
 
-GELU = (-2.301805037, -0.105569882, 4.88066322e-4, 7.15384601e-5, -2.54587413e-6)
-"""By rising power of x * x: log2(P(-x) / P(x)) / x."""
-SILU = (-1 / math.log(2),)
-"""log2(exp(-x)) / x."""
+GELU = (-1.0000338603, -1.1507027834, -0.46032890027, -0.051449793689, 6.9232533632e-3, -4.5013839808e-4)
+"""By rising power of u: log2(P(-u))."""
+LARGE = 100.0
+"""From here on P(-u) is 0 in float32; a larger u would make infinities times 0."""
 RELATIVE_ERROR, ABSOLUTE_ERROR = 2.0**-14, 2.0**-19
 """Either is kept to, for any x: a fourth of half a unit in the last place of float16, or two millionths."""
 
-_SOURCE = """
-__device__ __forceinline__ float NAME(float x) {
-  float raised, gate, t = x * x;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(raised) : "f"(x * (POLYNOMIAL)));
+_GELU_SOURCE = """
+__device__ __forceinline__ float kd_quick_gelu(float x) {
+  float positive, tail, u = fminf(fabsf(x), LARGEf);
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(positive) : "f"(x), "f"(0.0f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(POLYNOMIAL));
+  return fmaf(-u, tail, positive);
+}
+"""
+_SILU_SOURCE = """
+__device__ __forceinline__ float kd_quick_silu(float x) {
+  float raised, gate;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(raised) : "f"(x * (FACTORf)));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(gate) : "f"(1.0f + raised));
   return x * gate;
 }
@@ -43,18 +52,21 @@ def _quick(product: Any) -> Any:
     for x, gate in ((product.a, product.b), (product.b, product.a)):
         if str(product.ty.dtype) == "float32":
             if _is_call(gate, "tirx.sigmoid") and _same(gate.args[0], x):
-                return _call("kd_quick_silu", SILU, x)
+                return tirx.cuda.func_call("kd_quick_silu", x, source_code=_silu(), return_type="float32")
             if _is_normal_of(gate, x):
-                return _call("kd_quick_gelu", GELU, x)
+                return tirx.cuda.func_call("kd_quick_gelu", x, source_code=_gelu(), return_type="float32")
     return product
 
 
-def _call(name: str, coefficients: tuple[float, ...], x: Any) -> Any:
-    *lower, polynomial = [f"{coefficient:.9e}f" for coefficient in coefficients]
+def _gelu() -> str:
+    *lower, polynomial = [f"{coefficient:.9e}f" for coefficient in GELU]
     for coefficient in reversed(lower):
-        polynomial = f"fmaf(t, {polynomial}, {coefficient})"
-    source = _SOURCE.replace("NAME", name).replace("POLYNOMIAL", polynomial)
-    return tirx.cuda.func_call(name, x, source_code=source, return_type="float32")
+        polynomial = f"fmaf(u, {polynomial}, {coefficient})"
+    return _GELU_SOURCE.replace("LARGE", str(LARGE)).replace("POLYNOMIAL", polynomial)
+
+
+def _silu() -> str:
+    return _SILU_SOURCE.replace("FACTOR", f"{-1 / math.log(2):.9e}")
 
 
 def _is_normal_of(gate: Any, x: Any) -> bool:

@@ -12,20 +12,14 @@ from tvm.script import tirx as T
 
 from kerneldecl.templates._wgmma_copies import ENCODE, copy
 from kerneldecl.templates._wgmma_gather import gather
-from kerneldecl.templates._wgmma_operands import ROW_BYTES
 from kerneldecl.templates._wgmma_packing import packed
 from kerneldecl.templates._wgmma_parts import finish_sums, send_sums
 from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
 from kerneldecl.templates._wgmma_sizes import Kernel
 from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
+from kerneldecl.templates._wgmma_sums import end_first_slab, end_sums, start_sums
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
-
-FENCE_SOURCE = """
-__device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
-__device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
-"""
-"""Keeps nvcc from reading sums before wgmma has written them."""
 
 
 @T.inline
@@ -96,72 +90,44 @@ def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
         walk.advance()
 
 
-@T.inline
-def _release(kernel, empty, stage, lane, place):
-    """Have a warp tell all blocks that write to this one's stages that it has read one."""
-    tiles = T.meta_var(kernel.tiles)
-    rank_m, rank_n, _ = each(place)
-    count = T.meta_var(tiles.cluster_m * tiles.cluster_n)
-    if count == 1:
-        if lane == 0:
-            empty.arrive(stage)
-    elif count == 2:
-        if lane < 2:
-            empty.arrive(stage, remote=lane)
-    elif (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
-        empty.arrive(stage, remote=lane)
+def _corner(kernel, chunk, row, column):
+    """Return where a chunk of a consumer's sums begins: in its first slab, from its first columns on."""
+    per_slab = kernel.tiles.block_n // 2 // kernel.chunk_sums
+    return row + chunk // per_slab * SLAB, column + chunk % per_slab * (kernel.chunk_sums * 2)
 
 
 @T.inline
-def _multiply(kernel, acc, descriptors, state, slab, is_first):
-    """Start the multiplications of a stage for all slabs of a consumer."""
-    rows, columns = each(descriptors)
-    tiles = T.meta_var(kernel.tiles)
-    parts = T.meta_var(tiles.parts_n(kernel.dtype))
-    count = T.meta_var(tiles.block_n // parts // 2 // kernel.packing)
-    for k in T.unroll(ROW_BYTES // 32):
-        for s in T.unroll(tiles.slabs):
-            for part in T.unroll(parts):
-                T.ptx[kernel.mma](
-                    *[acc[(s * parts + part) * count + i] for i in range(count)],
-                    rows
-                    + T.cast(
-                        state.stage * (kernel.rows.stage_bytes // 16) + (slab + s) * kernel.rows.slab_offset + k * kernel.rows.step_offset,
-                        "uint64",
-                    ),
-                    columns
-                    + T.cast(
-                        state.stage * (kernel.columns.stage_bytes // 16)
-                        + kernel.columns.row_offset(kernel.mma_n) * part
-                        + k * kernel.columns.step_offset,
-                        "uint64",
-                    ),
-                    T.Or(T.Not(is_first), k > 0),
-                    *kernel.mma_flags,
-                )
+def _fetch(kernel, addends, chunk, at, lanes):
+    """Have a warpgroup load what the epilogue adds to a chunk of its sums."""
+    batch, row, column, _ = each(at)
+    x, y = each(_corner(kernel, chunk, row, column))
+    fetch(kernel.results, addends, chunk % kernel.addend_sets * kernel.chunk_sums, (batch, x, y), lanes)
 
 
 @T.inline
-def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
-    """Have a warpgroup store its sums through shared memory, in chunks that take turns in its buffers."""
+def _store_staged(kernel, acc, addends, packed, staging, store_map, at, lanes, begin, end):
+    """Have a warpgroup store some chunks of its sums through shared memory, turn by turn in its buffers. It has the first one's addends."""
     results = T.meta_var(kernel.results)
     batch, row, column, worker = each(at)
     warp, lane = each(lanes)
-    chunk_sums = T.meta_var(results.chunk_elements // WARPGROUP)
-    per_slab = T.meta_var(kernel.tiles.block_n // 2 // chunk_sums)
     buffers = T.meta_var(kernel.buffers)
+    chunks = T.meta_var(results.chunks(kernel.tiles.sums))
     sums = T.meta_var(Sums(kernel, acc, 0))
-    addends = T.meta_var([T.alloc_local((chunk_sums,), dtype) for dtype in results.addend_dtypes])
-    for chunk in T.unroll(kernel.tiles.slabs * per_slab):
+    for number in T.unroll(end - begin):
+        chunk = T.meta_var(begin + number)
         turn = T.meta_var(chunk % buffers)
-        x = T.meta_var(row + chunk // per_slab * SLAB)
-        y = T.meta_var(column + chunk % per_slab * (chunk_sums * 2))
-        fetch(results, addends, (batch, x, y), lanes)
+        x, y = each(_corner(kernel, chunk, row, column))
+        if kernel.addend_sets == 2:
+            if chunk + 1 < chunks:
+                _fetch(kernel, addends, chunk + 1, at, lanes)
+        else:
+            _fetch(kernel, addends, chunk, at, lanes)
         if results.map is not None:
             if (warp == 0) & (lane == 0):
                 T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
         T.cuda.warpgroup_sync(1 + worker)
-        fill(results, sums, addends, packed, At(staging, worker, turn), chunk * chunk_sums, (batch, x, y), lanes)
+        places = T.meta_var((chunk * kernel.chunk_sums, chunk % kernel.addend_sets * kernel.chunk_sums))
+        fill(results, sums, addends, packed, At(staging, worker, turn), places, (batch, x, y), lanes)
         if results.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warpgroup_sync(1 + worker)
@@ -176,41 +142,15 @@ def _store_staged(kernel, acc, packed, staging, store_map, at, lanes):
 
 
 @T.inline
-def store(kernel, acc, packed, staging, store_map, at, lanes):
+def store(kernel, acc, addends, packed, staging, store_map, at, lanes):
     """Have a warpgroup store its sums as results."""
     if kernel.buffers > 0:
-        _store_staged(kernel, acc, packed, staging, store_map, at, lanes)
+        chunks = T.meta_var(kernel.results.chunks(kernel.tiles.sums))
+        _store_staged(kernel, acc, addends, packed, staging, store_map, at, lanes, 0, chunks)
     else:
         batch, row, column, _ = each(at)
         for s in T.unroll(kernel.tiles.slabs):
             store_sums(kernel.results, Sums(kernel, acc, s), kernel.tiles.block_n // 2, (batch, row + s * SLAB, column), lanes)
-
-
-@T.inline
-def _sum_tile(kernel, acc, descriptors, state, barriers, worker, lane, place, count):
-    """Add up the products of so many steps of a tile; one stage is multiplied while the one before it is given back."""
-    full, empty, order = each(barriers)
-    previous = 0
-    for i in T.serial(count):
-        full.wait(state.stage, state.phase)
-        T.ptx.wgmma.fence.sync.aligned()
-        _multiply(kernel, acc, descriptors, state, 0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs, i == 0)
-        T.ptx.wgmma.commit_group.sync.aligned()
-        if kernel.tiles.is_staggered:
-            if (worker == 0) & (i == kernel.tiles.lag) & (lane == 0):
-                order.arrive(1)
-        if i > 0:
-            T.ptx.wgmma.wait_group.sync.aligned(1)
-            _release(kernel, empty, previous, lane, place)
-        previous = state.stage
-        state.advance()
-    if kernel.tiles.is_pingpong:
-        if lane == 0:
-            order.arrive(1 - worker)
-    T.ptx.wgmma.wait_group.sync.aligned(0)
-    _release(kernel, empty, previous, lane, place)
-    for i in T.unroll(kernel.registers):
-        T.cuda.func_call("tvm_wgmma_fence_operand", acc[i], source_code=FENCE_SOURCE)
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -303,6 +243,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 T.ptx.setmaxnreg.inc.sync.aligned.u32(multiplying)
             acc = T.alloc_local((kernel.registers,), kernel.registers_dtype)
             packed = T.alloc_local((4,), "uint32")
+            held = T.meta_var(kernel.addend_sets * kernel.chunk_sums)
+            addends = T.meta_var([T.alloc_local((held,), dtype) for dtype in results.addend_dtypes] if kernel.buffers > 0 else [])
             rows_descriptor = T.uint64(0)
             columns_descriptor = T.uint64(0)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rows_descriptor), rows_stages.ptr_to([0, 0]), *kernel.rows.descriptor)
@@ -325,22 +267,33 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     if worker == 1:
                         order.wait(1, turn)
                         turn = 1 - turn
-                descriptors = T.meta_var((rows_descriptor, columns_descriptor))
-                _sum_tile(kernel, acc, descriptors, state, (full, empty, order), worker, lane, place, walk.count())
                 row = T.meta_var(
                     (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
                 )
                 column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
+                at = T.meta_var((walk.batch, row, column, worker))
+                descriptors = T.meta_var((rows_descriptor, columns_descriptor))
+                start_sums(kernel, acc, descriptors, state, (full, empty, order), worker, lane, place, walk.count())
+                if kernel.addend_sets == 2:
+                    _fetch(kernel, addends, 0, at, (warp, lane))
+                if kernel.late_steps == 0:
+                    end_sums(kernel, acc, state, empty, lane, place)
                 if tiles.split > 1:
                     send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
+                elif kernel.late_steps > 0:
+                    chunks = T.meta_var(results.chunks(tiles.sums))
+                    end_first_slab(kernel, acc)
+                    _store_staged(kernel, acc, addends, packed, staging, store_map, at, (warp, lane), 0, chunks // 2)
+                    end_sums(kernel, acc, state, empty, lane, place)
+                    _store_staged(kernel, acc, addends, packed, staging, store_map, at, (warp, lane), chunks // 2, chunks)
                 elif tiles.stream == 0:
-                    store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    store(kernel, acc, addends, packed, staging, store_map, at, (warp, lane))
                 elif walk.is_begun_by_another():
                     leave_sums(kernel, workspace, acc, block, worker, (warp, lane))
                 else:
                     for number in T.serial(walk.sharers()):
                         add_sums(kernel, workspace, acc, walk.sharer(number) * tiles.cluster + rank, worker, (warp, lane))
-                    store(kernel, acc, packed, staging, store_map, (walk.batch, row, column, worker), (warp, lane))
+                    store(kernel, acc, addends, packed, staging, store_map, at, (warp, lane))
                 if tiles.is_pingpong:
                     _skip(kernel, state, kernel.steps)
                 walk.advance()

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
+from tvm.ir import Call
 from tvm.script import tirx as T
 
+from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, TensorMap, pitches
 from kerneldecl.templates._wgmma_product import Product
 
@@ -67,10 +70,23 @@ class Results:
     def addend_dtypes(self) -> list[str]:
         return [str(load.ty.dtype) for load in self.addends(*(tirx.const(0, "int32"),) * 3)]
 
+    def addend_registers(self, elements: int) -> int:
+        """Return how many registers hold what the epilogue adds to so many elements of a thread: pairs share them."""
+        is_packed = self.in_pairs and not self.is_swapped
+        return sum(elements * dtype_bytes(dtype) // 4 if is_packed else elements for dtype in self.addend_dtypes)
+
     def keeps(self, total: Any) -> bool:
         """Say whether sums are stored as they are."""
         zero = tirx.const(0, "int32")
         return bool(self.element(total, zero, zero, zero).same_as(total))
+
+    @property
+    def takes_long(self) -> bool:
+        """Say whether an element takes a function, such as gelu, rather than a few additions."""
+        zero = tirx.const(0, "int32")
+        calls: list[Any] = []
+        tvm_ffi.structural_map(self.element(tirx.const(0.0, "float32"), zero, zero, zero), [(Call, calls.append)], order="pre")
+        return bool(calls)
 
     def wide(self, total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
         """Return an element in float32, before it is rounded to 16 bits."""
@@ -160,8 +176,8 @@ def keep(buffers: Sequence[Any], at: Any, values: Sequence[Any]) -> None:
 
 
 @T.inline
-def fetch(results: Results, addends, at, lanes):
-    """Have a warpgroup load what the epilogue adds to a chunk, all of it at once: in the order in which it is filled."""
+def fetch(results: Results, addends, first, at, lanes):
+    """Have a warpgroup load what the epilogue adds to a chunk, all of it at once: from place `first` on, in the order of filling."""
     batch, row, column = each(at)
     warp, lane = each(lanes)
     for number in T.unroll(results.chunk_elements // 256):
@@ -169,15 +185,19 @@ def fetch(results: Results, addends, at, lanes):
         y = T.meta_var(column + number // 2 * 8 + (lane % 4) * 2)
         if results.in_pairs and not results.is_swapped:
             for v in T.vectorized(2):
-                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
+                keep(addends, first + number * 2 + v, results.addends(batch, x, y + v))
         else:
             for v in T.unroll(2):
-                keep(addends, number * 2 + v, results.addends(batch, x, y + v))
+                keep(addends, first + number * 2 + v, results.addends(batch, x, y + v))
 
 
 @T.inline
-def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
-    """Have a warpgroup write a chunk of results to shared memory; `first` is its first sum, `at` its batch, row and column."""
+def fill(results: Results, acc, addends, packed, buffer, firsts, at, lanes):
+    """Have a warpgroup write a chunk of results to shared memory; `firsts` are the places of its first sum and of what that is added to.
+
+    `at` is its batch, row and column.
+    """
+    first, first_addend = each(firsts)
     batch, row, column = each(at)
     warp, lane = each(lanes)
     columns = T.meta_var(results.lines if results.is_swapped else results.width)
@@ -194,8 +214,8 @@ def fill(results: Results, acc, addends, packed, buffer, first, at, lanes):
             else:
                 T.ptx[f"cvt.rn.{'bf16' if results.dtype == 'bfloat16' else 'f16'}x2.f32"](
                     packed[q],
-                    results.wide(acc[i + 1], batch, x, y + 1, [addend[i - first + 1] for addend in addends]),
-                    results.wide(acc[i], batch, x, y, [addend[i - first] for addend in addends]),
+                    results.wide(acc[i + 1], batch, x, y + 1, [addend[i - first + first_addend + 1] for addend in addends]),
+                    results.wide(acc[i], batch, x, y, [addend[i - first + first_addend] for addend in addends]),
                 )
         matrix = T.meta_var(lane // 8)
         if results.is_swapped:

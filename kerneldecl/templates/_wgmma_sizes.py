@@ -15,13 +15,17 @@ from kerneldecl.templates._wgmma_gather import Source
 from kerneldecl.templates._wgmma_operands import Operand
 from kerneldecl.templates._wgmma_packing import Packing
 from kerneldecl.templates._wgmma_results import Results
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
+from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
 
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
 SM_THREADS = 512
 """With 128 registers each."""
+LATE_STEPS = 3
+"""Their products keep the tensor cores busy about as long as gelu takes on half of a tile."""
+MAX_REGISTERS, OTHER_REGISTERS = 255, 40
+"""Of a thread, and of it those that hold neither sums nor what is added to them, about."""
 PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
 PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
 
@@ -195,3 +199,27 @@ class Kernel:
         if not self.results.is_staged or self.tiles.split > 1:
             return 0
         return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.sums_dtype)
+
+    @property
+    def chunk_sums(self) -> int:
+        """Return how many sums of a thread leave at once, where results go through shared memory."""
+        return self.results.chunk_elements // WARPGROUP
+
+    @property
+    def addend_sets(self) -> int:
+        """Return for how many chunks threads hold what the epilogue adds: two where registers allow, so that nobody waits for it."""
+        held = self.results.addend_registers(self.chunk_sums)
+        fits = self.registers + 2 * held + OTHER_REGISTERS <= (REGISTERS[self.tiles.consumers][1] or MAX_REGISTERS)
+        return 2 if held and fits and self.buffers > 0 else 1
+
+    @property
+    def late_steps(self) -> int:
+        """Return how many last steps of a tile are multiplied slab by slab, so that results are computed meanwhile: where they take long.
+
+        Halves of a slab's columns do not do: nvcc keeps sums apart for each shape of wgmma, which takes twice the registers.
+        """
+        tiles = self.tiles
+        is_apart = tiles.is_pingpong or tiles.split > 1 or tiles.stream > 0
+        if tiles.slabs < 2 or is_apart or not self.buffers or self.steps < 2 * tiles.stages or not self.results.takes_long:
+            return 0
+        return min(LATE_STEPS, tiles.stages - 1)

@@ -13,8 +13,9 @@ from tvm.backend.cuda.lang.pipeline import PipelineState, TMABar
 from tvm.script import tirx as T
 
 from kerneldecl.templates._wgmma_copies import ENCODE, LOAD
-from kerneldecl.templates._wgmma_kernel import FENCE_SOURCE, store
+from kerneldecl.templates._wgmma_kernel import store
 from kerneldecl.templates._wgmma_results import each
+from kerneldecl.templates._wgmma_sums import FENCE_SOURCE
 from kerneldecl.templates._wgmma_tiles import SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_window_sizes import ITEM_BYTES, PIECE, STEP, STEP_PAIRS, TMA_ALIGN_BYTES, Kernel
 
@@ -140,6 +141,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         T.ptx.fence.proxy.async_.shared__cta()
         acc = T.alloc_local((tiles.block_n // 2,), "float32")
         fragments = T.alloc_local((kernel.held * 4,), "uint32")
+        addends = T.meta_var([T.alloc_local((kernel.chunk_sums,), dtype) for dtype in results.addend_dtypes] if kernel.buffers > 0 else [])
         packed = T.alloc_local((4,), "uint32")
         descriptor = T.uint64(0)
         T.cuda.wgmma.encode_matrix_descriptor(T.address_of(descriptor), weights.ptr_to([0, 0, 0]), *kernel.descriptor)
@@ -156,7 +158,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
             for slab in T.unroll(tiles.slabs):
                 results_of.multiply(descriptor, state.stage, slab, 0)
                 row = T.meta_var(tile * kernel.boxes.pixels + slab * SLAB)
-                store(kernel, acc, packed, staging, store_map, (0, row, column * tiles.block_n, 0), (warp, lane))
+                store(kernel, acc, addends, packed, staging, store_map, (0, row, column * tiles.block_n, 0), (warp, lane))
             state.advance()
             tile = tile + kernel.rows
         if maps_store:

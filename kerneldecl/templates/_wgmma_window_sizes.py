@@ -62,6 +62,10 @@ class OneSlab(NamedTuple):
     block_n: int
     slabs: int = 1
 
+    @property
+    def sums(self) -> int:
+        return self.block_n // 2
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -163,6 +167,16 @@ class Kernel:
         """Return the weights' memory as one row of elements; within the kernel alone."""
         weights = self.convolution.weights
         return T.decl_buffer((math.prod(int(extent) for extent in weights.shape),), self.dtype, data=weights.data)
+
+    @property
+    def chunk_sums(self) -> int:
+        """Return how many sums of a thread leave at once, where results go through shared memory."""
+        return self.results.chunk_elements // WARPGROUP
+
+    @property
+    def addend_sets(self) -> int:
+        """Return for how many chunks threads hold what the epilogue adds."""
+        return 1
 
     @property
     def held(self) -> int:

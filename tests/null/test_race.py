@@ -21,12 +21,12 @@ SECS = st.floats(1e-6, 1.0)
 ROUNDS = PACES["cpu"].rounds
 
 
-def verified(name: str, code_bytes: int = 100) -> Measurement:
-    return Measurement(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), code_bytes=code_bytes, error=1e-6)
+def verified(name: str) -> Measurement:
+    return Measurement(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), error=1e-6)
 
 
-def timed(name: str, samples: list[float], code_bytes: int = 100) -> Measurement:
-    return dataclasses.replace(verified(name, code_bytes), samples=tuple(samples))
+def timed(name: str, samples: list[float]) -> Measurement:
+    return dataclasses.replace(verified(name), samples=tuple(samples))
 
 
 def name_of(measurement: Measurement) -> str:
@@ -82,9 +82,15 @@ def test_a_round_takes_the_fastest_few() -> None:
 
 
 def test_candidates_take_turns() -> None:
-    sampler = Sampler({"a": 1e-3, "b": 1.01e-3})
+    """In every other one backwards: who follows a kernel that heats the GPU up is not always the same."""
+    sampler = Sampler({"a": 1e-3, "b": 1.01e-3, "c": 1.02e-3})
     race(sampler.field(), sampler)
-    assert [name for name, _ in sampler.asked] == ["a", "b"] * (len(sampler.asked) // 2)
+    turns = [name for name, _ in sampler.asked]
+    for rules in ROUNDS:
+        expected = [name for turn in range(rules.samples) for name in ("abc" if turn % 2 == 0 else "cba")]
+        assert turns[: len(expected)] == expected
+        turns = turns[len(expected) :]
+    assert not turns
 
 
 def test_a_sample_is_long_enough_for_the_clock() -> None:
@@ -161,24 +167,15 @@ def test_the_same_candidate_twice_is_two_runners() -> None:
     assert len(race([*sampler.field(), *sampler.field()], sampler)) == 2
 
 
-def test_among_equals_the_one_with_the_least_code_wins_then_the_lower_digest() -> None:
-    small, large = timed("small", [1.004, 1.004], code_bytes=10), timed("large", [1.0, 1.0], code_bytes=20)
-    ranked, tied = ranking([large, small])
-    assert ([name_of(m) for m in ranked], tied) == (["small", "large"], 1)
-    twins = [timed("x", [1.0]), timed("y", [1.0])]
-    first = min(twins, key=lambda m: m.code)
-    assert ranking(twins)[0][0] == ranking(twins[::-1])[0][0] == first
+def test_among_equals_the_first_in_the_order_of_the_policy_wins() -> None:
+    near, fastest, slow = timed("near", [1.004, 1.004]), timed("fastest", [1.0, 1.0]), timed("slow", [1.1, 1.1])
+    ranked, tied = ranking([slow, near, fastest])
+    assert ([name_of(m) for m in ranked], tied) == (["near", "fastest", "slow"], 1)
+    assert name_of(ranking([fastest, near, slow])[0][0]) == "fastest"
 
 
-def test_among_equals_on_a_gpu_the_fewest_registers_win_then_the_least_shared_memory() -> None:
-    lean, fat = (dataclasses.replace(timed(name, [1.0]), registers=count) for name, count in (("lean", 32), ("fat", 64)))
-    spread = dataclasses.replace(lean, candidate=Candidate.of("spread", {}), smem_bytes=1024, code_bytes=1)
-    assert [name_of(ranking(order)[0][0]) for order in ([fat, spread, lean], [spread, fat, lean])] == ["lean", "lean"]
-
-
-def test_one_that_is_slower_beyond_noise_does_not_win_by_its_size() -> None:
-    small, large = timed("small", [1.02, 1.02], code_bytes=10), timed("large", [1.0, 1.0], code_bytes=20)
-    assert name_of(ranking([small, large])[0][0]) == "large"
+def test_one_that_is_slower_beyond_noise_does_not_win_by_its_place() -> None:
+    assert name_of(ranking([timed("first", [1.02, 1.02]), timed("second", [1.0, 1.0])])[0][0]) == "second"
 
 
 def test_noisy_samples_tie_where_quiet_ones_do_not() -> None:
@@ -190,9 +187,8 @@ def test_noisy_samples_tie_where_quiet_ones_do_not() -> None:
 def test_noise_that_meets_both_is_no_tie() -> None:
     """A clock that changes between turns: in each of them one is slower by two hundredths."""
     turns = [1.0, 1.1, 0.9, 1.05, 0.95]
-    small, large = timed("small", [turn * 1.02 for turn in turns], code_bytes=10), timed("large", turns, code_bytes=20)
-    ranked, tied = ranking([small, large])
-    assert ([name_of(m) for m in ranked], tied) == (["large", "small"], 0)
+    ranked, tied = ranking([timed("first", [turn * 1.02 for turn in turns]), timed("second", turns)])
+    assert ([name_of(m) for m in ranked], tied) == (["second", "first"], 0)
 
 
 def test_who_dropped_out_while_the_clock_was_high_does_not_win() -> None:
@@ -212,18 +208,17 @@ def test_of_many_equally_fast_ones_the_same_come_to_the_final_whatever_their_noi
     assert len(set.intersection(*finalists)) >= 3
 
 
-@given(st.lists(st.tuples(SECS, st.integers(1, 3)), min_size=1, max_size=25), st.randoms())
-def test_the_winner_is_within_noise_of_the_fastest_whatever_the_order(times: list[tuple[float, int]], random: object) -> None:
-    sampler = Sampler({f"c{i}": secs for i, (secs, _) in enumerate(times)})
-    field = [(verified(f"c{i}", size), secs) for i, (secs, size) in enumerate(times)]
-    ranked, tied = ranking(race(field, sampler))
-    fastest = min(secs for secs, _ in times)
-    assert ranked[0].run_secs <= fastest * 1.0051
+@given(st.lists(SECS, min_size=1, max_size=25))
+def test_the_winner_is_the_first_within_noise_of_the_fastest(times: list[float]) -> None:
+    sampler = Sampler({f"c{i}": secs for i, secs in enumerate(times)})
+    raced = race(sampler.field(), sampler)
+    ranked, tied = ranking(raced)
+    assert ranked[0].run_secs <= min(times) * 1.0051
     assert sorted(map(name_of, ranked)) == sorted(sampler.secs)
-    assert tied == sum(m.run_secs <= fastest * 1.005 for m in ranked) - 1
-    random.shuffle(field)  # type: ignore[attr-defined]
-    again, _ = ranking(race(field, sampler))
-    assert again[0] == ranked[0]
+    assert tied == sum(m.run_secs <= min(times) * 1.005 for m in ranked) - 1
+    most = max(len(m.samples) for m in raced)
+    assert ranked[0] is next(m for m in raced if m.run_secs <= min(times) * 1.005 and 2 * len(m.samples) > most)
+    assert ranking(race(sampler.field(), sampler))[0] == ranked
 
 
 @given(st.lists(st.lists(SECS, max_size=9), min_size=1, max_size=12))

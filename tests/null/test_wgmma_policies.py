@@ -190,10 +190,14 @@ def test_the_first_few_for_large_products_are_of_all_schedules(size: int, layout
     assert len({(tiling.schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
 
 
-@pytest.mark.parametrize("size", [8192, 5120, 4224])
+@pytest.mark.parametrize("size", [16384, 8192, 5120, 4224])
 def test_last_waves_that_leave_sms_idle_may_be_dealt_evenly(size: int) -> None:
     found = tilings(of("float16", (size, size, size), "nn"), top_k=8)
     assert {0, 1} <= {min(tiling.stream, 1) for tiling in found}
+
+
+def test_long_kernels_that_fill_an_sm_start_before_the_one_in_front_has_ended() -> None:
+    assert {tiling.dependent for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=20)} == {1}
 
 
 def test_last_waves_that_are_nearly_full_are_left_as_they_are() -> None:

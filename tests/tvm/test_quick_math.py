@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
-from wgmma_cases import PLAIN
+from wgmma_cases import ONE, PLAIN
 
 from kerneldecl.compiler import tensorir
 from kerneldecl.plugins import load_arch, load_rule
@@ -46,6 +46,17 @@ def test_every_number_of_16_bits_is_as_good_as_rounded_once(step: str, dtype: st
     ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), ml_dtypes.finfo(kind).smallest_normal))) - ml_dtypes.finfo(kind).nmant)
     allowed = ulp / 2 + np.maximum(RELATIVE_ERROR * np.abs(exact), ABSOLUTE_ERROR)
     assert (np.abs(result - exact) <= allowed).all()
+
+
+@needs_nvcc
+def test_gelu_of_what_is_not_finite() -> None:
+    attrs = {"m": 64, "n": 8, "k": 8, "layout": "nt", "dtype": "float16", "epilogue": ["gelu"]}
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    kernel = Kernel(wgmma_matmul.apply(mod, TILES | ONE | {"block_n": 8}, load_arch(ROOT, "h200"))["main"])
+    x, first = np.zeros((64, 8), "float16"), np.zeros((8, 8), "float16")
+    x[:3, 0], first[:, 0] = (np.inf, -np.inf, np.nan), 1
+    result = kernel(x, first, np.zeros((64, 8), "float16"))[-1]
+    np.testing.assert_array_equal(result[:4, 0], [np.inf, 0, np.nan, 0])
 
 
 def test_results_of_32_bits_keep_the_functions_of_full_precision() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from compilers import needs_nvcc, needs_nvdisasm, sass
 from emulation import host
+from wgmma_cases import PLAIN
 
 import kerneldecl
 from kerneldecl import nvcc
@@ -53,3 +54,15 @@ def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs:
     assert "LDG" not in re.sub("UTMALDG", "", code) or "epilogue" in attrs, "operands come by TMA alone"
     [usage] = cubin.usage.values()
     assert usage.spill_bytes == 0
+
+
+def test_gelu_of_a_first_slab_is_computed_while_the_second_is_multiplied(tmp_path: Path) -> None:
+    params = PLAIN | {"block_m": 256, "block_n": 128, "stages": 4, "schedule": "staggered"}
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, LARGE | {"dtype": "float16", "epilogue": ("bias", "gelu")}))
+    kernel = wgmma_matmul.apply(mod, params, H200)
+    assert kernel is not None
+    code = sass(nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.QUICK_FLAGS).content, tmp_path)
+    behind = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    first = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x1", 0, behind)
+    assert "HGMMA" not in code[first:behind]
+    assert code[first:behind].count("MUFU.EX2") >= 32
