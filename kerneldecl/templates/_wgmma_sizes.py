@@ -20,8 +20,9 @@ from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, WARP
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
-SM_THREADS = 512
-"""With 128 registers each."""
+SM_REGISTERS = 65536
+OWN_REGISTERS = 48
+"""Of a thread beside its sums, where an SM has several blocks."""
 PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
 PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
 
@@ -97,9 +98,10 @@ class Kernel:
         if self.tiles.split > 1:
             return self.total
         at_once = self.resident * self.sms // self.tiles.cluster
+        if self.tiles.stream == 0 and self.total <= at_once:
+            return self.total
         # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
-        at_once -= at_once // 11 if self.tiles.cluster > 2 else 0
-        return max(1, at_once if self.tiles.stream > 0 else min(self.total, at_once))
+        return max(1, at_once - (at_once // 11 if self.tiles.cluster > 2 else 0))
 
     @property
     def whole(self) -> int:
@@ -125,9 +127,12 @@ class Kernel:
 
     @property
     def resident(self) -> int:
-        """Return how many blocks an SM has at once, as far as shared memory and threads tell; a block more only waits."""
-        used = self.tiles.stages * self.stage_bytes + self.buffers * self.tiles.consumers * BUFFER_BYTES + RESERVED_BYTES
-        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
+        """Return how many blocks an SM has at once, as far as shared memory and registers tell; a block more only waits."""
+        if self.tiles.consumers > 1:
+            return 1
+        used = self.tiles.stages * self.stage_bytes + self.buffers * BUFFER_BYTES + RESERVED_BYTES
+        registers = self.tiles.threads * (OWN_REGISTERS + self.registers)
+        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_REGISTERS // registers))
 
     @property
     def is_gathered(self) -> bool:
