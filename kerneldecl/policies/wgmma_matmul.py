@@ -213,7 +213,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
-            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
+            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
             is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
@@ -241,10 +241,14 @@ def _suits(tiling: Tiling, m: int, packing: int) -> bool:
     return is_wide and is_held and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
-def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
-    """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
-    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
-    return blocks == 1 or tiling.block_n % (unit * blocks) == 0
+def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
+    """Say whether what blocks share can be cut in as many parts: they share columns along the rows, and rows along the columns."""
+    return _is_cut(product.right, tiling.block_n, cluster_m) and _is_cut(product.left, tiling.block_m, cluster_n)
+
+
+def _is_cut(factor: Factor, extent: int, parts: int) -> bool:
+    """Say whether a tile of an operand can be cut: 64 of its rows lie side by side, or the reduction does, and 8 are swizzled together."""
+    return parts == 1 or extent % ((COLUMN_UNIT if _is_k_last(factor) else ROWS) * parts) == 0
 
 
 def step_items(product: Contraction) -> int:

@@ -7,7 +7,7 @@ wgmma multiplies rows by columns. Rows are those of the product and columns its 
 Parameters:
   block_m      rows of a tile: 64 or 128 for each consumer that works on it
   block_n      columns of a tile: a multiple of 8 up to 256; of 64 * cluster_m where the columns' operand has columns side by side in
-               memory. A thread has one sum for each 128 of its consumer's part of a tile, in at most 192, 160 or 104 registers
+               memory. A thread has one sum for each 128 of its consumer's part of a tile, in at most 192, 192 or 104 registers
                with 1, 2 or 3 consumers; sums in float16 share a register by twos
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
