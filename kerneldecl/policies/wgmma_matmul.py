@@ -18,6 +18,7 @@ from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Pro
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
 from kerneldecl.policies._wgmma_order import spread
+from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, can_share, filling_widths, widths_of
 
 TEMPLATES = ("wgmma_matmul",)
 
@@ -43,13 +44,10 @@ WARPGROUPS = (
     (128, 2, "pingpong"),
 )
 """Rows of a tile, consumers, and their schedule."""
-COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
-COLUMN_UNIT = 8
-MAX_COLUMNS = 256
 SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
 """Of a thread beside those for what else it needs, by the number of consumers: 65536 registers are for all of them."""
-INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
-"""That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
+MOST_REGISTERS = {**SUMS_REGISTERS, 2: 192}
+"""The same for tiles that fill SMs better: the more sums, the less is left for the epilogue."""
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
@@ -60,16 +58,19 @@ SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
 """In each part of the reduction."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
+WIDE_CLUSTER = 4
+"""Blocks that share the few rows of a product, where all clusters find room at once."""
 RASTERS = (1, 2, 4, 8, 16)
-FEW_ROWS, SOME_ROWS = 32, 128
-"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
+FEW_ROWS, SOME_ROWS, MANY_ROWS = 32, 128, 512
+"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better, and with more where
+they do not fill tiles as they are."""
 SAME_TILE = 2
 ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
-SHORT_SECS = 3e-5
-"""Kernels so short may gain from starting before the one in front has ended."""
+SHORT_SECS, LONGER_SECS = 5e-5, 1.5e-4
+"""Products that take no longer at best start before the kernel in front has ended: of few rows, where it may cost more, and of more."""
 STREAM_FILL, STREAM_WAVES = 0.8, 16
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 
@@ -187,7 +188,8 @@ def _packed(product: Contraction) -> tuple[Contraction, int]:
 
 def _estimates(product: Contraction, out_dtype: str, gpu: Gpu, pack: int = 0) -> Iterator[Estimate]:
     m = product.extents[1]
-    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
+    are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
+    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
             yield from _staged(sides, bare._replace(pack=pack), out_dtype, gpu)
@@ -204,15 +206,16 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     batch, m, n, k = product.extents
     steps, packing = -(-k // step_items(product)), model.sums_a_register(product.sums_dtype)
     are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, schedule), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
+    for (block_m, consumers, schedule), (block_n, is_filling) in _forms(product, gpu, swap):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
-        if not _suits(tiling, m, packing) or (tiling.is_pingpong and block_n & (block_n - 1)):
+        most = (MOST_REGISTERS if is_filling else SUMS_REGISTERS)[consumers] * packing
+        if tiling.thread_sums > most or not _suits(tiling, m) or (tiling.is_pingpong and block_n & (block_n - 1) and not is_filling):
             continue  # fewer forms to time: ping-pong of other widths won no contest
         rows, columns = -(-m // block_m), -(-n // block_n)
         is_alone = batch * rows * columns <= gpu.sm_count
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
-        for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
+        for cluster_m, cluster_n in _clusters(product, (batch * rows, columns), gpu, swap) if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
@@ -221,34 +224,38 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, dtype: str, swap: int) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
+def _forms(product: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
+    """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
+    batch, m, n, _ = product.extents
+    dtype, unit = product.left.dtype, COLUMN_UNIT if _is_k_last(product.right) else ROWS
+    widths = [] if swap and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap))
+    may_fill = not swap or n > SOME_ROWS
+    for warpgroups in WARPGROUPS:
+        filling = filling_widths(batch * -(-m // warpgroups[0]), n, dtype, unit, gpu) if may_fill else []
+        yield from ((warpgroups, (width, False)) for width in widths if width not in filling)
+        yield from ((warpgroups, (width, True)) for width in filling)
 
-    Few rows in the place of columns stay together: the weights are read once.
-    """
-    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
-    narrower = () if swap and extent <= ROWS else (size for size in COLUMNS if size < extent)
-    sizes = {*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}
-    if dtype != "int8":
-        return sorted(sizes)
-    return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
+
+def _clusters(product: Contraction, tiles: tuple[int, int], gpu: Gpu, swap: int) -> Iterator[tuple[int, int]]:
+    """Yield clusters: of two, and of four that share the few rows of a product where there is room for all at once."""
+    yield from CLUSTERS
+    few = product.extents[2] if swap else product.extents[1]
+    if few <= SOME_ROWS:
+        wide = (WIDE_CLUSTER, 1) if swap else (1, WIDE_CLUSTER)
+        if -(-tiles[0] // wide[0]) * -(-tiles[1] // wide[1]) <= model.workers(gpu, WIDE_CLUSTER):
+            yield wide
 
 
-def _suits(tiling: Tiling, m: int, packing: int) -> bool:
-    """Say whether a thread can hold its sums, no smaller tile does for the rows, and three or staggered consumers have enough to do."""
+def _suits(tiling: Tiling, m: int) -> bool:
+    """Say whether no smaller tile does for the rows, and three or staggered consumers have enough to do."""
     is_wide = tiling.block_n >= 2 * ROWS or (tiling.consumers < 3 and not tiling.is_staggered)
-    is_held = tiling.thread_sums <= SUMS_REGISTERS[tiling.consumers] * packing
-    return is_wide and is_held and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    return is_wide and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
-    """Say whether what blocks share can be cut in as many parts: they share columns along the rows, and rows along the columns."""
-    return _is_cut(product.right, tiling.block_n, cluster_m) and _is_cut(product.left, tiling.block_m, cluster_n)
-
-
-def _is_cut(factor: Factor, extent: int, parts: int) -> bool:
-    """Say whether a tile of an operand can be cut: 64 of its rows lie side by side, or the reduction does, and 8 are swizzled together."""
-    return parts == 1 or extent % ((COLUMN_UNIT if _is_k_last(factor) else ROWS) * parts) == 0
+    """Say whether blocks can bring together what they share: columns along the rows, and rows along the columns."""
+    sides = ((product.right, tiling.block_n, cluster_m), (product.left, tiling.block_m, cluster_n))
+    return all(can_share(extent, COLUMN_UNIT if _is_k_last(factor) else ROWS, blocks) for factor, extent, blocks in sides)
 
 
 def step_items(product: Contraction) -> int:
@@ -284,15 +291,24 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
     )
     raster = _raster(product, bare, gpu)
     are_boxes = is_box(product.left) and is_box(product.right)
-    for stages in sorted({most, most - 1, *FEWER_STAGES} if are_boxes else {most, FEWER_STAGES[-1]}):
+    are_few = min(product.extents[1:3]) <= SOME_ROWS
+    is_short = _least_secs(product, gpu) < (SHORT_SECS if are_few else LONGER_SECS)
+    fewer = () if is_short and not are_few else FEWER_STAGES
+    for stages in sorted({most, most - 1, *fewer} if are_boxes else {most, FEWER_STAGES[-1]}):
         if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
             tiling = bare._replace(stages=stages, raster=raster)
-            estimate = _estimate(product, tiling, out_dtype, gpu)
-            yield estimate
+            if are_few or not is_short:
+                yield _estimate(product, tiling, out_dtype, gpu)
+            if is_short and (not are_few or stages in (most, FEWER_STAGES[0])):
+                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
             if stages == most:
                 yield from (_estimate(product, dealt, out_dtype, gpu) for dealt in _dealt(product, tiling, gpu))
-            if stages == most and estimate.secs < SHORT_SECS:
-                yield _estimate(product, tiling._replace(dependent=1), out_dtype, gpu)
+
+
+def _least_secs(product: Contraction, gpu: Gpu) -> float:
+    """Return the time without which a product cannot be made, of multiplying or of reading its operands."""
+    products = 2.0 * math.prod(product.extents) / gpu.tensor_rate(product.left.dtype)
+    return max(products, (product.left.size_bytes + product.right.size_bytes) / gpu.dram_bytes_per_s)
 
 
 def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
@@ -349,8 +365,12 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
     batch, m, n, k = product.extents
     across, down = tiling.block_n * tiling.cluster_n, tiling.block_m * tiling.cluster_m
     count = batch * -(-m // down) * -(-n // across) * tiling.cluster_m * tiling.cluster_n
-    free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
+    used = smem_bytes(product, tiling, out_dtype)
+    free = gpu.smem_per_block_optin_bytes - used
     chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
+    buffers = model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
+    registers = tiling.thread_sums // model.sums_a_register(product.sums_dtype)
+    resident = model.resident(gpu, used + (max(1, buffers) - 1) * model.BUFFER_BYTES, registers) if tiling.consumers == 1 else 1
     tiles = model.Tiles(
         count,
         -(-k // (step_items(product) * tiling.split)),
@@ -358,16 +378,20 @@ def _estimate(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) ->
         tiling.cluster_n,
         tiling.split,
         dtype_bytes(out_dtype),
-        model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
+        buffers,
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
         (product.left.size_bytes, product.right.size_bytes),
         tiling.stream,
+        resident,
     )
     gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered, tiling.is_staggered)
-    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
+    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring)
+    if tiling.dependent and not tiling.stream:
+        secs *= model.early_share(gpu, tiles)
+    secs += model.launch_secs(gpu, is_early=bool(tiling.dependent))
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
     # With waves that are dealt evenly all clusters are alike.
     clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
-    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack)
+    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack, tiling.dependent)
     return Estimate(tiling.candidate(), secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

@@ -40,7 +40,6 @@ def copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
     """Have one thread start the copies of a block's share of an operand to a stage; `slot` is the barrier that they are counted by."""
     for piece in T.unroll(copies.count):
         number = T.meta_var(share * copies.count + piece)
-        if copies.total == 0:
-            _start(operand, copies, tensor_map, stage, row, number, at, slot, mask)
-        elif number < copies.total:
+        is_there = T.meta_var(True if copies.total == 0 else number < copies.total)
+        if is_there:
             _start(operand, copies, tensor_map, stage, row, number, at, slot, mask)
