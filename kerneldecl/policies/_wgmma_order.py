@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from kerneldecl.model import Proposal, Value
 
-FORM = ("block_m", "block_n", "schedule", "split", "swap", "stream")
+FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap", "stream")
 SPREAD = 0.02
-"""How much less is expected of a tiling for each one before it that differs in stages, consumers, clusters or raster alone: so far the
-model errs."""
+"""How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
 DOUBT = 1.08
 """How much behind the best of all the best of a schedule may be and still be among the first."""
 

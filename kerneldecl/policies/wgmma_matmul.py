@@ -69,7 +69,7 @@ ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
-SHORT_SECS, LONGER_SECS = 5e-5, 1.5e-4
+SHORT_SECS, LONGER_SECS = 5e-5, 1.2e-4
 """Products that take no longer at best start before the kernel in front has ended: of few rows, where it may cost more, and of more."""
 STREAM_FILL, STREAM_WAVES = 0.8, 16
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
@@ -247,9 +247,9 @@ def _clusters(product: Contraction, tiles: tuple[int, int], gpu: Gpu, swap: int)
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether no smaller tile does for the rows, and three or staggered consumers have enough to do."""
-    is_wide = tiling.block_n >= 2 * ROWS or (tiling.consumers < 3 and not tiling.is_staggered)
-    return is_wide and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+    """Say whether no smaller tile does for the rows, and consumers have enough to do: one alone is as good for narrow tiles."""
+    least = 2 * ROWS if tiling.consumers == 3 or tiling.is_staggered else ROWS if tiling.block_m == ROWS * tiling.consumers else 0
+    return (tiling.block_n >= least or tiling.consumers == 1) and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
 def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
@@ -293,8 +293,8 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
     are_boxes = is_box(product.left) and is_box(product.right)
     are_few = min(product.extents[1:3]) <= SOME_ROWS
     is_short = _least_secs(product, gpu) < (SHORT_SECS if are_few else LONGER_SECS)
-    fewer = () if is_short and not are_few else FEWER_STAGES
-    for stages in sorted({most, most - 1, *fewer} if are_boxes else {most, FEWER_STAGES[-1]}):
+    fewer = (most,) if is_short and not are_few else (most - 1, *FEWER_STAGES)
+    for stages in sorted({most, *fewer} if are_boxes else {most, FEWER_STAGES[-1]}):
         if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
             tiling = bare._replace(stages=stages, raster=raster)
             if are_few or not is_short:
