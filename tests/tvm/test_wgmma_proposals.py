@@ -60,7 +60,7 @@ def test_the_template_takes_every_candidate(name: str) -> None:
         assert apply_candidate(ROOT, mod, proposal.candidate, ARCH) is not None, proposal
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
 def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
