@@ -58,8 +58,6 @@ SPLITS = (2, 4, 8)
 LEAST_STEPS = 2
 """In each part of the reduction."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-WIDE_CLUSTER = 4
-"""Blocks that share the few rows of a product, where all clusters find room at once."""
 RASTERS = (1, 2, 4, 8, 16)
 FEW_ROWS, SOME_ROWS, MANY_ROWS = 32, 128, 512
 """A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better, and with more where
@@ -71,6 +69,7 @@ TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
 SHORT_SECS, LONGER_SECS = 5e-5, 1.2e-4
 """Products that take no longer at best start before the kernel in front has ended: of few rows, where it may cost more, and of more."""
+FEW_WAVES = 4
 STREAM_FILL, STREAM_WAVES = 0.8, 16
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 
@@ -215,7 +214,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
         is_alone = batch * rows * columns <= gpu.sm_count
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
-        for cluster_m, cluster_n in _clusters(product, (batch * rows, columns), gpu, swap) if are_boxes else CLUSTERS[:1]:
+        for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
@@ -234,16 +233,6 @@ def _forms(product: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[in
         filling = filling_widths(batch * -(-m // warpgroups[0]), n, dtype, unit, gpu) if may_fill else []
         yield from ((warpgroups, (width, False)) for width in widths if width not in filling)
         yield from ((warpgroups, (width, True)) for width in filling)
-
-
-def _clusters(product: Contraction, tiles: tuple[int, int], gpu: Gpu, swap: int) -> Iterator[tuple[int, int]]:
-    """Yield clusters: of two, and of four that share the few rows of a product where there is room for all at once."""
-    yield from CLUSTERS
-    few = product.extents[2] if swap else product.extents[1]
-    if few <= SOME_ROWS:
-        wide = (WIDE_CLUSTER, 1) if swap else (1, WIDE_CLUSTER)
-        if -(-tiles[0] // wide[0]) * -(-tiles[1] // wide[1]) <= model.workers(gpu, WIDE_CLUSTER):
-            yield wide
 
 
 def _suits(tiling: Tiling, m: int) -> bool:
@@ -350,7 +339,9 @@ def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
     columns = -(-n // (tiling.block_n * tiling.cluster_n))
     tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
-    at_work = gpu.sm_count * (tiling.consumers if tiling.is_pingpong else 1)
+    # Of ping-pong's two tiles one is multiplied after the other; of many, both are asked for at once.
+    is_double = tiling.is_pingpong and rows * columns * tiling.cluster_m * tiling.cluster_n > FEW_WAVES * gpu.sm_count
+    at_work = gpu.sm_count * (tiling.consumers if is_double else 1)
     return _best_raster(rows, columns, at_work // (tiling.cluster_m * tiling.cluster_n), *tile)
 
 

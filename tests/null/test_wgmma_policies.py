@@ -78,12 +78,11 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert registers <= {1: 192, 2: 192, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
     assert tiling.split in {1, 2, 4, 8}
-    assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2), (1, 4), (4, 1)}
+    assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     clusters = tiling.cluster_m * tiling.cluster_n
     assert clusters == 1 or tiling.split == 1
     assert registers % tiling.split == 0
-    # Multicast is TMA's; blocks of four share few rows.
-    assert clusters < 4 or min(size[:2]) <= 128
+    # Multicast is TMA's.
     left, right = _are_boxes(space, size, is_packed=bool(tiling.pack))
     assert clusters == 1 or (left and right)
     # Only what changes anything is copied.
