@@ -35,6 +35,7 @@ FIGURES = (
     ("narrow", "512-64-512 to 512-16-512: slowest, of cuBLAS", 1.20, SLOWEST),
     ("decode", "1 to 128 rows: geometric mean, of cuBLAS", 1.12, MEAN),
     ("decode", "1 to 128 rows: slowest, of cuBLAS", 0.97, SLOWEST),
+    ("prefill", "300 to 1500 rows: geometric mean, of cuBLAS", 1.00, MEAN),
     ("ragged", "ragged sizes: geometric mean, of cuBLAS", 1.00, MEAN),
     ("conv2d", "convolutions: geometric mean, of cuDNN", 1.05, MEAN),
     ("conv2d", "convolutions: slowest, of cuDNN", 0.85, SLOWEST),

@@ -57,8 +57,16 @@ and what it does with every 16 bytes of it. Assumed, and within a quarter of ten
 an H200; a smaller one took half as long again."""
 PIECE_BYTES = 16
 SCHEDULERS = 4
-CLUSTERED_SMS = 16
-"""SMs of one processing cluster (GPC) that can be counted on: a thread block cluster lies within one."""
+CLUSTERS_LOST = 11
+"""Of so many clusters of more than 2 one finds no room, since a cluster lies within one processing cluster (GPC), and those are of 16 or
+18 SMs: an H200 holds 30 of 4 at once."""
+TORN_SHARE = 1.08
+"""How much longer it takes where only some of a kernel's blocks can come early, or so many that they pile up on a part of the SMs: by
+0 to 20 percent in products of 8 to 128 rows on an H200."""
+FULL_SHARE = 0.9
+"""Of the SMs that have a block: then all may have one."""
+OWN_REGISTERS = 48
+"""Of a thread beside its sums, where an SM has several blocks."""
 SUM_BYTES = 4
 """Of one sum, at most."""
 BUFFER_BYTES = 8192
@@ -99,6 +107,8 @@ class Tiles(NamedTuple):
     """Of the rows' operand and of the columns', each once."""
     stream: int = 0
     """Last waves whose steps are dealt evenly over all SMs."""
+    resident: int = 1
+    """Blocks that an SM holds at once."""
 
     def waves(self, gpu: Gpu) -> tuple[int, int]:
         """Return how many waves of tiles are full, and how many clusters the last one has; tiles of one part each."""
@@ -108,9 +118,26 @@ class Tiles(NamedTuple):
 
 def workers(gpu: Gpu, cluster: int) -> int:
     """Return the clusters that the GPU holds at once, one block on each SM."""
-    if cluster <= 2:
-        return gpu.sm_count // cluster
-    return gpu.sm_count // CLUSTERED_SMS * (CLUSTERED_SMS // cluster)
+    at_once = gpu.sm_count // cluster
+    return at_once if cluster <= 2 else at_once - at_once // CLUSTERS_LOST
+
+
+def resident(gpu: Gpu, smem_bytes: int, sums_registers: int) -> int:
+    """Return how many blocks of one consumer an SM holds at once."""
+    threads = 2 * WARPGROUP
+    by_smem = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes)
+    return max(1, min(by_smem, gpu.registers_per_sm // (threads * (OWN_REGISTERS + sums_registers))))
+
+
+def early_share(gpu: Gpu, tiles: Tiles) -> float:
+    """Return how much longer blocks take that start early: all of them should find room beside those of the kernel in front, or none."""
+    room, full = tiles.resident * gpu.sm_count, FULL_SHARE * gpu.sm_count
+    blocks = min(room, tiles.total * tiles.split)
+    if blocks < full:
+        is_sound = tiles.resident == 1 and full <= 2 * blocks <= room
+    else:
+        is_sound = 2 * blocks <= room or blocks >= FULL_SHARE * room or blocks <= gpu.sm_count
+    return 1.0 if is_sound else TORN_SHARE
 
 
 def sums_a_register(sums_dtype: str) -> int:
@@ -122,10 +149,10 @@ def stage_bytes(rows: int, columns: int) -> int:
     return (rows + columns) * STEP_BYTES
 
 
-def step_secs(gpu: Gpu, dtype: str, ring: Ring) -> float:
-    """Return how long an SM is busy with one stage: multiplying, reading shared memory, bringing the stage in and waiting for it.
+def step_secs(gpu: Gpu, dtype: str, ring: Ring, blocks: int = 1) -> float:
+    """Return how long an SM is busy with one stage of each block: multiplying, reading shared memory, bringing stages in, waiting for them.
 
-    Each wgmma reads its 64 rows and all columns, so that narrow tiles wait for shared memory.
+    Each wgmma reads its 64 rows and all columns, so that narrow tiles wait for shared memory. Blocks wait at once.
     """
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     products = ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
@@ -135,7 +162,7 @@ def step_secs(gpu: Gpu, dtype: str, ring: Ring) -> float:
     gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
     gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
     arrival = LOAD_SECS / (ring.stages - 1)
-    return together(multiply, read, load, gather, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+    return together(multiply * blocks, read * blocks, load * blocks, gather * blocks, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
 
 
 def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
@@ -146,6 +173,8 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     """
     cluster = tiles.cluster_m * tiles.cluster_n * tiles.split
     turns = -(-tiles.total * tiles.split // (cluster * workers(gpu, cluster)))
+    blocks = min(tiles.resident, turns)
+    turns = -(-turns // blocks)
     cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
     store = ring.rows * ring.columns * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s)
     edge = store * (1 + 1 / max(1, tiles.buffers))
@@ -164,7 +193,7 @@ def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
     stored = tiles.total * ring.rows * ring.columns * tiles.out_bytes
     products = tiles.total * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
     moving = together(
-        steps * step_secs(gpu, dtype, ring) + ends * between,
+        steps * step_secs(gpu, dtype, ring, blocks) + ends * between,
         2 * products / (gpu.tensor_rate(dtype) * POWERED),
         (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
         tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),

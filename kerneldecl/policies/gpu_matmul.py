@@ -12,6 +12,7 @@ from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies._gpu_products import mixed
+from kerneldecl.policies._wgmma_factors import is_box
 
 POLICIES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc, gpu_gemv)
 TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
@@ -37,7 +38,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if not any(proposals for policy, proposals in zip(POLICIES, found, strict=True) if policy in ON_TENSOR_CORES):
         return ()
     first, *others = sorted(filter(None, found), key=_least_secs)
-    are_boxes = all(map(wgmma_matmul.is_box, (product.left, product.right)))
+    are_boxes = all(map(is_box, (product.left, product.right)))
     most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first) + arch.the_gpu.launch_secs
     rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)

@@ -16,6 +16,7 @@ from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Pro
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies._gpu_products import Estimate, ranked
+from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, MAX_COLUMNS
 
 TEMPLATES = ("wgmma_conv2d",)
 
@@ -212,8 +213,8 @@ def count(windows: Windows, box: tuple[int, int, int]) -> int:
 
 def _columns(filters: int) -> list[int]:
     """Return the widths of tiles up to the first that covers the filters."""
-    widest = min(wgmma_matmul.MAX_COLUMNS, -(-filters // model.WGMMA_ROWS) * model.WGMMA_ROWS)
-    least = min(widest, max(wgmma_matmul.COLUMN_UNIT, -(-filters // wgmma_matmul.COLUMN_UNIT) * wgmma_matmul.COLUMN_UNIT))
+    widest = min(MAX_COLUMNS, -(-filters // model.WGMMA_ROWS) * model.WGMMA_ROWS)
+    least = min(widest, max(COLUMN_UNIT, -(-filters // COLUMN_UNIT) * COLUMN_UNIT))
     return sorted({least, *(width for width in (64, 128, 192, 256) if width <= widest)})
 
 
@@ -223,7 +224,7 @@ def _shared(windows: Windows, product: Contraction, bare: Tiling, gpu: Gpu) -> I
     if bare.is_pingpong and tiles <= gpu.sm_count:
         return  # one consumer would have nothing to do
     yield bare
-    unit = wgmma_matmul.COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
+    unit = COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
     if boxes > 1 and bare.filters % (2 * unit) == 0:
         yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
     for split in wgmma_matmul.SPLITS:
@@ -252,7 +253,7 @@ def _staged(windows: Windows, product: Contraction, bare: Tiling, out_dtype: str
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: filters side by side come 64 at a time."""
-    unit = wgmma_matmul.COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
+    unit = COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
     return tiling.pixels, -(-tiling.filters // unit) * unit
 
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerneldecl.contraction import WITH_A_VECTOR, Contraction, Factor, contraction_of, stored
+from kerneldecl.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, dram_bytes, ranked, wave_items
+from kerneldecl.policies._wgmma_factors import TURNED, gathered_bytes, is_box, is_k_last, is_turned, step_items
 from kerneldecl.policies._wgmma_order import spread
+from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, can_share, filling_widths, widths_of
 
 TEMPLATES = ("wgmma_matmul",)
 
@@ -43,13 +45,10 @@ WARPGROUPS = (
     (128, 2, "pingpong"),
 )
 """Rows of a tile, consumers, and their schedule."""
-COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
-COLUMN_UNIT = 8
-MAX_COLUMNS = 256
 SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
 """Of a thread beside those for what else it needs, by the number of consumers: 65536 registers are for all of them."""
-INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
-"""That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
+MOST_REGISTERS = {**SUMS_REGISTERS, 2: 192}
+"""The same for tiles that fill SMs better: the more sums, the less is left for the epilogue."""
 MAX_BATCH_AXES = 3
 """TMA has five dimensions."""
 MIN_STAGES, MAX_STAGES = 2, 12
@@ -61,16 +60,18 @@ LEAST_STEPS = 2
 """In each part of the reduction."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
 RASTERS = (1, 2, 4, 8, 16)
-FEW_ROWS, SOME_ROWS = 32, 128
-"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better."""
+FEW_ROWS, SOME_ROWS, MANY_ROWS = 32, 128, 512
+"""A product with few of them has its rows become columns of tiles, which are cut finer; with some, that may be better, and with more where
+they do not fill tiles as they are."""
 SAME_TILE = 2
 ROWS_SHARED = 1.0005
 """How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
-TURNED = 4
-"""How much longer it takes to load bytes that lie across the reduction."""
-SHORT_SECS = 3e-5
-"""Kernels so short may gain from starting before the one in front has ended, and may lose where two of their blocks share an SM. Longer
-ones that fill an SM gain: up to 2 % at 4096 cubed on an H200, and lost nothing."""
+SHORT_SECS, LONGER_SECS = 5e-5, 1.2e-4
+"""Products that take no longer at best start before the kernel in front has ended: of few rows, where it may cost more, and of more.
+
+Of longer ones those that fill an SM do: they gain up to 2 % at 4096 cubed on an H200, and lost nothing.
+"""
+FEW_WAVES = 4
 STREAM_FILL, STREAM_WAVES = 0.8, 64
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 
@@ -181,14 +182,15 @@ def estimates(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estima
 def _packed(product: Contraction) -> tuple[Contraction, int]:
     """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
     factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name))}
-    copies = {name: replace(factor, run=model.STEP_BYTES, is_k_last=_is_k_last(factor)) for name, factor in factors.items()}
-    copied = (factor.size_bytes * (TURNED if _is_turned(factor) else 1) for factor in factors.values())
+    copies = {name: replace(factor, run=model.STEP_BYTES, is_k_last=is_k_last(factor)) for name, factor in factors.items()}
+    copied = (factor.size_bytes * (TURNED if is_turned(factor) else 1) for factor in factors.values())
     return replace(product, **copies), sum(copied)
 
 
 def _estimates(product: Contraction, out_dtype: str, gpu: Gpu, pack: int = 0) -> Iterator[Estimate]:
     m = product.extents[1]
-    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS else (0,):
+    are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
+    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
         sides = _exchanged(product) if swap else product
         for bare in _bare_tilings(sides, gpu, swap):
             yield from _staged(sides, bare._replace(pack=pack), out_dtype, gpu)
@@ -205,16 +207,17 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
     batch, m, n, k = product.extents
     steps, packing = -(-k // step_items(product)), model.sums_a_register(product.sums_dtype)
     are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, schedule), block_n in itertools.product(WARPGROUPS, _columns(n, product.left.dtype, swap)):
+    for (block_m, consumers, schedule), (block_n, is_filling) in _forms(product, gpu, swap):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
-        if not _suits(tiling, m, packing) or (tiling.is_pingpong and block_n & (block_n - 1)):
+        most = (MOST_REGISTERS if is_filling else SUMS_REGISTERS)[consumers] * packing
+        if tiling.thread_sums > most or not _suits(tiling, m) or (tiling.is_pingpong and block_n & (block_n - 1) and not is_filling):
             continue  # fewer forms to time: ping-pong of other widths won no contest
         rows, columns = -(-m // block_m), -(-n // block_n)
         is_alone = batch * rows * columns <= gpu.sm_count
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
-            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m * cluster_n):
+            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
             is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
@@ -222,55 +225,28 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
                 yield tiling._replace(split=split)
 
 
-def _columns(extent: int, dtype: str, swap: int) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
-
-    Few rows in the place of columns stay together: the weights are read once.
-    """
-    unit = COLUMN_UNIT if extent <= ROWS else 4 * COLUMN_UNIT
-    narrower = () if swap and extent <= ROWS else (size for size in COLUMNS if size < extent)
-    sizes = {*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}
-    if dtype != "int8":
-        return sorted(sizes)
-    return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
-
-
-def _suits(tiling: Tiling, m: int, packing: int) -> bool:
-    """Say whether a thread can hold its sums, no smaller tile does for the rows, and three or staggered consumers have enough to do."""
-    is_wide = tiling.block_n >= 2 * ROWS or (tiling.consumers < 3 and not tiling.is_staggered)
-    is_held = tiling.thread_sums <= SUMS_REGISTERS[tiling.consumers] * packing
-    return is_wide and is_held and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+def _forms(product: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
+    """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
+    batch, m, n, _ = product.extents
+    dtype, unit = product.left.dtype, COLUMN_UNIT if is_k_last(product.right) else ROWS
+    widths = [] if swap and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap))
+    may_fill = not swap or n > SOME_ROWS
+    for warpgroups in WARPGROUPS:
+        filling = filling_widths(batch * -(-m // warpgroups[0]), n, dtype, unit, gpu) if may_fill else []
+        yield from ((warpgroups, (width, False)) for width in widths if width not in filling)
+        yield from ((warpgroups, (width, True)) for width in filling)
 
 
-def _can_share(product: Contraction, tiling: Tiling, blocks: int) -> bool:
-    """Say whether the columns' operand can be cut in as many parts as blocks share it: 64 columns lie side by side, or 8 rows."""
-    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
-    return blocks == 1 or tiling.block_n % (unit * blocks) == 0
+def _suits(tiling: Tiling, m: int) -> bool:
+    """Say whether no smaller tile does for the rows, and consumers have enough to do: one alone is as good for narrow tiles."""
+    least = 2 * ROWS if tiling.consumers == 3 or tiling.is_staggered else ROWS if tiling.block_m == ROWS * tiling.consumers else 0
+    return (tiling.block_n >= least or tiling.consumers == 1) and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
-def step_items(product: Contraction) -> int:
-    """Return the terms of a sum in one stage."""
-    return model.STEP_BYTES // dtype_bytes(product.left.dtype)
-
-
-def is_box(factor: Factor) -> bool:
-    """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
-    return factor.vector() * dtype_bytes(factor.dtype) == 16 and not _is_turned(factor)
-
-
-def _is_turned(factor: Factor) -> bool:
-    """Say whether an operand is transposed on its way: wgmma wants the reduction last in all but 16-bit ones."""
-    return dtype_bytes(factor.dtype) != 2 and not factor.is_k_last
-
-
-def _is_k_last(factor: Factor) -> bool:
-    """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
-    return factor.is_k_last or _is_turned(factor)
-
-
-def _gathered_bytes(factor: Factor, extent: int) -> int:
-    """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
-    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if _is_turned(factor) else 1)
+def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
+    """Say whether blocks can bring together what they share: columns along the rows, and rows along the columns."""
+    sides = ((product.right, tiling.block_n, cluster_m), (product.left, tiling.block_m, cluster_n))
+    return all(can_share(extent, COLUMN_UNIT if is_k_last(factor) else ROWS, blocks) for factor, extent, blocks in sides)
 
 
 def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
@@ -282,17 +258,25 @@ def _staged(product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Ite
     bare = bare._replace(raster=_raster(product, bare, gpu))
     work = _work(product, bare, out_dtype, gpu)
     are_boxes = is_box(product.left) and is_box(product.right)
-    for stages in sorted({most, most - 1, *FEWER_STAGES} if are_boxes else {most, FEWER_STAGES[-1]}):
+    are_few = min(product.extents[1:3]) <= SOME_ROWS
+    is_short = _least_secs(product, gpu) < (SHORT_SECS if are_few else LONGER_SECS)
+    fewer = (most,) if is_short and not are_few else (most - 1, *FEWER_STAGES)
+    for stages in sorted({most, *fewer} if are_boxes else {most, FEWER_STAGES[-1]}):
         if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, steps + 1 - bare.is_staggered):
             tiling = bare._replace(stages=stages)
-            estimate = _estimate(work, tiling, gpu)
-            used = stages * work.stage_bytes + work.beside_bytes
-            is_long = estimate.secs >= SHORT_SECS and 2 * used > gpu.smem_per_block_optin_bytes
-            yield estimate._replace(tiling=tiling._replace(dependent=1)) if is_long else estimate
+            if are_few or not is_short:
+                fills = 2 * (stages * work.stage_bytes + work.beside_bytes) > gpu.smem_per_block_optin_bytes
+                yield _estimate(work, tiling._replace(dependent=int(fills and not are_few)), gpu)
+            if is_short and (not are_few or stages in (most, FEWER_STAGES[0])):
+                yield _estimate(work, tiling._replace(dependent=1), gpu)
             if stages == most:
                 yield from (_estimate(work, dealt, gpu) for dealt in _dealt(product, tiling, gpu))
-            if stages == most and estimate.secs < SHORT_SECS:
-                yield _estimate(work, tiling._replace(dependent=1), gpu)
+
+
+def _least_secs(product: Contraction, gpu: Gpu) -> float:
+    """Return the time without which a product cannot be made, of multiplying or of reading its operands."""
+    products = 2.0 * math.prod(product.extents) / gpu.tensor_rate(product.left.dtype)
+    return max(products, (product.left.size_bytes + product.right.size_bytes) / gpu.dram_bytes_per_s)
 
 
 def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
@@ -313,7 +297,7 @@ def _dealt(product: Contraction, tiling: Tiling, gpu: Gpu) -> Iterator[Tiling]:
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: columns side by side come 64 at a time."""
-    unit = COLUMN_UNIT if _is_k_last(product.right) else ROWS
+    unit = COLUMN_UNIT if is_k_last(product.right) else ROWS
     return tiling.block_m, -(-tiling.block_n // unit) * unit
 
 
@@ -328,7 +312,9 @@ def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
     columns = -(-n // (tiling.block_n * tiling.cluster_n))
     tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
-    at_work = gpu.sm_count * (tiling.consumers if tiling.is_pingpong else 1)
+    # Of ping-pong's two tiles one is multiplied after the other; of many, both are asked for at once.
+    is_double = tiling.is_pingpong and rows * columns * tiling.cluster_m * tiling.cluster_n > FEW_WAVES * gpu.sm_count
+    at_work = gpu.sm_count * (tiling.consumers if is_double else 1)
     return _best_raster(rows, columns, at_work // (tiling.cluster_m * tiling.cluster_n), *tile)
 
 
@@ -345,6 +331,8 @@ class _Work(NamedTuple):
     dtype: str
     tiles: model.Tiles
     ring: model.Ring
+    packing: int
+    """Sums that share a register."""
     stage_bytes: int
     beside_bytes: int
     """Of shared memory, at least, beside the stages: where there is more, results have more buffers."""
@@ -365,21 +353,28 @@ def _work(product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> _Wo
         dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster * tiling.cluster_m), gpu.sm_count),
         (product.left.size_bytes, product.right.size_bytes),
     )
-    gathered = _gathered_bytes(product.left, tiling.block_m) + _gathered_bytes(product.right, tiling.block_n)
+    gathered = gathered_bytes(product.left, tiling.block_m) + gathered_bytes(product.right, tiling.block_n)
     ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong, gathered, tiling.is_staggered)
     beside_bytes = _least_beside(tiling, out_dtype) + model.RESERVED_BYTES
-    return _Work(product.left.dtype, tiles, ring, model.stage_bytes(*_stored(product, tiling)), beside_bytes)
+    packing = model.sums_a_register(product.sums_dtype)
+    return _Work(product.left.dtype, tiles, ring, packing, model.stage_bytes(*_stored(product, tiling)), beside_bytes)
 
 
 def _estimate(work: _Work, tiling: Tiling, gpu: Gpu) -> Estimate:
     """Return the time of a tiling that does so much work, with as many buffers of results as there is room for."""
-    free = gpu.smem_per_block_optin_bytes - tiling.stages * work.stage_bytes - work.beside_bytes
+    used = tiling.stages * work.stage_bytes + work.beside_bytes
     chunks = max(1, tiling.thread_sums * model.WARPGROUP // (ROWS * ROWS))
+    free = gpu.smem_per_block_optin_bytes - used
     buffers = model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
-    tiles, ring = work.tiles._replace(buffers=buffers, stream=tiling.stream), work.ring._replace(stages=tiling.stages)
-    secs = model.tiles_secs(gpu, work.dtype, tiles, ring) + model.launch_secs(gpu, is_early=bool(tiling.dependent))
+    held = used + (max(1, buffers) - 1) * model.BUFFER_BYTES
+    resident = model.resident(gpu, held, tiling.thread_sums // work.packing) if tiling.consumers == 1 else 1
+    tiles = work.tiles._replace(buffers=buffers, stream=tiling.stream, resident=resident)
+    secs = model.tiles_secs(gpu, work.dtype, tiles, work.ring._replace(stages=tiling.stages))
+    if tiling.dependent and not tiling.stream:
+        secs *= model.early_share(gpu, tiles)
+    secs += model.launch_secs(gpu, is_early=bool(tiling.dependent))
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
     # With waves that are dealt evenly all clusters are alike.
     clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
-    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack)
+    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack, tiling.dependent)
     return Estimate(tiling, secs, (tiling.block_m, tiling.block_n, tiling.split, *form))

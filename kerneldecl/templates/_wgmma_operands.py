@@ -24,6 +24,10 @@ SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 PROMOTION_128B = 2
 SLAB = 64
 """Rows that one wgmma multiplies, and those side by side in a row of shared memory where the reduction is not last."""
+SWIZZLED = 8
+"""Rows that the 128-byte swizzle permutes together: a box begins with the first of them."""
+MAX_COPIES = 4
+"""Of one block for a stage of an operand; more boxes take longer to start than a stage lasts."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,13 @@ class Copies:
 
     map: TensorMap
     count: int
-    """Of a block's share; numbers go on through the shares."""
+    """Of a block's share, at most; numbers go on through the shares."""
     place: Callable[[Any], Any]
     """Number of a copy -> its first row in shared memory."""
     coords: Callable[[Any, Any, Any, Any], tuple[Any, ...]]
     """(batch, the tile's first row, step of the reduction, number) -> where its box starts."""
+    total: int = 0
+    """Of all shares where these are not alike: the last blocks have fewer boxes, or none."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +162,8 @@ def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, .
 def _k_last(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     (rows, pitch), (terms, step) = matrix.rows, matrix.columns
     strides = pitches(matrix, pitch, rows, terms)
-    box_rows = tile_rows // share
-    if (step != 1 and terms > 1) or strides is None or box_rows > MAX_BOX or tile_rows % share or (share > 1 and box_rows % 8):
+    box_rows, count, total = (tile_rows, 1, 1) if share == 1 else shares(tile_rows, share)
+    if (step != 1 and terms > 1) or strides is None or box_rows > MAX_BOX or count > MAX_COPIES:
         return None
     dtype, block_k = io_dtype(matrix.dtype), ROW_BYTES // matrix.item_bytes
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
@@ -167,14 +173,23 @@ def _k_last(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
         return (step * block_k, row + number * box_rows, *matrix.batch_index(batch))
 
-    return Operand(dtype, (Copies(tensor_map, 1, lambda number: number * box_rows, coords),), tile_rows, is_k_last=True)
+    copies = Copies(tensor_map, count, lambda number: number * box_rows, coords, total if total < count * share else 0)
+    return Operand(dtype, (copies,), tile_rows, is_k_last=True)
+
+
+def shares(tile_rows: int, share: int) -> tuple[int, int, int]:
+    """Return the rows of a box, and how many boxes a block brings at most and all of them, where blocks share a tile of whole swizzles."""
+    units = tile_rows // SWIZZLED
+    most = -(-units // share)
+    box = max(size for size in range(1, most + 1) if units % size == 0)
+    return box * SWIZZLED, -(-units // (box * share)), units // box
 
 
 def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     (rows, step), (terms, pitch) = matrix.rows, matrix.columns
     strides = pitches(matrix, pitch, terms, rows)
     stage_rows = -(-tile_rows // SLAB) * SLAB
-    if (step != 1 and rows > 1) or strides is None or matrix.item_bytes != 2 or (stage_rows // SLAB) % share:
+    if (step != 1 and rows > 1) or strides is None or matrix.item_bytes != 2:
         return None
     block_k = ROW_BYTES // matrix.item_bytes
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
@@ -184,7 +199,8 @@ def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
     def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
         return (row + number * SLAB, step * block_k, *matrix.batch_index(batch))
 
-    copies = Copies(tensor_map, stage_rows // SLAB // share, lambda number: number * SLAB, coords)
+    total = stage_rows // SLAB
+    copies = Copies(tensor_map, -(-total // share), lambda number: number * SLAB, coords, total if total % share else 0)
     return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
 
 

@@ -20,12 +20,13 @@ from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
-SM_THREADS = 512
-"""With 128 registers each."""
 LATE_STEPS = 3
 """Their products keep the tensor cores busy about as long as gelu takes on half of a tile."""
 MAX_REGISTERS, OTHER_REGISTERS = 255, 40
 """Of a thread, and of it those that hold neither sums nor what is added to them, about."""
+SM_REGISTERS = 65536
+OWN_REGISTERS = 48
+"""Of a thread beside its sums, where an SM has several blocks."""
 PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
 PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
 
@@ -101,9 +102,10 @@ class Kernel:
         if self.tiles.split > 1:
             return self.total
         at_once = self.resident * self.sms // self.tiles.cluster
+        if self.tiles.stream == 0 and self.total <= at_once:
+            return self.total
         # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
-        at_once -= at_once // 11 if self.tiles.cluster > 2 else 0
-        return max(1, at_once if self.tiles.stream > 0 else min(self.total, at_once))
+        return max(1, at_once - (at_once // 11 if self.tiles.cluster > 2 else 0))
 
     @property
     def whole(self) -> int:
@@ -129,9 +131,12 @@ class Kernel:
 
     @property
     def resident(self) -> int:
-        """Return how many blocks an SM has at once, as far as shared memory and threads tell; a block more only waits."""
-        used = self.tiles.stages * self.stage_bytes + self.buffers * self.tiles.consumers * BUFFER_BYTES + RESERVED_BYTES
-        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_THREADS // self.tiles.threads)) if self.tiles.consumers == 1 else 1
+        """Return how many blocks an SM has at once, as far as shared memory and registers tell; a block more only waits."""
+        if self.tiles.consumers > 1:
+            return 1
+        used = self.tiles.stages * self.stage_bytes + self.buffers * BUFFER_BYTES + RESERVED_BYTES
+        registers = self.tiles.threads * (OWN_REGISTERS + self.registers)
+        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_REGISTERS // registers))
 
     @property
     def is_gathered(self) -> bool:

@@ -47,6 +47,7 @@ def _clearing(flags: Any) -> Any:
     @T.prim_func(check_well_formed=False)
     def clear():
         T.device_entry()
+        T.attr({"tirx.use_programtic_dependent_launch": True})
         T.cta_id([1])
         warp = T.warp_id([warps])
         lane = T.lane_id([32])

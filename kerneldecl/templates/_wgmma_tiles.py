@@ -21,7 +21,7 @@ REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 """Of a loading and of a multiplying thread by the number of multiplying warpgroups: 64 K a SM, in units of 8; 0 leaves them as they are."""
 GATHERING_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 """The same where loading threads hold what they load."""
-SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
+SUMS_REGISTERS = {1: 192, 2: 192, 3: 104}
 """Most registers of a thread that hold sums, by the number of multiplying warpgroups; the rest hold addresses and epilogue."""
 MAX_STAGES = 12
 INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))

@@ -6,13 +6,13 @@ wgmma multiplies rows by columns. Rows are those of the product and columns its 
 
 Parameters:
   block_m      rows of a tile: 64 or 128 for each consumer that works on it
-  block_n      columns of a tile: a multiple of 8 up to 256; of 64 * cluster_m where the columns' operand has columns side by side in
-               memory. A thread has one sum for each 128 of its consumer's part of a tile, in at most 192, 160 or 104 registers
-               with 1, 2 or 3 consumers; sums in float16 share a register by twos
+  block_n      columns of a tile: a multiple of 8 up to 256. A thread has one sum for each 128 of its consumer's part of a tile, in at
+               most 192, 192 or 104 registers with 1, 2 or 3 consumers; sums in float16 share a register by twos
   consumers    1 to 3 warpgroups of 128 threads that multiply; one more loads
   stages       2 to 12 tiles of both operands in shared memory at once; a tile has 128 bytes of the reduction
   cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
-  cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4
+  cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4. What blocks share is cut in boxes of 8
+               rows or a multiple, 64 where they lie side by side in memory; a block brings at most four, and the last ones fewer
   raster       rows of tiles (of clusters of them) that are walked before the next column
   split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then cluster_m and
                cluster_n are 1 and there is one tile for each cluster

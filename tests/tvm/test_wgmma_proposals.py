@@ -17,6 +17,9 @@ from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.stores.local import LocalStore
+from kerneldecl.templates._wgmma_product import read_product
+from kerneldecl.templates._wgmma_tiles import Tiles
+from kerneldecl.templates.wgmma_matmul import kernel_of
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
@@ -55,6 +58,21 @@ def test_the_template_takes_every_candidate(name: str) -> None:
     assert len(proposals) > 20
     for proposal in proposals[::7]:
         assert apply_candidate(ROOT, mod, proposal.candidate, ARCH) is not None, proposal
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
+def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
+    m, n, k = size
+    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
+    read = read_product(mod)
+    assert read is not None
+    proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1000, ())
+    assert proposals
+    for proposal in proposals:
+        params = dict(proposal.candidate.params)
+        assert kernel_of(read, Tiles.of(params), bool(params["pack"]), ARCH) is not None, proposal
 
 
 @needs_nvcc

@@ -1,0 +1,38 @@
+"""Owns how a product's operands reach the stages of a kernel on wgmma: by TMA, by threads, and which way round.
+
+Knows nothing of tiles or of times.
+"""
+
+from __future__ import annotations
+
+from kerneldecl.contraction import Contraction, Factor
+from kerneldecl.model import dtype_bytes
+from kerneldecl.policies import _wgmma_model as model
+
+TURNED = 4
+"""How much longer it takes to load bytes that lie across the reduction."""
+
+
+def step_items(product: Contraction) -> int:
+    """Return the terms of a sum in one stage."""
+    return model.STEP_BYTES // dtype_bytes(product.left.dtype)
+
+
+def is_box(factor: Factor) -> bool:
+    """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
+    return factor.vector() * dtype_bytes(factor.dtype) == 16 and not is_turned(factor)
+
+
+def is_turned(factor: Factor) -> bool:
+    """Say whether an operand is transposed on its way: wgmma wants the reduction last in all but 16-bit ones."""
+    return dtype_bytes(factor.dtype) != 2 and not factor.is_k_last
+
+
+def is_k_last(factor: Factor) -> bool:
+    """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
+    return factor.is_k_last or is_turned(factor)
+
+
+def gathered_bytes(factor: Factor, extent: int) -> int:
+    """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
+    return 0 if is_box(factor) else extent * model.STEP_BYTES * (TURNED if is_turned(factor) else 1)
