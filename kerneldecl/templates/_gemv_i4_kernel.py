@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted, started
+from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted, prefetched, started
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -26,6 +26,9 @@ VECTOR_BYTES = 16
 LEAST_COPY_BYTES = 4
 HELD = 4
 """Vectors of factors that a thread has on their way together."""
+AHEAD_BYTES = 512
+"""Of each row, that a warp has come to the second-level cache before the kernel before has ended."""
+LATE = 0
 QUADS = 8
 """Of a warp, each with sums of its own."""
 
@@ -143,6 +146,20 @@ def _fetch(kernel, sources, stages, tile, step, slot, lane):
 
 
 @T.inline
+def _prefetch(kernel, packed, tile, lane):
+    """Have a warp's first weights come to the second-level cache: they are not looked at yet."""
+    byte = T.meta_var(_column(kernel, tile, 0) * STEP_BYTES)
+    row = T.meta_var(_at_most(tile * kernel.rows + lane, kernel.n - 1, kernel.n % kernel.rows == 0))
+    if T.And(lane < kernel.rows, tile < kernel.tiles):
+        T.cuda.func_call(
+            prefetched()[0],
+            packed.ptr_to([row, byte]),
+            T.min(AHEAD_BYTES, kernel.k // 2 - byte),
+            source_code=prefetched()[1],
+        )
+
+
+@T.inline
 def _load(kernel, x, held, first, thread):
     """Have a thread load some of the vector, zeros beyond its end."""
     words = T.decl_buffer((kernel.k // 2,), "uint32", data=x.data)
@@ -225,7 +242,10 @@ def build(kernel: Kernel) -> tvm.IRModule:
         pool.commit()
         if kernel.overlaps:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
-            T.ptx.griddepcontrol.launch_dependents()
+            if LATE == 0:
+                T.ptx.griddepcontrol.launch_dependents()
+            if AHEAD_BYTES > 0:
+                _prefetch(kernel, packed, block * kernel.warps + warp, lane)
             T.ptx.griddepcontrol.wait()
 
         thread = T.meta_var(warp * LANES + lane)
@@ -256,6 +276,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
             for r in T.unroll(kernel.rows):
                 sums[r] = T.float32(0)
             for step in T.serial(kernel.steps):
+                if LATE > 0:
+                    if T.And(step == max(0, kernel.steps - LATE), tile + kernel.grid * kernel.warps >= kernel.tiles):
+                        T.ptx.griddepcontrol.launch_dependents()
                 T.ptx.cp.async_.wait_group(kernel.stages - 2)
                 T.cuda.warp_sync()
                 # Into the stage that every lane has left.

@@ -1,0 +1,126 @@
+"""Owns what a kernel asks for before the kernel before it has ended: its first inputs, which come to the second-level cache.
+
+Knows nothing of schedules, policies or what a kernel computes.
+
+Kernels that overlap (`overlap_cuda`) wait, before they touch memory, until the one before them has ended. Meanwhile DRAM has less and
+less to do, as its last blocks end one by one. A prefetch to the second-level cache (PTX ISA, "prefetch") is no access: it changes
+nothing, all multiprocessors share that cache, and what the kernel before writes yet goes there, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+from tvm.ir import Call, TensorLoad, Var
+from tvm.sym import Analyzer
+from tvm.tirx import AttrStmt, Bind, BufferStore, Evaluate, For, IfThenElse, SeqStmt
+from tvm_ffi import structural, structural_equal
+
+from kerneldecl.model import Gpu, dtype_bytes
+
+AHEAD_BYTES = 64 * 1024
+"""That a multiprocessor's blocks ask for together."""
+PREFETCH = "kd_prefetch"
+PREFETCH_SOURCE = f"""
+__device__ __forceinline__ void {PREFETCH}(const void* from) {{
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(from)));
+}}
+"""
+_THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+
+
+def with_prefetch(body: Any, wait: Any, gpu: Gpu) -> Any:
+    """Return a kernel's body that begins with `wait`, and where it can be said what its blocks load first, with prefetches before.
+
+    Only blocks that find room all at once ask for something: later ones would load it in the same moment.
+    """
+    threads = _bound(body)
+    block = threads.get("blockIdx.x")
+    if block is None or "blockIdx.y" in threads or "blockIdx.z" in threads:
+        return SeqStmt([wait, body])
+    count = math.prod(int(threads[name].value) for name in _THREADS if name in threads)
+    resident = min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // count)
+    asked = [Evaluate(call) for call in _prefetches(body, block.node.var, AHEAD_BYTES // (resident * count))]
+    if not asked:
+        return SeqStmt([wait, body])
+    first = gpu.sm_count * resident
+    guarded: Any = SeqStmt(asked)
+    if int(block.value) > first:
+        guarded = IfThenElse(block.node.var < first, guarded, None)
+    return _inside(body, [guarded, wait])
+
+
+def _bound(body: Any) -> dict[str, Any]:
+    """Return what a kernel's body binds to threads and blocks."""
+    found: dict[str, Any] = {}
+
+    def note(stmt: Any) -> None:
+        if stmt.attr_key == "thread_extent":
+            found.setdefault(stmt.node.thread_tag, stmt)
+
+    structural.structural_walk(body, [(AttrStmt, note)])
+    return found
+
+
+def _inside(body: Any, first: list[Any]) -> Any:
+    """Return the body with statements before all that its threads do."""
+    if isinstance(body, AttrStmt) and body.attr_key == "thread_extent":
+        return AttrStmt(body.node, body.attr_key, body.value, _inside(body.body, first))
+    if isinstance(body, SeqStmt) and isinstance(body.seq[-1], AttrStmt) and body.seq[-1].attr_key == "thread_extent":
+        return SeqStmt([*body.seq[:-1], _inside(body.seq[-1], first)])
+    return SeqStmt([*first, body])
+
+
+def _prefetches(body: Any, block: Any, thread_bytes: int) -> Iterator[Any]:
+    """Yield prefetches of what a thread copies first from its block's own places, in so many bytes at most, but one vector at least."""
+    seen: list[Any] = []
+    total = 0
+    for load, place in _copies(body, {}, Analyzer()):
+        nbytes = dtype_bytes(str(load.source.dtype)) * _lanes(load)
+        if not _depends(place, block) or any(load.source.same_as(source) and structural_equal(place, at) for source, at in seen):
+            continue
+        if seen and total + nbytes > thread_bytes:
+            return
+        seen.append((load.source, place))
+        total += nbytes
+        address = tvm.tirx.address_of(tvm.tirx.BufferLoad(load.source, [place]))
+        yield tvm.script.tirx.cuda.func_call(PREFETCH, address, source_code=PREFETCH_SOURCE, return_type="void")
+
+
+def _lanes(load: Any) -> int:
+    (index,) = load.indices
+    return int(index.lanes) if isinstance(index, tvm.tirx.Ramp) else 1
+
+
+def _copies(stmt: Any, values: dict[Any, Any], analyzer: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the loads of global memory that are copied as they are, each with its place in the first turn of all loops.
+
+    What is copied on a condition is left out.
+    """
+    if isinstance(stmt, SeqStmt):
+        for part in stmt.seq:
+            yield from _copies(part, values, analyzer)
+    elif isinstance(stmt, AttrStmt):
+        yield from _copies(stmt.body, values, analyzer)
+    elif isinstance(stmt, For):
+        yield from _copies(stmt.body, {**values, stmt.loop_var: stmt.min}, analyzer)
+    elif isinstance(stmt, Bind):
+        values[stmt.var] = _placed(stmt.value, values)
+    elif isinstance(stmt, BufferStore) and isinstance(stmt.value, TensorLoad) and stmt.value.source.scope() == "global":
+        (index,) = stmt.value.indices
+        place = _placed(index.base if isinstance(index, tvm.tirx.Ramp) else index, values)
+        yield stmt.value, analyzer.simplify(place)
+
+
+def _placed(index: Any, values: dict[Any, Any]) -> Any:
+    return structural.structural_map(index, [(Var, lambda var: values.get(var, var))])
+
+
+def _depends(index: Any, var: Any) -> bool:
+    """Say whether an index depends on a variable, and on nothing that is in memory."""
+    found: list[Any] = []
+    structural.structural_walk(index, [(Var, found.append), (TensorLoad, found.append), (Call, found.append)])
+    return any(node.same_as(var) for node in found) and all(isinstance(node, Var) for node in found)
