@@ -16,41 +16,59 @@ from typing import Any
 import tvm
 from tvm.ir import Call, TensorLoad, Var
 from tvm.sym import Analyzer
-from tvm.tirx import AttrStmt, Bind, BufferStore, Evaluate, For, IfThenElse, SeqStmt
+from tvm.tirx import AttrStmt, Bind, BufferStore, DeclBuffer, Evaluate, For, IfThenElse, SeqStmt
 from tvm_ffi import structural, structural_equal
 
 from kerneldecl.model import Gpu, dtype_bytes
 
 AHEAD_BYTES = 64 * 1024
 """That a multiprocessor's blocks ask for together."""
-PREFETCH = "kd_prefetch"
-PREFETCH_SOURCE = f"""
-__device__ __forceinline__ void {PREFETCH}(const void* from) {{
-  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(from)));
-}}
-"""
+NEXT = False
 _THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
-def with_prefetch(body: Any, wait: Any, gpu: Gpu) -> Any:
+def with_prefetch(func: Any, wait: Any, gpu: Gpu) -> Any:
     """Return a kernel's body that begins with `wait`, and where it can be said what its blocks load first, with prefetches before.
 
     Only blocks that find room all at once ask for something: later ones would load it in the same moment.
     """
-    threads = _bound(body)
+    body, threads = func.body, _bound(func.body)
     block = threads.get("blockIdx.x")
     if block is None or "blockIdx.y" in threads or "blockIdx.z" in threads:
         return SeqStmt([wait, body])
     count = math.prod(int(threads[name].value) for name in _THREADS if name in threads)
     resident = min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // count)
-    asked = [Evaluate(call) for call in _prefetches(body, block.node.var, AHEAD_BYTES // (resident * count))]
+    asked = [_prefetch(func, *place) for place in _first_copies(body, block.node.var, AHEAD_BYTES // (resident * count))]
     if not asked:
         return SeqStmt([wait, body])
     first = gpu.sm_count * resident
     guarded: Any = SeqStmt(asked)
     if int(block.value) > first:
         guarded = IfThenElse(block.node.var < first, guarded, None)
+    if NEXT and int(block.value) > first:
+        later = [_prefetch(func, buffer, structural.structural_map(place, [(Var, lambda var: var + first if var.same_as(block.node.var) else var)])) for buffer, place in _first_copies(body, block.node.var, AHEAD_BYTES // (resident * count))]
+        return _inside(body, [guarded, wait, IfThenElse(block.node.var < int(block.value) - first, SeqStmt(later), None)])
     return _inside(body, [guarded, wait])
+
+
+def _prefetch(func: Any, buffer: Any, place: Any) -> Any:
+    """Return the prefetch of a place in an argument.
+
+    It takes the argument's address from where the kernel's parameters are: of an address that goes to an asm statement, nvcc no longer knows
+    that what is there stays the same, and would load it again for each reduction.
+    """
+    kernel = str(func.attrs["global_symbol"])
+    at = _param(func, buffer)
+    name = f"{kernel}_prefetch_{at}"
+    source = f"""
+__device__ __forceinline__ void {name}(long long byte) {{
+  unsigned long long argument;
+  asm("ld.param.u64 %0, [{kernel}_param_{at}];" : "=l"(argument));
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(argument + byte));
+}}
+"""
+    byte = place.astype("int64") * dtype_bytes(str(buffer.dtype))
+    return Evaluate(tvm.script.tirx.cuda.func_call(name, byte, source_code=source, return_type="void"))
 
 
 def _bound(body: Any) -> dict[str, Any]:
@@ -74,9 +92,21 @@ def _inside(body: Any, first: list[Any]) -> Any:
     return SeqStmt([*first, body])
 
 
-def _prefetches(body: Any, block: Any, thread_bytes: int) -> Iterator[Any]:
-    """Yield prefetches of what a thread copies first from its block's own places, in so many bytes at most, but one vector at least."""
-    seen: list[Any] = []
+def _param(func: Any, buffer: Any) -> int:
+    """Return which parameter a buffer's address is."""
+    found: list[Any] = []
+
+    def note(stmt: Any) -> None:
+        if stmt.buffer.same_as(buffer):
+            found.append(stmt.data)
+
+    structural.structural_walk(func.body, [(DeclBuffer, note)])
+    return next(at for at, param in enumerate(func.params) if param.same_as(found[0]))
+
+
+def _first_copies(body: Any, block: Any, thread_bytes: int) -> Iterator[tuple[Any, Any]]:
+    """Yield where a thread copies first from its block's own places: so many bytes at most, but one vector at least."""
+    seen: list[tuple[Any, Any]] = []
     total = 0
     for load, place in _copies(body, {}, Analyzer()):
         nbytes = dtype_bytes(str(load.source.dtype)) * _lanes(load)
@@ -86,8 +116,7 @@ def _prefetches(body: Any, block: Any, thread_bytes: int) -> Iterator[Any]:
             return
         seen.append((load.source, place))
         total += nbytes
-        address = tvm.tirx.address_of(tvm.tirx.BufferLoad(load.source, [place]))
-        yield tvm.script.tirx.cuda.func_call(PREFETCH, address, source_code=PREFETCH_SOURCE, return_type="void")
+        yield load.source, place
 
 
 def _lanes(load: Any) -> int:

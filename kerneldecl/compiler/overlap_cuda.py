@@ -112,7 +112,7 @@ def _waiting(func: Any, gpu: Gpu) -> Any:
     from tvm.script import tirx
 
     wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=WAIT_SOURCE, return_type="void"))
-    return func.with_body(with_prefetch(func.body, wait, gpu)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
+    return func.with_body(with_prefetch(func, wait, gpu)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
 
 
 def _tagged(params: Any) -> list[str]:

@@ -85,6 +85,10 @@ class Kernel:
     def smem_bytes(self) -> int:
         return self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales) + (2 * STEP + 4 * QUADS) * self.steps
 
+    @property
+    def ahead_bytes(self) -> int:
+        return AHEAD_BYTES
+
     def fits(self, gpu: Gpu) -> bool:
         """Say whether the kernel can be made so."""
         return (
@@ -154,7 +158,7 @@ def _prefetch(kernel, packed, tile, lane):
         T.cuda.func_call(
             prefetched()[0],
             packed.ptr_to([row, byte]),
-            T.min(AHEAD_BYTES, kernel.k // 2 - byte),
+            T.min(kernel.ahead_bytes, kernel.k // 2 - byte),
             source_code=prefetched()[1],
         )
 
@@ -244,7 +248,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             if LATE == 0:
                 T.ptx.griddepcontrol.launch_dependents()
-            if AHEAD_BYTES > 0:
+            if kernel.ahead_bytes > 0:
                 _prefetch(kernel, packed, block * kernel.warps + warp, lane)
             T.ptx.griddepcontrol.wait()
 
