@@ -42,12 +42,12 @@ def with_prefetch(func: Any, wait: Any, gpu: Gpu) -> Any:
     if not asked:
         return SeqStmt([wait, body])
     first = gpu.sm_count * resident
-    guarded: Any = SeqStmt(asked)
+    guarded = SeqStmt(asked) if len(asked) > 1 else asked[0]
     if int(block.value) > first:
         guarded = IfThenElse(block.node.var < first, guarded, None)
     if NEXT and int(block.value) > first:
         later = [_prefetch(func, buffer, structural.structural_map(place, [(Var, lambda var: var + first if var.same_as(block.node.var) else var)])) for buffer, place in _first_copies(body, block.node.var, AHEAD_BYTES // (resident * count))]
-        return _inside(body, [guarded, wait, IfThenElse(block.node.var < int(block.value) - first, SeqStmt(later), None)])
+        return _inside(body, [guarded, wait, IfThenElse(block.node.var < int(block.value) - first, SeqStmt(later) if len(later) > 1 else later[0], None)])
     return _inside(body, [guarded, wait])
 
 

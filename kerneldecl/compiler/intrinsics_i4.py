@@ -146,7 +146,7 @@ def prefetched() -> tuple[str, str]:
     """Return the name and CUDA of a function that has bytes come to the second-level cache: a multiple of 16, from one of 16 on."""
     source = """
 __device__ __forceinline__ void kd_prefetch_bulk(const void* from, int nbytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(__cvta_generic_to_global(from)), "r"(nbytes));
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(nbytes));
 }
 """
     return "kd_prefetch_bulk", source
