@@ -24,6 +24,7 @@ from kerneldecl.model import Gpu, dtype_bytes
 AHEAD_BYTES = 64 * 1024
 """That a multiprocessor's blocks ask for together."""
 NEXT = False
+BULK = False
 _THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
@@ -38,7 +39,8 @@ def with_prefetch(func: Any, wait: Any, gpu: Gpu) -> Any:
         return SeqStmt([wait, body])
     count = math.prod(int(threads[name].value) for name in _THREADS if name in threads)
     resident = min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // count)
-    asked = [_prefetch(func, *place) for place in _first_copies(body, block.node.var, AHEAD_BYTES // (resident * count))]
+    places = list(_first_copies(body, block.node.var, AHEAD_BYTES // (resident * count)))
+    asked = _bulk(func, places, threads) if BULK else [_prefetch(func, *place) for place in places]
     if not asked:
         return SeqStmt([wait, body])
     first = gpu.sm_count * resident
@@ -90,6 +92,35 @@ def _inside(body: Any, first: list[Any]) -> Any:
     if isinstance(body, SeqStmt) and isinstance(body.seq[-1], AttrStmt) and body.seq[-1].attr_key == "thread_extent":
         return SeqStmt([*body.seq[:-1], _inside(body.seq[-1], first)])
     return SeqStmt([*first, body])
+
+
+def _bulk(func: Any, places: list[Any], threads: Any) -> list[Any]:
+    thread = threads["threadIdx.x"]
+    analyzer = Analyzer()
+    runs: list[Any] = []
+    for buffer, place in places:
+        first = structural.structural_map(place, [(Var, lambda var: tvm.tirx.const(0, str(var.ty.dtype)) if var.same_as(thread.node.var) else var)])
+        step = analyzer.simplify(structural.structural_map(place, [(Var, lambda var: tvm.tirx.const(1, str(var.ty.dtype)) if var.same_as(thread.node.var) else var)]) - first)
+        size = int(thread.value) * int(step)
+        if runs and runs[-1][0].same_as(buffer) and structural_equal(analyzer.simplify(first - runs[-1][1]), tvm.tirx.const(runs[-1][2], "int32")):
+            runs[-1][2] += size
+        else:
+            runs.append([buffer, first, size])
+    asked = []
+    for buffer, first, size in runs:
+        kernel = str(func.attrs["global_symbol"])
+        at = _param(func, buffer)
+        name = f"{kernel}_prefetch_{at}"
+        source = f"""
+__device__ __forceinline__ void {name}(long long byte, int bytes) {{
+  unsigned long long argument;
+  asm("ld.param.u64 %0, [{kernel}_param_{at}];" : "=l"(argument));
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(argument + byte), "r"(bytes));
+}}
+"""
+        nbytes = dtype_bytes(str(buffer.dtype))
+        asked.append(Evaluate(tvm.script.tirx.cuda.func_call(name, first.astype("int64") * nbytes, size * nbytes, source_code=source, return_type="void")))
+    return [IfThenElse(thread.node.var == 0, SeqStmt(asked) if len(asked) > 1 else asked[0], None)]
 
 
 def _param(func: Any, buffer: Any) -> int:

@@ -142,16 +142,6 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
     return name, source
 
 
-def prefetched() -> tuple[str, str]:
-    """Return the name and CUDA of a function that has bytes come to the second-level cache: a multiple of 16, from one of 16 on."""
-    source = """
-__device__ __forceinline__ void kd_prefetch_bulk(const void* from, int nbytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(nbytes));
-}
-"""
-    return "kd_prefetch_bulk", source
-
-
 def permuted() -> tuple[str, str]:
     """Return the name and CUDA of a function that stores 8 factors in the order of the pairs that are made of a word."""
     source = """
@@ -178,6 +168,35 @@ __device__ __forceinline__ void kd_started_i4(float* to, const void* factors) {{
 }}
 """
     return "kd_started_i4", f"#include <cuda_fp16.h>{source}"
+
+
+def combined(rows: int) -> tuple[str, str]:
+    """Return the name and CUDA of a function that adds up a warp's sums of rows, a power of two: a lane gets that of row lane * rows / 32.
+
+    Halves of the rows change places with halves of the lanes, so that of each exchange both ends are of use.
+    """
+    name = f"kd_combined_i4_{rows}"
+    source = f"""
+__device__ __forceinline__ float {name}(const float* sums) {{
+  int lane = threadIdx.x % 32;
+  float v[{rows}];
+#pragma unroll
+  for (int row = 0; row < {rows}; ++row) v[row] = lane % 4 == lane / 8 ? sums[row] : 0.0f;
+#pragma unroll
+  for (int half = {rows // 2}; half > 0; half /= 2) {{
+    int bit = half * {32 // rows};
+#pragma unroll
+    for (int row = 0; row < half; ++row) {{
+      float given = lane & bit ? v[row] : v[row + half], kept = lane & bit ? v[row + half] : v[row];
+      v[row] = kept + __shfl_xor_sync(0xffffffffu, given, bit);
+    }}
+  }}
+#pragma unroll
+  for (int bit = {16 // rows}; bit > 0; bit /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], bit);
+  return v[0];
+}}
+"""
+    return name, source
 
 
 def dotted_rows(rows: int, group: int) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
 
-ROWS, WARPS, STAGES, BLOCKS, SKEWS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 0)
+ROWS, WARPS, STAGES, BLOCKS, TEAMS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 2, 4, 8, 16)
 STEP, STEP_BYTES = 1024, 512
 """The template's: weights of a row that a warp takes at once."""
 GROUPS = (128, 256, 512, 1024)
@@ -50,7 +50,7 @@ class Cut(NamedTuple):
     warps: int
     stages: int
     blocks: int
-    skew: int
+    team: int
 
 
 class Sizes(NamedTuple):
@@ -94,8 +94,10 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
     at_once = math.gcd(scales, sizes.k // sizes.group, 8)
     if 2 * at_once < LEAST_COPY_BYTES:
         return
-    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, SKEWS)):
-        used = smem_bytes(sizes, cut)
+    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, TEAMS)):
+        if cut.warps % cut.team or cut.team > -(-sizes.k // STEP):
+            continue
+        used = smem_bytes(sizes, cut, gpu)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         is_whole = cut.rows * scales // at_once <= LANES and cut.rows * cut.warps * cut.blocks <= max(16, sizes.n)
         if (
@@ -107,16 +109,26 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
             yield cut
 
 
-def smem_bytes(sizes: Sizes, cut: Cut) -> int:
-    """Return the shared memory of a block: all warps' stages of weights and scales, and the vector."""
-    return cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group) + (2 * STEP + 32) * -(-sizes.k // STEP)
+def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    """Return the shared memory of a block: all warps' stages of weights and scales, the vector, and parts of results."""
+    ring = cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group)
+    rows = _turns(sizes, cut, gpu) * cut.warps // cut.team * cut.rows
+    return ring + (2 * STEP + 32) * -(-sizes.k // STEP) + (4 * rows * cut.team if cut.team > 1 else 0)
+
+
+def _grid(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    return min(cut.blocks * gpu.sm_count, -(-sizes.n * cut.team // (cut.rows * cut.warps)))
+
+
+def _turns(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    """Return how many groups of rows a warp takes."""
+    return -(-sizes.n * cut.team // (cut.rows * cut.warps * _grid(sizes, cut, gpu)))
 
 
 def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     """Return a norm of the times of memory, of what an SM's warps have on its way at once, of instructions and of a warp's own steps."""
-    steps, tiles = -(-sizes.k // STEP), -(-sizes.n // cut.rows)
-    grid = min(cut.blocks * gpu.sm_count, -(-tiles // cut.warps))
-    turns = -(-tiles // (grid * cut.warps))
+    grid, turns = _grid(sizes, cut, gpu), _turns(sizes, cut, gpu)
+    steps = -(-sizes.k // (STEP * cut.team))
     warps, units = cut.warps * -(-grid // gpu.sm_count), 4 * cut.rows
     busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES)
     step_bytes = cut.rows * STEP_BYTES
