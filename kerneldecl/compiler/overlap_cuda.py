@@ -15,10 +15,10 @@ from typing import Any
 
 import tvm
 from tvm.ir import Call
-from tvm.tirx import AttrStmt, Evaluate, SeqStmt
+from tvm.tirx import AttrStmt, Evaluate
 from tvm_ffi import structural
 
-from kerneldecl.compiler.ahead_cuda import with_prefetch
+from kerneldecl.compiler.ahead_cuda import asks_ahead
 from kerneldecl.model import Gpu
 
 FIRST_CAPABILITY = (9, 0)
@@ -112,7 +112,7 @@ def _waiting(func: Any, gpu: Gpu) -> Any:
     from tvm.script import tirx
 
     wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=WAIT_SOURCE, return_type="void"))
-    return func.with_body(with_prefetch(func, wait, gpu)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
+    return func.with_body(asks_ahead(func, wait, gpu)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
 
 
 def _tagged(params: Any) -> list[str]:

@@ -113,7 +113,9 @@ def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
     """Return the shared memory of a block: all warps' stages of weights and scales, the vector, and parts of results."""
     ring = cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group)
     rows = _turns(sizes, cut, gpu) * cut.warps // cut.team * cut.rows
-    return ring + (2 * STEP + 32) * -(-sizes.k // STEP) + (4 * rows * cut.team if cut.team > 1 else 0)
+    steps = -(-sizes.k // STEP)
+    kept = 1 if cut.team == steps else steps
+    return ring + (2 * STEP + 32) * kept + 4 * max(4, rows * cut.team if cut.team > 1 else 0)
 
 
 def _grid(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:

@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, permuted, started
+from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, started
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -65,6 +65,16 @@ class Kernel:
         return -(-self.steps // self.team)
 
     @property
+    def holds(self) -> bool:
+        """Whether warps have what they need of the vector in registers: one step."""
+        return self.own_steps == 1
+
+    @property
+    def kept_steps(self) -> int:
+        """Of the vector, in shared memory."""
+        return 1 if self.holds else self.steps
+
+    @property
     def grid(self) -> int:
         return min(self.blocks * self.sm_count, -(-self.tiles // self.teams))
 
@@ -96,7 +106,7 @@ class Kernel:
     @property
     def smem_bytes(self) -> int:
         ring = self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales)
-        return ring + (2 * STEP + 4 * QUADS) * self.steps + 4 * self.block_rows * self.team
+        return ring + (2 * STEP + 4 * QUADS) * self.kept_steps + 4 * max(4, self.block_rows * self.team)
 
     def fits(self, gpu: Gpu) -> bool:
         """Say whether the kernel can be made so."""
@@ -182,6 +192,20 @@ def _keep(kernel, held, factors, first, thread):
 
 
 @T.inline
+def _load_own(kernel, x, own, column, lane):
+    """Have a lane load its factors of one step, zeros beyond the vector's end."""
+    words = T.decl_buffer((kernel.k // 2,), "uint32", data=x.data)
+    place = T.meta_var(column * (STEP // 2) + lane * 16)
+    if place < kernel.k // 2:
+        for i in T.unroll(4):
+            for v in T.vectorized(4):
+                own[i * 4 + v] = words[place + i * 4 + v]
+    else:
+        for i in T.unroll(16):
+            own[i] = T.uint32(0)
+
+
+@T.inline
 def _start(kernel, factors, starts, thread):
     """Have a block compute what the sums of all steps begin with."""
     threads = T.meta_var(kernel.warps * LANES)
@@ -235,7 +259,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
     packed, scale, x, y = params = [
         tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True)
     ]
-    dot, source = dotted_rows(kernel.rows, kernel.group)
+    dot, source = dotted_rows(kernel.rows, kernel.group, is_held=kernel.holds)
+    permutes, permuting = held()
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -247,10 +272,10 @@ def build(kernel: Kernel) -> tvm.IRModule:
         warp = T.warp_id([kernel.warps])
         lane = T.lane_id([LANES])
         pool = T.SMEMPool()
-        factors = pool.alloc((kernel.steps * STEP,), "float16", align=16)
         weights = pool.alloc((kernel.warps * kernel.stages, kernel.rows, STEP_BYTES), "uint8", align=16)
         scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
-        starts = pool.alloc((kernel.steps * QUADS,), "float32", align=16)
+        factors = pool.alloc((kernel.kept_steps * STEP,), "float16", align=16)
+        starts = pool.alloc((kernel.kept_steps * QUADS,), "float32", align=16)
         parts = pool.alloc((max(1, kernel.block_rows * kernel.team),), "float32", align=16)
         pool.commit()
         if kernel.overlaps:
@@ -259,11 +284,14 @@ def build(kernel: Kernel) -> tvm.IRModule:
             T.ptx.griddepcontrol.wait()
 
         thread = T.meta_var(warp * LANES + lane)
-        held = T.alloc_local((HELD * 4,), "uint32")
-        # Asked for before the weights, behind which it would come.
-        _load(kernel, x, held, 0, thread)
-        first = T.meta_var(block * kernel.teams + warp // kernel.team)
+        own = T.alloc_local((HELD * 4,), "uint32")
         first_column = T.meta_var(warp % kernel.team)
+        # Asked for before the weights, behind which it would come.
+        if kernel.holds:
+            _load_own(kernel, x, own, first_column, lane)
+        else:
+            _load(kernel, x, own, 0, thread)
+        first = T.meta_var(block * kernel.teams + warp // kernel.team)
         stride = T.meta_var(kernel.grid * kernel.teams)
         slots = T.meta_var(warp * kernel.stages)
         ahead_tile: T.int32 = first
@@ -275,13 +303,17 @@ def build(kernel: Kernel) -> tvm.IRModule:
             if ahead_step == kernel.own_steps:
                 ahead_step = 0
                 ahead_tile = ahead_tile + stride
-        _keep(kernel, held, factors, 0, thread)
-        for i in T.serial(kernel.turns - 1):
-            _load(kernel, x, held, (i + 1) * HELD, thread)
-            _keep(kernel, held, factors, (i + 1) * HELD, thread)
-        T.cuda.cta_sync()
-        _start(kernel, factors, starts, thread)
-        T.cuda.cta_sync()
+        begin: T.float32 = 0.0
+        if kernel.holds:
+            begin = T.cuda.func_call(permutes, own.ptr_to([0]), source_code=permuting, return_type="float32")
+        else:
+            _keep(kernel, own, factors, 0, thread)
+            for i in T.serial(kernel.turns - 1):
+                _load(kernel, x, own, (i + 1) * HELD, thread)
+                _keep(kernel, own, factors, (i + 1) * HELD, thread)
+            T.cuda.cta_sync()
+            _start(kernel, factors, starts, thread)
+            T.cuda.cta_sync()
         sums = T.alloc_local((kernel.rows,), "float32")
         tile: T.int32 = first
         turn: T.int32 = 0
@@ -301,12 +333,16 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     ahead_step = 0
                     ahead_tile = ahead_tile + stride
                 column = T.meta_var(step * kernel.team + first_column)
-                if column < kernel.steps:
+                stage = T.meta_var(weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]))
+                of_stage = T.meta_var(scales.ptr_to([slots + slot, 0, 0]))
+                if kernel.holds:
+                    T.cuda.func_call(dot, sums.ptr_to([0]), stage, of_stage, own.ptr_to([0]), begin, source_code=source)
+                elif column < kernel.steps:
                     T.cuda.func_call(
                         dot,
                         sums.ptr_to([0]),
-                        weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]),
-                        scales.ptr_to([slots + slot, 0, 0]),
+                        stage,
+                        of_stage,
                         factors.ptr_to([(column * 4 * LANES + lane) * 8]),
                         starts.ptr_to([column * QUADS]),
                         source_code=source,
