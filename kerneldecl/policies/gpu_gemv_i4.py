@@ -27,10 +27,12 @@ GROUPS = (128, 256, 512, 1024)
 LEAST_COPY_BYTES = 4
 LANES = 32
 ALIKE = 2
-"""Of the same rows, warps and blocks, which differ in what is on its way."""
+"""Of the same rows, warps, blocks and place of the vector, which differ in what is on its way."""
 STEP_CYCLES, UNIT_CYCLES = 90.0, 19.0
 """Of a scheduler, for a step of a warp and for each 256 weights in it; fitted to cuts of 16384 x 16384 weights on an H200, like what
 follows."""
+FINISH_CYCLES = 50.0
+"""Of a scheduler, for a warp that adds up what its lanes have of its rows: counted instructions."""
 STEP_LATENCY, UNIT_LATENCY = 300.0, 22.0
 """Of a warp alone on its scheduler."""
 LOADED_LATENCY_SECS = 2 * DRAM_LATENCY_SECS
@@ -68,7 +70,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
     estimates = (
-        Estimate(Candidate.of(TEMPLATE, cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks))
+        Estimate(Candidate.of(TEMPLATE, cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut)))
         for cut in cuts(sizes, gpu)
     )
     mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
@@ -113,9 +115,13 @@ def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
     """Return the shared memory of a block: all warps' stages of weights and scales, the vector, and parts of results."""
     ring = cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group)
     rows = _turns(sizes, cut, gpu) * cut.warps // cut.team * cut.rows
-    steps = -(-sizes.k // STEP)
-    kept = 1 if cut.team == steps else steps
+    kept = 1 if _holds(sizes, cut) else -(-sizes.k // STEP)
     return ring + (2 * STEP + 32) * kept + 4 * max(4, rows * cut.team if cut.team > 1 else 0)
+
+
+def _holds(sizes: Sizes, cut: Cut) -> bool:
+    """Say whether a warp takes one step of each of its rows, with what it needs of the vector in registers."""
+    return cut.team == -(-sizes.k // STEP)
 
 
 def _grid(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
@@ -132,7 +138,7 @@ def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     grid, turns = _grid(sizes, cut, gpu), _turns(sizes, cut, gpu)
     steps = -(-sizes.k // (STEP * cut.team))
     warps, units = cut.warps * -(-grid // gpu.sm_count), 4 * cut.rows
-    busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES)
+    busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES + FINISH_CYCLES / steps)
     step_bytes = cut.rows * STEP_BYTES
     dram_bytes_per_s = gpu.dram_bytes_per_s * DRAM_SHARE
     times = (
@@ -141,7 +147,7 @@ def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
         turns * steps * max(busy, STEP_LATENCY + units * UNIT_LATENCY) / gpu.clock_hz,
         turns * steps * step_bytes * warps / (SM_BYTES_PER_CLOCK * gpu.clock_hz),
     )
-    # Before the first multiplication come the vector, for each block, and the first weights.
+    # Before the first multiplication come the vector, for each block unless warps hold their own parts, and the first weights.
     filled = (cut.stages - 1) * step_bytes * cut.warps * grid / dram_bytes_per_s * FILLED_SHARE
-    start = filled + cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz)
+    start = filled + (0 if _holds(sizes, cut) else cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz))
     return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + start + gpu.launch_secs
