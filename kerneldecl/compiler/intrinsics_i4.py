@@ -200,7 +200,7 @@ __device__ __forceinline__ float {name}(const float* sums) {{
 
 
 def held() -> tuple[str, str]:
-    """Return the name and CUDA of a function that puts a lane's 32 factors in the order of the pairs, and tells what its quad's sums begin with."""
+    """Return the name and CUDA of a function that puts a lane's 32 factors in the order of the pairs, and returns what sums begin with."""
     source = f"""
 __device__ __forceinline__ float kd_held_i4(unsigned* x) {{
   float even = 0.0f, odd = 0.0f;
@@ -227,7 +227,8 @@ def dotted_rows(rows: int, group: int, *, is_held: bool = False) -> tuple[str, s
     """Return the name and CUDA of a function with which a warp adds products of 1024 weights each to the sums of an even number of rows.
 
     A lane has 16 bytes of each row, 512 bytes apart, and `permuted` factors, 512 bytes from word to word; scales of so many weights lie
-    row by row. Factors that are `held` are in registers, and so is what their sums begin with. Nibbles are multiplied as they stand behind 1024 or 64, and sums begin with what is too much (`started`): in float32
+    row by row. Factors that are `held` are in registers, with what their sums begin with. Nibbles are multiplied as they stand behind
+    1024 or 64, and sums begin with what is too much (`started`): in float32
     that costs seven bits of 24. The sums of a quad are right in the lane that `dotted_pair` has them in; others add what is of no use.
     """
     name = f"kd_dot_i4_{'held' if is_held else 'rows'}_{rows}_{group}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction
-from kerneldecl.policies._gpu_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK
+from kerneldecl.policies._gpu_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
 from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
 
 TEMPLATE = "gpu_gemv_i4"
@@ -28,19 +29,21 @@ LEAST_COPY_BYTES = 4
 LANES = 32
 ALIKE = 2
 """Of the same rows, warps, blocks and place of the vector, which differ in what is on its way."""
-STEP_CYCLES, UNIT_CYCLES = 90.0, 19.0
-"""Of a scheduler, for a step of a warp and for each 256 weights in it; fitted to cuts of 16384 x 16384 weights on an H200, like what
-follows."""
-FINISH_CYCLES = 50.0
-"""Of a scheduler, for a warp that adds up what its lanes have of its rows: counted instructions."""
+STEP_CYCLES, UNIT_CYCLES, FINISH_CYCLES = 60.0, 22.0, 10.0
+"""Of a scheduler, for a step of a warp, for each 256 weights in it, and for adding up what lanes have of their rows. Fitted, like
+what follows, to 234 cuts of 16384 x 16384, 8192 x 8192, 4096 x 4096, 11008 x 4096 and 4096 x 11008 weights on an H200."""
 STEP_LATENCY, UNIT_LATENCY = 300.0, 22.0
 """Of a warp alone on its scheduler."""
-LOADED_LATENCY_SECS = 2 * DRAM_LATENCY_SECS
-"""While all of DRAM's bandwidth is in use."""
-FILLED_SHARE = 0.3
+LOADED_LATENCY_SECS = 6e-7
+"""Of a step's weights, beside what the memory's bandwidth takes."""
+SHARED_SECS = 9e-7
+"""Until a block has the vector in shared memory: its threads meet twice."""
+FILLED_SHARE = 0.48
 """Of the time in which all stages are filled, what passes before warps are at work."""
+UNPACKED = 1.3
+"""How much longer gpu_gemv takes than it says where weights have 4 bits: 1.2 to 2.9 times, measured on an H200."""
 PARTITIONS = 4
-OVERLAP = 8.0
+OVERLAP = 5.0
 IN_DOUBT = 1.3
 """How much slower than the other template a template's best may be predicted, and still be tried."""
 
@@ -73,7 +76,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         Estimate(Candidate.of(TEMPLATE, cut._asdict()), _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut)))
         for cut in cuts(sizes, gpu)
     )
-    mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
+    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k, ())]
+    mine = ranked(estimates, ALIKE)
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]
     return tuple(mixed(first, rivals))[:top_k] if mine else ()
@@ -97,7 +101,7 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
     if 2 * at_once < LEAST_COPY_BYTES:
         return
     for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, TEAMS)):
-        if cut.warps % cut.team or cut.team > -(-sizes.k // STEP):
+        if cut.warps % cut.team or cut.team not in _teams(sizes):
             continue
         used = smem_bytes(sizes, cut, gpu)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
@@ -109,6 +113,12 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
             and cut.blocks * cut.warps * LANES <= gpu.max_threads_per_sm // 2
         ):
             yield cut
+
+
+def _teams(sizes: Sizes) -> tuple[int, ...]:
+    """Return how many warps may share rows: one, or as many as hold the vector; only where none do, others."""
+    steps = -(-sizes.k // STEP)
+    return (1, steps) if steps in TEAMS else tuple(team for team in TEAMS if team <= steps)
 
 
 def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
@@ -149,5 +159,5 @@ def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     )
     # Before the first multiplication come the vector, for each block unless warps hold their own parts, and the first weights.
     filled = (cut.stages - 1) * step_bytes * cut.warps * grid / dram_bytes_per_s * FILLED_SHARE
-    start = filled + (0 if _holds(sizes, cut) else cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz))
-    return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + start + gpu.launch_secs
+    shared = 0.0 if _holds(sizes, cut) else cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz) + SHARED_SECS
+    return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + filled + shared + gpu.launch_secs
