@@ -80,6 +80,10 @@ def test_a_kernel_asks_for_its_first_inputs_before_it_waits(name: str, loads: in
     assert len(re.findall(r"\bld\.global", after)) == loads
 
 
+def test_blocks_that_load_again_and_again_ask_for_nothing() -> None:
+    assert "prefetch" not in cuda_source(scheduled("sum", H200), H200, "kd_main")
+
+
 # One thread a row: the emulator knows no exchange between lanes outside of mma.sync.
 ALONE: dict[str, Value] = {"threads": 1, "rows": 32, "width": 8}
 WHOLE: dict[str, Value] = {"across": False, "chunks": 1}
@@ -87,9 +91,9 @@ EMULATED: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "rows": ("softmax", {"shape": (160, 48)}, "gpu_rowwise", {**ALONE, "kept": True}),
     "sums": (
         "reduce",
-        {"op": "sum", "shape": (160, 256), "axes": (1,)},
+        {"op": "sum", "shape": (160, 32), "axes": (1,)},
         "gpu_reduce",
-        {**ALONE, "across": False, "chunks": 1, "unroll": 4},
+        {**ALONE, **WHOLE, "unroll": 4},
     ),
     "the last block is a part of one": (
         "elementwise",
