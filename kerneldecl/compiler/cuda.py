@@ -143,7 +143,7 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         else:
             device = reworked(device)
             if can_overlap(arch.the_gpu):
-                host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device)
+                host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device, arch.the_gpu)
         bodies = [each.body for each in host.functions.values()]
         calls = tuple(call for body in bodies for call in _calls(body))
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)

@@ -170,30 +170,88 @@ __device__ __forceinline__ void kd_started_i4(float* to, const void* factors) {{
     return "kd_started_i4", f"#include <cuda_fp16.h>{source}"
 
 
-def dotted_rows(rows: int, group: int) -> tuple[str, str]:
+def combined(rows: int) -> tuple[str, str]:
+    """Return the name and CUDA of a function that adds up a warp's sums of rows, a power of two: a lane gets that of row lane * rows / 32.
+
+    Halves of the rows change places with halves of the lanes, so that of each exchange both ends are of use.
+    """
+    name = f"kd_combined_i4_{rows}"
+    source = f"""
+__device__ __forceinline__ float {name}(const float* sums) {{
+  int lane = threadIdx.x % 32;
+  float v[{rows}];
+#pragma unroll
+  for (int row = 0; row < {rows}; ++row) v[row] = lane % 4 == lane / 8 ? sums[row] : 0.0f;
+#pragma unroll
+  for (int half = {rows // 2}; half > 0; half /= 2) {{
+    int bit = half * {32 // rows};
+#pragma unroll
+    for (int row = 0; row < half; ++row) {{
+      float given = lane & bit ? v[row] : v[row + half], kept = lane & bit ? v[row + half] : v[row];
+      v[row] = kept + __shfl_xor_sync(0xffffffffu, given, bit);
+    }}
+  }}
+#pragma unroll
+  for (int bit = {16 // rows}; bit > 0; bit /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], bit);
+  return v[0];
+}}
+"""
+    return name, source
+
+
+def held() -> tuple[str, str]:
+    """Return the name and CUDA of a function that puts a lane's 32 factors in the order of the pairs, and returns what sums begin with."""
+    source = f"""
+__device__ __forceinline__ float kd_held_i4(unsigned* x) {{
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll
+  for (int at = 0; at < 16; at += 4) {{
+    unsigned pairs[4] = {{x[at] & 0xffffu | x[at + 2] << 16, x[at] >> 16 | x[at + 2] & 0xffff0000u,
+                         x[at + 1] & 0xffffu | x[at + 3] << 16, x[at + 1] >> 16 | x[at + 3] & 0xffff0000u}};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {{
+      x[at + i] = pairs[i];
+      float2 both = __half22float2(*reinterpret_cast<half2*>(&pairs[i]));
+      (i % 2 ? odd : even) += both.x + both.y;
+    }}
+  }}
+  float start = -{EVEN_BIAS:.1f}f * even - {ODD_BIAS:.1f}f * odd;
+  start += __shfl_xor_sync(0xffffffffu, start, 1);
+  return start + __shfl_xor_sync(0xffffffffu, start, 2);
+}}
+"""
+    return "kd_held_i4", f"#include <cuda_fp16.h>{source}"
+
+
+def dotted_rows(rows: int, group: int, *, is_held: bool = False) -> tuple[str, str]:
     """Return the name and CUDA of a function with which a warp adds products of 1024 weights each to the sums of an even number of rows.
 
     A lane has 16 bytes of each row, 512 bytes apart, and `permuted` factors, 512 bytes from word to word; scales of so many weights lie
-    row by row. Nibbles are multiplied as they stand behind 1024 or 64, and sums begin with what is too much (`started`): in float32
+    row by row. Factors that are `held` are in registers, with what their sums begin with. Nibbles are multiplied as they stand behind
+    1024 or 64, and sums begin with what is too much (`started`): in float32
     that costs seven bits of 24. The sums of a quad are right in the lane that `dotted_pair` has them in; others add what is of no use.
     """
-    name = f"kd_dot_i4_rows_{rows}_{group}"
+    name = f"kd_dot_i4_{'held' if is_held else 'rows'}_{rows}_{group}"
     pairs = rows // 2
+    taken = "const unsigned* factors, float start" if is_held else "const void* factors, const float* starts"
+    start = "start" if is_held else "starts[quad]"
+    vector = "make_uint4(factors[4 * word], factors[4 * word + 1], factors[4 * word + 2], factors[4 * word + 3])"
+    loaded = vector if is_held else "static_cast<const uint4*>(factors)[32 * word]"
     source = f"""#include <cuda_fp16.h>
 __device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
   return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
 }}
-__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, const void* factors, const float* starts) {{
+__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, {taken}) {{
   int quad = threadIdx.x % 32 / 4;
-  float c[{pairs}][4], start = starts[quad];
+  float c[{pairs}][4], begin = {start};
 #pragma unroll
-  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = start;
+  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = begin;
   uint4 w[{rows}];
 #pragma unroll
   for (int row = 0; row < {rows}; ++row) w[row] = static_cast<const uint4*>(packed)[32 * row];
 #pragma unroll
   for (int word = 0; word < 4; ++word) {{
-    uint4 x = static_cast<const uint4*>(factors)[32 * word];
+    uint4 x = {loaded};
 #pragma unroll
     for (int pair = 0; pair < {pairs}; ++pair) {{
 #pragma unroll

@@ -15,9 +15,10 @@ from typing import Any
 
 import tvm
 from tvm.ir import Call
-from tvm.tirx import AttrStmt, Evaluate, SeqStmt
+from tvm.tirx import AttrStmt, Evaluate
 from tvm_ffi import structural
 
+from kerneldecl.compiler.ahead_cuda import asks_ahead
 from kerneldecl.model import Gpu
 
 FIRST_CAPABILITY = (9, 0)
@@ -37,9 +38,9 @@ def can_overlap(gpu: Gpu) -> bool:
     return gpu.compute_capability >= FIRST_CAPABILITY
 
 
-def overlapping_kernels(mod: tvm.IRModule) -> tvm.IRModule:
+def overlapping_kernels(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
     """Return device functions that wait for the kernel before them, and then let the one after them begin."""
-    return tvm.IRModule({name: _waiting(func) for name, func in mod.functions.items()})
+    return tvm.IRModule({name: _waiting(func, gpu) for name, func in mod.functions.items()})
 
 
 def overlapping_launches(mod: tvm.IRModule, gpu: Gpu) -> tvm.IRModule:
@@ -107,11 +108,11 @@ def spread_smem_bytes(gpu: Gpu, blocks: int, smem_bytes: int) -> int:
     return max(least, smem_bytes) if fits and least <= gpu.smem_per_block_optin_bytes else smem_bytes
 
 
-def _waiting(func: Any) -> Any:
+def _waiting(func: Any, gpu: Gpu) -> Any:
     from tvm.script import tirx
 
     wait = Evaluate(tirx.cuda.func_call(WAIT, source_code=WAIT_SOURCE, return_type="void"))
-    return func.with_body(SeqStmt([wait, func.body])).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
+    return func.with_body(asks_ahead(func, wait, gpu)).with_attr(PARAMS, _tagged(func.attrs[PARAMS]))
 
 
 def _tagged(params: Any) -> list[str]:

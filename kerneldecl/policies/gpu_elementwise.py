@@ -17,6 +17,9 @@ TEMPLATES = ("gpu_elementwise",)
 
 THREADS = (256, 128, 512, 1024)
 UNROLL = (4, 2, 1, 8)
+UNROLL_COST = 0.006
+"""Of DRAM's time, for each doubling of what a thread loads before it stores. Measured on an H200: copies and additions of 16384 x 16384
+are the faster the less it is; why is not known."""
 TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
 """Elements along the transposed operand's contiguous axis by elements along the output's."""
 
@@ -74,7 +77,7 @@ def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[M
             regs_per_thread=24 + unroll * len(space.inputs) * -(-width * element // 4),
             flops=sum(points(block) * (block.flops_per_point + ACCESS_FLOPS / width) for block in space.blocks),
             flops_per_s=gpu.simt_rate("float32"),
-            dram_bytes=nbytes,
+            dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
             l2_bytes=moved * (16 / min(16, width * element)) ** 0.5,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)

@@ -8,37 +8,42 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from kerneldecl.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction
-from kerneldecl.policies._gpu_model import DRAM_LATENCY_SECS, DRAM_SHARE, SM_BYTES_PER_CLOCK
+from kerneldecl.policies._gpu_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
 from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
 
-ROWS, WARPS, STAGES, BLOCKS, SKEWS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 0)
+ROWS, WARPS, STAGES, BLOCKS, TEAMS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 2, 4, 8, 16)
 STEP, STEP_BYTES = 1024, 512
 """The template's: weights of a row that a warp takes at once."""
 GROUPS = (128, 256, 512, 1024)
 LEAST_COPY_BYTES = 4
 LANES = 32
 ALIKE = 2
-"""Of the same rows, warps and blocks, which differ in what is on its way."""
-STEP_CYCLES, UNIT_CYCLES = 90.0, 19.0
-"""Of a scheduler, for a step of a warp and for each 256 weights in it; fitted to cuts of 16384 x 16384 weights on an H200, like what
-follows."""
+"""Of the same rows, warps, blocks and place of the vector, which differ in what is on its way."""
+STEP_CYCLES, UNIT_CYCLES, FINISH_CYCLES = 60.0, 22.0, 10.0
+"""Of a scheduler, for a step of a warp, for each 256 weights in it, and for adding up what lanes have of their rows. Fitted, like
+what follows, to 234 cuts of 16384 x 16384, 8192 x 8192, 4096 x 4096, 11008 x 4096 and 4096 x 11008 weights on an H200."""
 STEP_LATENCY, UNIT_LATENCY = 300.0, 22.0
 """Of a warp alone on its scheduler."""
-LOADED_LATENCY_SECS = 2 * DRAM_LATENCY_SECS
-"""While all of DRAM's bandwidth is in use."""
-FILLED_SHARE = 0.3
+LOADED_LATENCY_SECS = 6e-7
+"""Of a step's weights, beside what the memory's bandwidth takes."""
+SHARED_SECS = 9e-7
+"""Until a block has the vector in shared memory: its threads meet twice."""
+FILLED_SHARE = 0.48
 """Of the time in which all stages are filled, what passes before warps are at work."""
+UNPACKED = 1.3
+"""How much longer gpu_gemv takes than it says where weights have 4 bits: 1.2 to 2.9 times, measured on an H200."""
 PARTITIONS = 4
-OVERLAP = 8.0
+OVERLAP = 5.0
 IN_DOUBT = 1.3
 """How much slower than the other template a template's best may be predicted, and still be tried."""
 
@@ -50,7 +55,7 @@ class Cut(NamedTuple):
     warps: int
     stages: int
     blocks: int
-    skew: int
+    team: int
 
     def candidate(self) -> Candidate:
         return Candidate.of(TEMPLATE, self._asdict())
@@ -70,8 +75,9 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     sizes, gpu = sizes_of(space), arch.the_gpu
     if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
-    estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks)) for cut in cuts(sizes, gpu))
-    mine, others = ranked(estimates, ALIKE), gpu_gemv.propose(space, arch, top_k, ())
+    estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut))) for cut in cuts(sizes, gpu))
+    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k, ())]
+    mine = ranked(estimates, ALIKE)
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]
     return tuple(mixed(first, rivals))[:top_k] if mine else ()
@@ -94,8 +100,10 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
     at_once = math.gcd(scales, sizes.k // sizes.group, 8)
     if 2 * at_once < LEAST_COPY_BYTES:
         return
-    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, SKEWS)):
-        used = smem_bytes(sizes, cut)
+    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, TEAMS)):
+        if cut.warps % cut.team or cut.team not in _teams(sizes):
+            continue
+        used = smem_bytes(sizes, cut, gpu)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         is_whole = cut.rows * scales // at_once <= LANES and cut.rows * cut.warps * cut.blocks <= max(16, sizes.n)
         if (
@@ -107,18 +115,40 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
             yield cut
 
 
-def smem_bytes(sizes: Sizes, cut: Cut) -> int:
-    """Return the shared memory of a block: all warps' stages of weights and scales, and the vector."""
-    return cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group) + (2 * STEP + 32) * -(-sizes.k // STEP)
+def _teams(sizes: Sizes) -> tuple[int, ...]:
+    """Return how many warps may share rows: one, or as many as hold the vector; only where none do, others."""
+    steps = -(-sizes.k // STEP)
+    return (1, steps) if steps in TEAMS else tuple(team for team in TEAMS if team <= steps)
+
+
+def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    """Return the shared memory of a block: all warps' stages of weights and scales, the vector, and parts of results."""
+    ring = cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group)
+    rows = _turns(sizes, cut, gpu) * cut.warps // cut.team * cut.rows
+    kept = 1 if _holds(sizes, cut) else -(-sizes.k // STEP)
+    return ring + (2 * STEP + 32) * kept + 4 * max(4, rows * cut.team if cut.team > 1 else 0)
+
+
+def _holds(sizes: Sizes, cut: Cut) -> bool:
+    """Say whether a warp takes one step of each of its rows, with what it needs of the vector in registers."""
+    return cut.team == -(-sizes.k // STEP)
+
+
+def _grid(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    return min(cut.blocks * gpu.sm_count, -(-sizes.n * cut.team // (cut.rows * cut.warps)))
+
+
+def _turns(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
+    """Return how many groups of rows a warp takes."""
+    return -(-sizes.n * cut.team // (cut.rows * cut.warps * _grid(sizes, cut, gpu)))
 
 
 def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     """Return a norm of the times of memory, of what an SM's warps have on its way at once, of instructions and of a warp's own steps."""
-    steps, tiles = -(-sizes.k // STEP), -(-sizes.n // cut.rows)
-    grid = min(cut.blocks * gpu.sm_count, -(-tiles // cut.warps))
-    turns = -(-tiles // (grid * cut.warps))
+    grid, turns = _grid(sizes, cut, gpu), _turns(sizes, cut, gpu)
+    steps = -(-sizes.k // (STEP * cut.team))
     warps, units = cut.warps * -(-grid // gpu.sm_count), 4 * cut.rows
-    busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES)
+    busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES + FINISH_CYCLES / steps)
     step_bytes = cut.rows * STEP_BYTES
     dram_bytes_per_s = gpu.dram_bytes_per_s * DRAM_SHARE
     times = (
@@ -127,7 +157,7 @@ def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
         turns * steps * max(busy, STEP_LATENCY + units * UNIT_LATENCY) / gpu.clock_hz,
         turns * steps * step_bytes * warps / (SM_BYTES_PER_CLOCK * gpu.clock_hz),
     )
-    # Before the first multiplication come the vector, for each block, and the first weights.
+    # Before the first multiplication come the vector, for each block unless warps hold their own parts, and the first weights.
     filled = (cut.stages - 1) * step_bytes * cut.warps * grid / dram_bytes_per_s * FILLED_SHARE
-    start = filled + cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz)
-    return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + start + gpu.launch_secs
+    shared = 0.0 if _holds(sizes, cut) else cut.blocks * 2 * sizes.k / (SM_BYTES_PER_CLOCK * gpu.clock_hz) + SHARED_SECS
+    return float(sum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + filled + shared + gpu.launch_secs

@@ -13,10 +13,11 @@ from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import is_across
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
 from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, Timed, Work, access_widths, ranked
-from kerneldecl.policies.gpu_reduce import BLOCK_THREADS, ROW_THREADS, largest_divisor
+from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
 
 TEMPLATES = ("gpu_rowwise",)
 
+BLOCK_THREADS = (64, 128, 256, 512, 1024)
 MAX_KEPT = 64
 """Elements of a row that one thread keeps: each may need a register of its own, beside those that hold what was loaded."""
 

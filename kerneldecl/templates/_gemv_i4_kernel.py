@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics_i4 import dotted_rows, fetched, permuted, started
+from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, started
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -41,7 +41,7 @@ class Kernel:
     warps: int
     stages: int
     blocks: int
-    skew: int
+    team: int
     sm_count: int
     overlaps: bool
     """With the end of the kernel before it."""
@@ -55,8 +55,33 @@ class Kernel:
         return -(-self.n // self.rows)
 
     @property
+    def teams(self) -> int:
+        """Of a block's warps, each with rows of its own."""
+        return self.warps // self.team
+
+    @property
+    def own_steps(self) -> int:
+        """That a warp takes of the rows of its team; the last one may lie beyond them."""
+        return -(-self.steps // self.team)
+
+    @property
+    def holds(self) -> bool:
+        """Whether warps have what they need of the vector in registers: one step."""
+        return self.own_steps == 1
+
+    @property
+    def kept_steps(self) -> int:
+        """Of the vector, in shared memory."""
+        return 1 if self.holds else self.steps
+
+    @property
     def grid(self) -> int:
-        return min(self.blocks * self.sm_count, -(-self.tiles // self.warps))
+        return min(self.blocks * self.sm_count, -(-self.tiles // self.teams))
+
+    @property
+    def block_rows(self) -> int:
+        """Whose parts a block adds up at its end, in the order in which its teams come to them."""
+        return -(-self.tiles // (self.grid * self.teams)) * self.teams * self.rows if self.team > 1 else 0
 
     @property
     def vectors(self) -> int:
@@ -80,14 +105,16 @@ class Kernel:
 
     @property
     def smem_bytes(self) -> int:
-        return self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales) + (2 * STEP + 4 * QUADS) * self.steps
+        ring = self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales)
+        return ring + (2 * STEP + 4 * QUADS) * self.kept_steps + 4 * max(4, self.block_rows * self.team)
 
     def fits(self, gpu: Gpu) -> bool:
         """Say whether the kernel can be made so."""
         return (
             self.rows in ROWS
             and self.group in GROUPS
-            and self.skew in {0, 1}
+            and self.warps % self.team == 0
+            and self.team <= self.steps
             and self.k % self.group == 0
             and 2 * self.copied_scales >= LEAST_COPY_BYTES
             and self.rows * self.scales // self.copied_scales <= LANES
@@ -103,21 +130,15 @@ def _at_most(place: Any, most: int, is_sure: bool) -> Any:
     return place if is_sure else T.min(place, most)
 
 
-def _column(kernel: Kernel, tile: Any, step: Any) -> Any:
-    """Return which part of its rows a warp takes in a step: with `skew`, warps do not all take the same."""
-    return (step + tile) % kernel.steps if kernel.skew else step
-
-
 @T.inline
-def _fetch(kernel, sources, stages, tile, step, slot, lane):
+def _fetch(kernel, sources, stages, tile, column, slot, lane):
     """Have a warp start the copies of one step of its rows, zeros in place of what lies beyond them."""
     packed, scale = T.meta_var(sources[0]), T.meta_var(sources[1])
     weights, scales = T.meta_var(stages[0]), T.meta_var(stages[1])
     row_bytes = T.meta_var(kernel.k // 2)
-    column = T.meta_var(_column(kernel, tile, step))
     at_once = T.meta_var(kernel.copied_scales)
     pieces = T.meta_var(kernel.scales // at_once)
-    is_whole = T.meta_var(kernel.k % STEP == 0)
+    is_whole = T.meta_var(kernel.k % (kernel.team * STEP) == 0)
     if tile < kernel.tiles:
         byte = T.meta_var(column * STEP_BYTES + lane * VECTOR_BYTES)
         for r in T.unroll(kernel.rows):
@@ -171,6 +192,20 @@ def _keep(kernel, held, factors, first, thread):
 
 
 @T.inline
+def _load_own(kernel, x, own, column, lane):
+    """Have a lane load its factors of one step, zeros beyond the vector's end."""
+    words = T.decl_buffer((kernel.k // 2,), "uint32", data=x.data)
+    place = T.meta_var(column * (STEP // 2) + lane * 16)
+    if place < kernel.k // 2:
+        for i in T.unroll(4):
+            for v in T.vectorized(4):
+                own[i * 4 + v] = words[place + i * 4 + v]
+    else:
+        for i in T.unroll(16):
+            own[i] = T.uint32(0)
+
+
+@T.inline
 def _start(kernel, factors, starts, thread):
     """Have a block compute what the sums of all steps begin with."""
     threads = T.meta_var(kernel.warps * LANES)
@@ -186,17 +221,35 @@ def _start(kernel, factors, starts, thread):
 
 
 @T.inline
-def _finish(kernel, y, sums, tile, lane):
-    """Add up what the lanes of a warp have, and store it."""
-    for r in T.unroll(kernel.rows):
-        # Of the products of all lanes' weights with all lanes' factors, those of a quad with its own are in one of its lanes.
-        if lane % 4 != lane // 8:
-            sums[r] = T.float32(0)
-        for bit in T.unroll(5):
-            sums[r] = sums[r] + T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), sums[r], T.shift_left(1, bit), 32, 32)
-    for r in T.unroll(kernel.rows):
-        if T.And(lane == r, tile * kernel.rows + r < kernel.n):
-            y[tile * kernel.rows + r] = T.cast(sums[r], "float16")
+def _finish(kernel, y, parts, sums, tile, turn, warp, lane):
+    """Add up what the lanes of a warp have of their rows, and store it: a result, or a part of one."""
+    lanes = T.meta_var(LANES // kernel.rows)
+    row = T.meta_var(lane // lanes)
+    total: T.float32 = T.cuda.func_call(
+        combined(kernel.rows)[0], sums.ptr_to([0]), source_code=combined(kernel.rows)[1], return_type="float32"
+    )
+    if lane % lanes == 0:
+        if kernel.team > 1:
+            team = T.meta_var(turn * kernel.teams + warp // kernel.team)
+            parts[(team * kernel.rows + row) * kernel.team + warp % kernel.team] = total
+        elif tile * kernel.rows + row < kernel.n:
+            y[tile * kernel.rows + row] = T.cast(total, "float16")
+
+
+@T.inline
+def _add_up(kernel, y, parts, block, thread):
+    """Have a block add up the parts of its rows, in one order, and store them."""
+    threads = T.meta_var(kernel.warps * LANES)
+    for i in T.serial(-(-kernel.block_rows // threads)):
+        place = T.meta_var(i * threads + thread)
+        team = T.meta_var(place // kernel.rows)
+        tile = T.meta_var((team // kernel.teams * kernel.grid + block) * kernel.teams + team % kernel.teams)
+        row = T.meta_var(tile * kernel.rows + place % kernel.rows)
+        if T.And(place < kernel.block_rows, row < kernel.n):
+            total: T.float32 = 0.0
+            for part in T.unroll(kernel.team):
+                total = total + parts[place * kernel.team + part]
+            y[row] = T.cast(total, "float16")
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -206,7 +259,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
     packed, scale, x, y = params = [
         tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True)
     ]
-    dot, source = dotted_rows(kernel.rows, kernel.group)
+    dot, source = dotted_rows(kernel.rows, kernel.group, is_held=kernel.holds)
+    permutes, permuting = held()
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -218,10 +272,11 @@ def build(kernel: Kernel) -> tvm.IRModule:
         warp = T.warp_id([kernel.warps])
         lane = T.lane_id([LANES])
         pool = T.SMEMPool()
-        factors = pool.alloc((kernel.steps * STEP,), "float16", align=16)
         weights = pool.alloc((kernel.warps * kernel.stages, kernel.rows, STEP_BYTES), "uint8", align=16)
         scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
-        starts = pool.alloc((kernel.steps * QUADS,), "float32", align=16)
+        factors = pool.alloc((kernel.kept_steps * STEP,), "float16", align=16)
+        starts = pool.alloc((kernel.kept_steps * QUADS,), "float32", align=16)
+        parts = pool.alloc((max(1, kernel.block_rows * kernel.team),), "float32", align=16)
         pool.commit()
         if kernel.overlaps:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
@@ -229,56 +284,77 @@ def build(kernel: Kernel) -> tvm.IRModule:
             T.ptx.griddepcontrol.wait()
 
         thread = T.meta_var(warp * LANES + lane)
-        held = T.alloc_local((HELD * 4,), "uint32")
+        own = T.alloc_local((HELD * 4,), "uint32")
+        first_column = T.meta_var(warp % kernel.team)
         # Asked for before the weights, behind which it would come.
-        _load(kernel, x, held, 0, thread)
-        first = T.meta_var(block * kernel.warps + warp)
+        if kernel.holds:
+            _load_own(kernel, x, own, first_column, lane)
+        else:
+            _load(kernel, x, own, 0, thread)
+        first = T.meta_var(block * kernel.teams + warp // kernel.team)
+        stride = T.meta_var(kernel.grid * kernel.teams)
         slots = T.meta_var(warp * kernel.stages)
         ahead_tile: T.int32 = first
         ahead_step: T.int32 = 0
         for s in T.unroll(kernel.stages - 1):
-            _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead_step, slots + s, lane)
+            ahead = T.meta_var(ahead_step * kernel.team + first_column)
+            _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + s, lane)
             ahead_step = ahead_step + 1
-            if ahead_step == kernel.steps:
+            if ahead_step == kernel.own_steps:
                 ahead_step = 0
-                ahead_tile = ahead_tile + kernel.grid * kernel.warps
-        _keep(kernel, held, factors, 0, thread)
-        for i in T.serial(kernel.turns - 1):
-            _load(kernel, x, held, (i + 1) * HELD, thread)
-            _keep(kernel, held, factors, (i + 1) * HELD, thread)
-        T.cuda.cta_sync()
-        _start(kernel, factors, starts, thread)
-        T.cuda.cta_sync()
+                ahead_tile = ahead_tile + stride
+        begin: T.float32 = 0.0
+        if kernel.holds:
+            begin = T.cuda.func_call(permutes, own.ptr_to([0]), source_code=permuting, return_type="float32")
+        else:
+            _keep(kernel, own, factors, 0, thread)
+            for i in T.serial(kernel.turns - 1):
+                _load(kernel, x, own, (i + 1) * HELD, thread)
+                _keep(kernel, own, factors, (i + 1) * HELD, thread)
+            T.cuda.cta_sync()
+            _start(kernel, factors, starts, thread)
+            T.cuda.cta_sync()
         sums = T.alloc_local((kernel.rows,), "float32")
         tile: T.int32 = first
+        turn: T.int32 = 0
         slot: T.int32 = 0
         while tile < kernel.tiles:
             for r in T.unroll(kernel.rows):
                 sums[r] = T.float32(0)
-            for step in T.serial(kernel.steps):
+            for step in T.serial(kernel.own_steps):
                 T.ptx.cp.async_.wait_group(kernel.stages - 2)
                 T.cuda.warp_sync()
                 # Into the stage that every lane has left.
                 left = T.meta_var(T.Select(slot == 0, kernel.stages - 1, slot - 1))
-                _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead_step, slots + left, lane)
+                ahead = T.meta_var(ahead_step * kernel.team + first_column)
+                _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + left, lane)
                 ahead_step = ahead_step + 1
-                if ahead_step == kernel.steps:
+                if ahead_step == kernel.own_steps:
                     ahead_step = 0
-                    ahead_tile = ahead_tile + kernel.grid * kernel.warps
-                column = T.meta_var(_column(kernel, tile, step))
-                T.cuda.func_call(
-                    dot,
-                    sums.ptr_to([0]),
-                    weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]),
-                    scales.ptr_to([slots + slot, 0, 0]),
-                    factors.ptr_to([(column * 4 * LANES + lane) * 8]),
-                    starts.ptr_to([column * QUADS]),
-                    source_code=source,
-                )
+                    ahead_tile = ahead_tile + stride
+                column = T.meta_var(step * kernel.team + first_column)
+                stage = T.meta_var(weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]))
+                of_stage = T.meta_var(scales.ptr_to([slots + slot, 0, 0]))
+                if kernel.holds:
+                    T.cuda.func_call(dot, sums.ptr_to([0]), stage, of_stage, own.ptr_to([0]), begin, source_code=source)
+                elif column < kernel.steps:
+                    T.cuda.func_call(
+                        dot,
+                        sums.ptr_to([0]),
+                        stage,
+                        of_stage,
+                        factors.ptr_to([(column * 4 * LANES + lane) * 8]),
+                        starts.ptr_to([column * QUADS]),
+                        source_code=source,
+                    )
                 slot = T.Select(slot == kernel.stages - 1, 0, slot + 1)
-            _finish(kernel, y, sums, tile, lane)
-            tile = tile + kernel.grid * kernel.warps
+            _finish(kernel, y, parts, sums, tile, turn, warp, lane)
+            tile = tile + stride
+            turn = turn + 1
         T.ptx.cp.async_.wait_group(0)
+        if kernel.team > 1:
+            T.cuda.cta_sync()
+            _add_up(kernel, y, parts, block, thread)
 
     func = tirx.PrimFunc(list(params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

@@ -314,10 +314,7 @@ void ordinary_shared(uint8_t* address, size_t size, bool is_write) {
   if (is_write) mark_written(address, size);
 }
 
-void check_global(const uint8_t* address, size_t size, bool is_write) {
-  const char* what = is_write ? "writes" : "reads";
-  if (it.launch.is_dependent && it.thread && !me().cta->has_dependency_wait)
-    fail("%s global memory before griddepcontrol.wait, in a kernel that may start before the last one ends", what);
+void check_argument(const uint8_t* address, size_t size, const char* what) {
   for (const Buffer& buffer : it.buffers) {
     long offset = address - buffer.begin;
     if (offset >= -long(GAP / 2) && offset < long(buffer.size + GAP / 2)) {
@@ -326,6 +323,13 @@ void check_global(const uint8_t* address, size_t size, bool is_write) {
     }
   }
   fail("%s global memory where no argument is", what);
+}
+
+void check_global(const uint8_t* address, size_t size, bool is_write) {
+  const char* what = is_write ? "writes" : "reads";
+  if (it.launch.is_dependent && it.thread && !me().cta->has_dependency_wait)
+    fail("%s global memory before griddepcontrol.wait, in a kernel that may start before the last one ends", what);
+  check_argument(address, size, what);
 }
 
 // Called before each load and store of the kernel's code.
@@ -847,6 +851,12 @@ void fence_proxy() {
   }
   me().unfenced.clear();
   me().fence_time = ++it.time;
+}
+
+// No access: it may come before the wait, but names an argument's bytes.
+void prefetch(const void* address, unsigned bytes, unsigned alignment) {
+  if (size_t(address) % alignment || bytes % alignment) fail("prefetches %u bytes at an address, where both should be multiples of %u", bytes, alignment);
+  check_argument((const uint8_t*)address, bytes, "prefetches");
 }
 
 void dependency_wait() { me().cta->has_dependency_wait = true; }

@@ -10,6 +10,7 @@
 #include <cuda_fp8.h>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 // What cuTensorMapEncodeTiled makes: extents and box in elements, pitches in bytes, fastest dimension first.
@@ -49,8 +50,15 @@ struct Launch {
   bool is_dependent;
 };
 void launch(const Launch&, std::function<void()> kernel);
+inline uint64_t parameters[32];  // of the kernel, those that are addresses: what ld.param reads
 template <class... Parameters, class... Arguments>
 void call(void (*kernel)(Parameters...), Arguments... arguments) {
+  unsigned at = 0;
+  auto note = [&](const auto& argument) {
+    if constexpr (std::is_pointer_v<std::decay_t<decltype(argument)>>) parameters[at] = (uint64_t)argument;
+    at++;
+  };
+  (note(arguments), ...);
   kernel((Parameters)(arguments)...);
 }
 
@@ -96,6 +104,7 @@ bool barrier_test(uint32_t address, unsigned parity);
 void shuffle(const void* mine, void* theirs, unsigned bytes, unsigned lane);
 void fence_proxy();
 void dependency_wait();
+void prefetch(const void* address, unsigned bytes, unsigned alignment);
 void set_registers(unsigned count, bool is_more);
 
 // ---- copies

@@ -408,6 +408,9 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"cp\.async\.bulk\.commit_group", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group", _call("bulk_wait", "false")),
         (r"cp\.async\.bulk\.wait_group\.read", _call("bulk_wait", "true")),
+        (r"prefetch\.global\.L2", lambda i: f"machine::prefetch((const void*)({i.operands[0]}), 1, 1)"),
+        (r"cp\.async\.bulk\.prefetch\.L2\.global", lambda i: f"machine::prefetch((const void*)({i.operands[0]}), {i.operands[1]}, 16)"),
+        (r"ld\.param\.u64", lambda i: f"{i.operands[0]} = machine::parameters[{i.operands[1].rpartition('_')[2]}]"),
         (
             rf"prefetch\.tensormap|prefetchu?(\.global)?\.L[12](::\w+)?|cp\.async\.bulk\.prefetch\.tensor\.[1-5]d\.L2\.global(\.tile)?{_HINTS}",
             _nothing,

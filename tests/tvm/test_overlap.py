@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from compilers import needs_nvcc
+from emulation import Kernel
 from wgmma_cases import PLAIN
 
 from kerneldecl import nvcc
+from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.overlap_cuda import TAG, WAIT, spread_smem_bytes
+from kerneldecl.compiler.overlap_cuda import TAG, WAIT, overlapping_kernels, spread_smem_bytes
+from kerneldecl.compiler.registers_cuda import narrowed
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies._gpu_model import occupancy
@@ -43,20 +48,78 @@ def scheduled(name: str, arch: Arch) -> Any:
     return schedule.mod
 
 
+def ptx(name: str, folder: Path) -> list[str]:
+    """Return the PTX of each kernel."""
+    (folder / "kernel.cu").write_text(cuda_source(scheduled(name, H200), H200, "kd_main"))
+    flags = [flag for flag in nvcc.QUICK_FLAGS if flag != "-cubin" and "ptxas" not in flag]
+    subprocess.run([nvcc.compiler().path, "-ptx", *flags, "-arch=sm_90", "kernel.cu"], cwd=folder, check=True)
+    return (folder / "kernel.ptx").read_text().split(".entry ")[1:]
+
+
 @needs_nvcc
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_waits_before_it_touches_memory(name: str, tmp_path: Path) -> None:
     """nvcc may move what is read only: it must not move it over the wait."""
-    (tmp_path / "kernel.cu").write_text(cuda_source(scheduled(name, H200), H200, "kd_main"))
-    flags = [flag for flag in nvcc.QUICK_FLAGS if flag != "-cubin" and "ptxas" not in flag]
-    subprocess.run([nvcc.compiler().path, "-ptx", *flags, "-arch=sm_90", "kernel.cu"], cwd=tmp_path, check=True)
-    bodies = (tmp_path / "kernel.ptx").read_text().split(".entry ")[1:]
+    bodies = ptx(name, tmp_path)
     assert len(bodies) == (2 if name == "two kernels" else 1)
     for body in bodies:
         lines = body.splitlines()
         (wait,) = (at for at, line in enumerate(lines) if "griddepcontrol.wait" in line)
         (let_go,) = (at for at, line in enumerate(lines) if "griddepcontrol.launch_dependents" in line)
         assert wait < let_go < min(at for at, line in enumerate(lines) if MEMORY.match(line))
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "loads"), [("elementwise", 2), ("softmax", 2)])
+def test_a_kernel_asks_for_its_first_inputs_before_it_waits(name: str, loads: int, tmp_path: Path) -> None:
+    """A softmax's row is loaded once nevertheless, and kept in registers for all that is computed of it."""
+    (body,) = ptx(name, tmp_path)
+    before, after = body.split("griddepcontrol.wait", 1)
+    assert 1 <= before.count("prefetch.global.L2") <= loads
+    assert "prefetch" not in after
+    assert len(re.findall(r"\bld\.global", after)) == loads
+
+
+def test_blocks_that_load_again_and_again_ask_for_nothing() -> None:
+    assert "prefetch" not in cuda_source(scheduled("sum", H200), H200, "kd_main")
+
+
+# One thread a row: the emulator knows no exchange between lanes outside of mma.sync.
+ALONE: dict[str, Value] = {"threads": 1, "rows": 32, "width": 8}
+WHOLE: dict[str, Value] = {"across": False, "chunks": 1}
+EMULATED: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
+    "rows": ("softmax", {"shape": (160, 48)}, "gpu_rowwise", {**ALONE, "kept": True}),
+    "sums": (
+        "reduce",
+        {"op": "sum", "shape": (160, 32), "axes": (1,)},
+        "gpu_reduce",
+        {**ALONE, **WHOLE, "unroll": 4},
+    ),
+    "the last block is a part of one": (
+        "elementwise",
+        {"op": "add", "shape": (37, 50)},
+        "gpu_elementwise",
+        {"threads": 128, "unroll": 2, "width": 2},
+    ),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", EMULATED)
+def test_what_comes_ahead_lies_within_the_arguments(name: str) -> None:
+    """The emulator knows of each prefetch whether it does."""
+    kind, attrs, template, params = EMULATED[name]
+    rule = load_rule(ROOT, kind).of(ROOT, {**attrs, "dtype": "float16"})
+    applied = codegen.apply_candidate(ROOT, tensorir.lower(rule), Candidate.of(template, params), H200)
+    assert applied is not None
+    few = replace(H200.the_gpu, sm_count=1, max_threads_per_sm=128)
+    kernel = Kernel(narrowed(applied.mod)["main"], lambda device: overlapping_kernels(device, few))
+    assert "blockIdx.x) < " in kernel.source, "later blocks ask for nothing"
+    assert "prefetch.global.L2" in kernel.source
+    [out] = rule.signature().outputs
+    inputs = rule.inputs(np.random.default_rng(1))
+    result = kernel(*inputs, np.full(out.shape, np.nan, out.dtype))[-1]
+    assert relative_error(result, np.asarray(rule.reference(*inputs))) <= rule.tolerance()
 
 
 @needs_nvcc
