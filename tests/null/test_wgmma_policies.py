@@ -13,6 +13,7 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies._wgmma_model import Tiles, early_share
 from kerneldecl.policies._wgmma_order import FORM
 from kerneldecl.policies.wgmma_matmul import Tiling
 
@@ -213,6 +214,25 @@ def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None
         assert tiling.block_n <= max(16, 2 * m)
         assert -(-n // tiling.block_m) * tiling.split >= 64  # an SM draws twice its share of DRAM's bandwidth
         assert tiling.stages * tiling.block_m * 128 >= 48 * 1024  # enough on its way to hide DRAM's latency
+
+
+@pytest.mark.parametrize("size", [(300, 4096, 4096), (512, 6144, 4096), (512, 11008, 4096), (768, 4096, 4096), (1024, 11008, 4096)])
+def test_tiles_of_few_waves_fill_the_sms_and_start_early(size: tuple[int, int, int]) -> None:
+    for tiling in tilings(of("float16", size), top_k=3):
+        m, n = (size[1], size[0]) if tiling.swap else size[:2]
+        tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n)
+        assert tiles / (-(-tiles // 132) * 132) >= 0.95
+        assert tiling.dependent
+
+
+@pytest.mark.parametrize(
+    ("blocks", "resident", "is_sound"),
+    [(128, 1, True), (128, 2, True), (66, 1, True), (172, 3, True), (96, 1, False), (96, 2, False), (172, 2, False), (40, 1, False)],
+)
+def test_blocks_start_early_where_all_find_room_or_none(blocks: int, resident: int, is_sound: bool) -> None:
+    """132 SMs hold so many times as many blocks; those of the kernel in front are there, too."""
+    tiles = Tiles(blocks, 64, 1, 1, 1, 2, 1, 1e8, resident=resident)
+    assert (early_share(H200.the_gpu, tiles) == 1.0) == is_sound
 
 
 def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
