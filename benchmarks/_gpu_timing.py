@@ -25,8 +25,8 @@ Call = Callable[[int], Any]
 REPLAY_SECS = 4e-3
 """Of one replay at least: events resolve half a microsecond, and the launch of a graph costs some."""
 MAX_LAUNCHES = 256
-WARM_SECS = 0.25
-"""Of turns that are not counted: clocks follow power within a twentieth of a second or so."""
+WARM_SECS, STEADY, MOST_WARM = 0.25, 0.01, 8
+"""Of turns that are not counted: until such a stretch takes as long as the one before it, or at most so many of them."""
 ALONE_SECS = 0.2
 """Of one contender's launches alone that are not counted, and of those that are."""
 CONTEST_SECS = 0.6
@@ -88,10 +88,14 @@ def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]
 
     Every other round goes backwards: nobody always follows the same one, which may have heated the GPU up.
     """
-    busy_secs = 0.0
-    while busy_secs < WARM_SECS:
-        round_secs = sum(replay.secs() * replay.launches for replay in replays.values())
-        busy_secs += round_secs
+    round_secs = math.inf
+    for _ in range(MOST_WARM):
+        before, rounds_secs = round_secs, list[float]()
+        while sum(rounds_secs) < WARM_SECS:
+            rounds_secs.append(sum(replay.secs() * replay.launches for replay in replays.values()))
+        round_secs = median(rounds_secs)
+        if abs(round_secs / before - 1) < STEADY:
+            break
     count = max(3, min(rounds, int(CONTEST_SECS / round_secs)))
     samples: dict[str, list[float]] = {name: [] for name in replays}
     for number in range(count):

@@ -68,7 +68,8 @@ class Tiling(NamedTuple):
     split: int = 1
     schedule: str = "cooperative"
     swap: int = 0
-    dependent: int = 0
+    dependent: int = 1
+    """Blocks that fill an SM come as those of the kernel in front leave, and gain what a launch takes."""
 
     @property
     def is_pingpong(self) -> bool:
