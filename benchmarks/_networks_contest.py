@@ -67,8 +67,8 @@ class Given:
 def held(contest: Contest) -> Row:
     """Hold the contest; return seconds, error and what failed, by contender."""
     import torch
-    from _gpu_timing import Replay, flusher, take_turns
-    from _table import quantiles
+    from _gpu_timing import Replay, flusher
+    from _table import quantiles, take_turns
 
     given = Given(contest)
     want = _torch_call(contest, given, "eager", dtype="float32")(0).double()

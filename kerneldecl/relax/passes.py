@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.codegen import PIPELINE
+from kerneldecl.compiler.device_code import compile_device_code
 from kerneldecl.compiler.sizes import Sizes, specialised_sizes
 from kerneldecl.compiler.specialised import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -109,6 +110,8 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine. What
     became of each function is in `report` of the result, once a model was built with it.
     """
+    if target.kind.name == "cuda":
+        compile_device_code(target)
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
