@@ -24,8 +24,10 @@ KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 _BUILT_WITH = (
     "wgmma_arch",  # some templates are compiled for it instead
-    "compute_capability",  # whether launches overlap, and how they spread blocks then (compiler/overlap_cuda.py)
+    "compute_capability",  # whether launches overlap, and how they spread blocks and prefetch then (compiler/{overlap,ahead}_cuda.py)
     "sm_count",
+    "max_blocks_per_sm",
+    "max_threads_per_sm",
     "smem_per_sm_bytes",
     "smem_per_block_optin_bytes",
     "smem_reserved_per_block_bytes",

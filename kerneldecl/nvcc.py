@@ -146,7 +146,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     """
     command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.cubin", "kernel.cu"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cu").write_text(_lean(source), encoding="utf-8")
+        (Path(folder) / "kernel.cu").write_text(lean(source), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {_last_words(result)}")
@@ -156,7 +156,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     return Cubin(content, _usage(result.stderr))
 
 
-def _lean(source: str) -> str:
+def lean(source: str) -> str:
     """Return the source without slow headers of which nothing is used but a thread's rank; instructions stay, some name other registers."""
     source = _RANK.sub(_RANK_BY_HAND, source)
     for header, word in _SLOW_HEADERS:
