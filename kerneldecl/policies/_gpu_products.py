@@ -6,6 +6,7 @@ Knows nothing of TVM, of templates or of which unit computes.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 import operator
@@ -21,8 +22,6 @@ MAX_GRID_Z = 65535
 RASTER_ROWS = 16
 RIVAL_EVERY = 4
 """Of so many candidates one is not of the policy that predicts the least time."""
-FORMS_AT_ONCE = 16
-"""That are timed before looking whether the others can still be among the first."""
 
 
 class Tiling(Protocol):
@@ -39,45 +38,44 @@ class Estimate(NamedTuple):
     tile: tuple[int, ...]
 
 
-Form = tuple[float, Callable[[], Iterable[Estimate]]]
-"""Tilings that differ in little, to be timed: and a time that none of them is below."""
+class Form(NamedTuple):
+    """Tilings that differ in little, to be timed, and a time that none of them is below."""
+
+    secs: float
+    timed: Callable[[], Iterable[Form | Estimate]]
 
 
-def ranked(estimates: Iterable[Estimate], alike: int) -> tuple[Proposal, ...]:
-    """Return proposals, the quickest first; of one tile at most `alike`, since the model may be wrong about it."""
-    return tuple(Proposal(estimate.tiling.candidate(), estimate.secs) for estimate in _kept(estimates, alike))
+def ranked(found: Iterable[Form | Estimate], alike: int) -> Iterator[Proposal]:
+    """Yield proposals, the quickest first; of one tile at most `alike`, since the model may be wrong about it.
 
-
-def first_ranked(forms: Iterable[Form], alike: int, top_k: int) -> tuple[Proposal, ...]:
-    """Return the first of what `ranked` makes of the estimates of all forms, without timing those that cannot be among them."""
-    ordered = sorted(forms, key=operator.itemgetter(0))
-    found: list[Estimate] = []
-    for at in range(0, len(ordered), FORMS_AT_ONCE):
-        if 0 < top_k == len(found) and ordered[at][0] > found[-1].secs:
-            break
-        estimates = itertools.chain.from_iterable(timed() for _, timed in ordered[at : at + FORMS_AT_ONCE])
-        found = list(itertools.islice(_kept(itertools.chain(found, estimates), alike), top_k))
-    return tuple(Proposal(estimate.tiling.candidate(), estimate.secs) for estimate in found)
-
-
-def _kept(estimates: Iterable[Estimate], alike: int) -> Iterator[Estimate]:
-    """Yield the quickest first, of one tile at most `alike`."""
+    No form is timed before what it makes may come next.
+    """
     seen: Counter[tuple[int, ...]] = Counter()
-    for estimate in _in_order(estimates):
+    for estimate in _in_order(found):
         seen[estimate.tile] += 1
         if seen[estimate.tile] <= alike:
-            yield estimate
+            yield Proposal(estimate.tiling.candidate(), estimate.secs)
 
 
-def _in_order(estimates: Iterable[Estimate]) -> Iterator[Estimate]:
-    """Yield those of finite times, the quickest first, equal ones by their parameters."""
-    finite = (estimate for estimate in estimates if math.isfinite(estimate.secs))
-    for _, equal in itertools.groupby(sorted(finite, key=_secs), key=_secs):
+def _in_order(found: Iterable[Form | Estimate]) -> Iterator[Estimate]:
+    """Yield estimates, the quickest first, equal ones by their parameters."""
+    for _, equal in itertools.groupby(_quickest(found), key=operator.attrgetter("secs")):
         ties = list(equal)
         yield from sorted(ties, key=lambda estimate: estimate.tiling.candidate().params) if len(ties) > 1 else ties
 
 
-_secs = operator.attrgetter("secs")
+def _quickest(found: Iterable[Form | Estimate]) -> Iterator[Estimate]:
+    """Yield estimates of finite times, the quickest first."""
+    numbers = itertools.count()  # so that nothing but times is compared
+    waiting = [(each.secs, next(numbers), each) for each in found]
+    heapq.heapify(waiting)
+    while waiting and math.isfinite(waiting[0][0]):
+        quickest = heapq.heappop(waiting)[-1]
+        if isinstance(quickest, Estimate):
+            yield quickest
+        else:
+            for each in quickest.timed():
+                heapq.heappush(waiting, (each.secs, next(numbers), each))
 
 
 def mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:

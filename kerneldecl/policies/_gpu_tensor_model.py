@@ -40,7 +40,7 @@ FIRST_OVERLAP = (9, 0)
 """Compute capability of the first GPUs that have programmatic dependent launch."""
 STORED_BYTES_PER_CYCLE = 12.0
 """In which results leave an SM while all store theirs, measured; lanes alone store half of what L2 takes in one go."""
-MORE_STAGES, ROUNDED_DOWN = 64, 1 - 1e-9
+MORE_STAGES, ROUNDED_DOWN = 8, 1 - 1e-9
 """For bounds: more stages than any tiling has, a power of 2; and what keeps one a bound whatever floating point makes of it."""
 SM_BYTES_PER_CYCLE = 64.0
 """What one SM draws from the second-level cache."""
@@ -98,8 +98,8 @@ def sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
     return (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
-def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
-    """Return the cycles in which an SM finishes so many blocks side by side.
+def _round_cycles(blocks: Blocks, step: Step, resident: int, rounds: int = 1) -> float:
+    """Return the cycles in which an SM finishes so many blocks side by side, or with the waiting of so many rounds.
 
     Warps wait for one another at each step, so that they load and multiply in turn, all of them; only within a warp do
     loads go on behind multiplications that do not need them.
@@ -113,16 +113,22 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int) -> float:
     divided = 0.0 if blocks.stages.bit_count() == 1 else DIVISION_CYCLES
     met = STEP_CYCLES * (SINGLE_SHARE if blocks.warps == 1 else 1.0)
     waited = met + divided + LATE * arrival + step.copies / LOADS_AT_ONCE * LOAD_CYCLES
-    cycles = max(max(busy, step.chain_cycles) + waited, resident * step.copy_cycles)
+    cycles = max(max(busy, rounds * step.chain_cycles) + rounds * waited, resident * step.copy_cycles)
     # What the first stages hold is on its way before the first step.
-    arrivals = max(0, blocks.steps - ahead) * arrival
-    return max(blocks.steps * cycles, arrivals) + EDGE_CYCLES + resident * blocks.edge_cycles
+    arrivals = rounds * max(0, blocks.steps - ahead) * arrival
+    return max(blocks.steps * cycles, arrivals) + rounds * EDGE_CYCLES + resident * blocks.edge_cycles
 
 
-def least_sm_secs(gpu: Gpu, count: int, warps: int, steps: int, step: Step) -> float:
-    """Return a time that `sm_secs` is not below: with all blocks on their SMs at once, and more stages than any has."""
-    alone = Blocks(count, warps, -(-count // gpu.sm_count), steps, MORE_STAGES, 0.0)
-    return ROUNDED_DOWN * sm_secs(gpu, alone, step)
+def least_sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
+    """Return a time that `sm_secs` is not below, whatever the stages and however few blocks than these are resident.
+
+    All of an SM's blocks share its units at once, but wait in as many rounds as there are at least.
+    """
+    if not blocks.resident:
+        return math.inf
+    per_sm = -(-blocks.total // gpu.sm_count)
+    cycles = _round_cycles(blocks._replace(stages=MORE_STAGES), step, per_sm, -(-per_sm // blocks.resident))
+    return ROUNDED_DOWN * (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def start_secs(gpu: Gpu) -> float:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE
-from kerneldecl.policies._gpu_tensor_model import SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
+from kerneldecl.policies._gpu_tensor_model import ROUNDED_DOWN, SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
 
 STEP_BYTES = 128
 """Of the reduction in one stage: the row that TMA permutes and wgmma reads."""
@@ -71,6 +71,7 @@ SUM_BYTES = 4
 """Of one sum, at most."""
 BUFFER_BYTES = 8192
 """For 64 x 64 results of 16 bits."""
+MOST_BUFFERS = 4
 
 
 class Ring(NamedTuple):
@@ -78,7 +79,6 @@ class Ring(NamedTuple):
 
     rows: int
     columns: int
-    stages: int
     is_pingpong: bool = False
     """Whether each consumer has a tile of its own, so that results leave behind the other one's multiplications."""
     gathered_bytes: float = 0.0
@@ -100,20 +100,38 @@ class Tiles(NamedTuple):
     """Parts of the reduction, each on one block of a cluster."""
     out_bytes: int
     """Of one result."""
-    buffers: int
-    """For results of 64 x 64, of each consumer."""
     dram_bytes: float
     operands_bytes: tuple[float, float] = (0.0, 0.0)
     """Of the rows' operand and of the columns', each once."""
-    stream: int = 0
-    """Last waves whose steps are dealt evenly over all SMs."""
+
+
+class Pipeline(NamedTuple):
+    """How blocks go through their tiles."""
+
+    stages: int
+    buffers: int
+    """For results of 64 x 64, of each consumer."""
     resident: int = 1
     """Blocks that an SM holds at once."""
+    stream: int = 0
+    """Last waves whose steps are dealt evenly over all SMs."""
 
-    def waves(self, gpu: Gpu) -> tuple[int, int]:
-        """Return how many waves of tiles are full, and how many clusters the last one has; tiles of one part each."""
-        cluster = self.cluster_m * self.cluster_n
-        return divmod(-(-self.total // cluster), workers(gpu, cluster))
+
+class Pace(NamedTuple):
+    """What the time of tiles comes of, whatever their pipeline."""
+
+    tiles: Tiles
+    ring: Ring
+    turns: int
+    """Tiles that the busiest SM takes, one after the other."""
+    step_secs: tuple[float, float, float, float]
+    """Of one stage: multiplying, reading shared memory, bringing it in by TMA and by threads."""
+    whole_secs: tuple[float, float, float]
+    """Of all tiles: as much as power lets multiply, L2, DRAM."""
+    store_secs: float
+    """Of one tile's results."""
+    parts_secs: float
+    """Of one tile's parts to be added up."""
 
 
 def workers(gpu: Gpu, cluster: int) -> int:
@@ -129,12 +147,12 @@ def resident(gpu: Gpu, smem_bytes: int, sums_registers: int) -> int:
     return max(1, min(by_smem, gpu.registers_per_sm // (threads * (OWN_REGISTERS + sums_registers))))
 
 
-def early_share(gpu: Gpu, tiles: Tiles) -> float:
+def early_share(gpu: Gpu, total: int, resident: int) -> float:
     """Return how much longer blocks take that start early: all of them should find room beside those of the kernel in front, or none."""
-    room, full = tiles.resident * gpu.sm_count, FULL_SHARE * gpu.sm_count
-    blocks = min(room, tiles.total * tiles.split)
+    room, full = resident * gpu.sm_count, FULL_SHARE * gpu.sm_count
+    blocks = min(room, total)
     if blocks < full:
-        is_sound = tiles.resident == 1 and full <= 2 * blocks <= room
+        is_sound = resident == 1 and full <= 2 * blocks <= room
     else:
         is_sound = 2 * blocks <= room or blocks >= FULL_SHARE * room or blocks <= gpu.sm_count
     return 1.0 if is_sound else TORN_SHARE
@@ -149,67 +167,85 @@ def stage_bytes(rows: int, columns: int) -> int:
     return (rows + columns) * STEP_BYTES
 
 
-def step_secs(gpu: Gpu, dtype: str, ring: Ring, blocks: int = 1) -> float:
-    """Return how long an SM is busy with one stage of each block: multiplying, reading shared memory, bringing stages in, waiting for them.
+def pace_of(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> Pace:
+    """Return what the time of tiles comes of.
 
-    Each wgmma reads its 64 rows and all columns, so that narrow tiles wait for shared memory. Blocks wait at once.
+    Each wgmma reads its 64 rows and all columns, so that narrow tiles wait for shared memory. Blocks without parts stay and
+    take tile after tile; a cluster for parts of a sum takes one.
     """
-    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
-    products = ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
-    multiply = products * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * CLOCKED)
+    cycles_per_s, rate = gpu.clock_hz * SUSTAINED_CLOCK, gpu.tensor_rate(dtype)
+    cluster, sums = tiles.cluster_m * tiles.cluster_n * tiles.split, ring.rows * ring.columns
+    products = sums * STEP_BYTES / dtype_bytes(dtype)
     read = ring.rows / WGMMA_ROWS * (WGMMA_ROWS + ring.columns) * STEP_BYTES / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s)
-    load = stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CYCLE * cycles_per_s)
     gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
     gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
-    arrival = LOAD_SECS / (ring.stages - 1)
-    return together(multiply * blocks, read * blocks, load * blocks, gather * blocks, arrival, LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+    steps = tiles.total * tiles.split * tiles.steps
+    loaded = (steps * STEP_BYTES * ring.rows / tiles.cluster_n, steps * STEP_BYTES * ring.columns / tiles.cluster_m)
+    fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
+    stored = tiles.total * sums * tiles.out_bytes
+    return Pace(
+        tiles,
+        ring,
+        turns=-(-tiles.total * tiles.split // (cluster * workers(gpu, cluster))),
+        step_secs=(
+            products * 2 * gpu.sm_count / (rate * CLOCKED),
+            read,
+            stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CYCLE * cycles_per_s),
+            gather,
+        ),
+        whole_secs=(
+            2 * steps * products / (rate * POWERED),
+            (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
+            tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        ),
+        store_secs=sums * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s),
+        parts_secs=SPLIT_SECS * (tiles.split - 1) + sums * SUM_BYTES / (PART_BYTES_PER_CYCLE * cycles_per_s) if tiles.split > 1 else 0.0,
+    )
 
 
-def tiles_secs(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> float:
-    """Return the time from the first block's start to the last one's end.
+def tiles_secs(gpu: Gpu, pace: Pace, pipeline: Pipeline) -> float:
+    """Return the time from the first block's start to the last one's end: the busiest SM decides, unless L2 or DRAM are slower."""
+    blocks = min(pipeline.resident, pace.turns)
+    return _secs(gpu, pace, pipeline, blocks, -(-pace.turns // blocks))
 
-    The busiest SM decides, unless L2 or DRAM are slower. Blocks without parts stay and take tile after tile; a cluster for
-    parts of a sum takes one.
-    """
-    cluster = tiles.cluster_m * tiles.cluster_n * tiles.split
-    turns = -(-tiles.total * tiles.split // (cluster * workers(gpu, cluster)))
-    blocks = min(tiles.resident, turns)
-    turns = -(-turns // blocks)
-    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
-    store = ring.rows * ring.columns * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s)
-    edge = store * (1 + 1 / max(1, tiles.buffers))
+
+def least_secs(gpu: Gpu, pace: Pace, pipeline: Pipeline) -> float:
+    """Return a time that `tiles_secs` is not below for any lesser pipeline."""
+    blocks = min(pipeline.resident, pace.turns)
+    return ROUNDED_DOWN * (_secs(gpu, pace, pipeline, blocks, pace.turns / blocks) - pipeline.stages * STAGE_SECS)
+
+
+def _secs(gpu: Gpu, pace: Pace, pipeline: Pipeline, blocks: int, turns: float) -> float:
+    """Return the time in which each SM has so many blocks at once, so many times."""
+    tiles, ring = pace.tiles, pace.ring
+    edge = pace.store_secs * (1 + 1 / max(1, pipeline.buffers))
     between = 0.0 if ring.is_pingpong else edge * STAGGERED_SHARE if ring.is_staggered else edge
     if tiles.split > 1:
-        edge += SPLIT_SECS * (tiles.split - 1) + ring.rows * ring.columns * SUM_BYTES / (
-            PART_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK
-        )
+        edge += pace.parts_secs
         between = edge + START_SECS
     steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
-    if tiles.stream > 0:
-        steps, ends, meeting = _dealt(gpu, tiles, ring)
-    times = tiles.total * tiles.split * tiles.steps * STEP_BYTES
-    loaded = (times * ring.rows / tiles.cluster_n, times * ring.columns / tiles.cluster_m)
-    fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
-    stored = tiles.total * ring.rows * ring.columns * tiles.out_bytes
-    products = tiles.total * tiles.split * tiles.steps * ring.rows * ring.columns * STEP_BYTES / dtype_bytes(dtype)
-    moving = together(
-        steps * step_secs(gpu, dtype, ring, blocks) + ends * between,
-        2 * products / (gpu.tensor_rate(dtype) * POWERED),
-        (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
-        tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
-        exponent=OVERLAP,
-    )
-    return START_SECS + ring.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if cluster > 1 else 0.0)
+    if pipeline.stream > 0:
+        steps, ends, meeting = _dealt(gpu, tiles, ring, pipeline.stream)
+    moving = together(steps * _step_secs(pace, pipeline, blocks) + ends * between, *pace.whole_secs, exponent=OVERLAP)
+    is_cluster = tiles.cluster_m * tiles.cluster_n * tiles.split > 1
+    return START_SECS + pipeline.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if is_cluster else 0.0)
 
 
-def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring) -> tuple[int, int, float]:
+def _step_secs(pace: Pace, pipeline: Pipeline, blocks: int) -> float:
+    """Return how long an SM is busy with one stage of each block, which wait at once."""
+    busy = [secs * blocks for secs in pace.step_secs]
+    return together(*busy, LOAD_SECS / (pipeline.stages - 1), LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+
+
+def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream: int) -> tuple[int, int, float]:
     """Return what each SM does where the last waves are dealt evenly: steps, tiles before the last that it ends, time to add pieces.
 
-    A block leaves the sums of one piece in L2 at most, and reads those of all that share the tile that it began.
+    A block leaves the sums of one piece in L2 at most, and reads those of all that share the tile that it began. Tiles are of one part.
     """
-    full, rest = tiles.waves(gpu)
-    clusters = workers(gpu, tiles.cluster_m * tiles.cluster_n)
-    whole = max(0, full - (tiles.stream - 1))
+    cluster = tiles.cluster_m * tiles.cluster_n
+    clusters = workers(gpu, cluster)
+    full, rest = divmod(-(-tiles.total // cluster), clusters)
+    whole = max(0, full - (stream - 1))
     share = -(-((full - whole) * clusters + rest) * tiles.steps // clusters)
     pieces = 1 + -(-tiles.steps // share)
     piece_bytes = ring.rows * ring.columns * SUM_BYTES
@@ -233,4 +269,4 @@ def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) ->
 
 def buffers_of(free_bytes: int, chunks: int, one_bytes: int) -> int:
     """Return how many buffers of results each consumer has: the most of 1, 2, 4 that fit and divide its chunks; 0 if none fits."""
-    return next((count for count in (4, 2, 1) if count * one_bytes <= free_bytes and chunks % count == 0), 0)
+    return next((count for count in (MOST_BUFFERS, 2, 1) if count * one_bytes <= free_bytes and chunks % count == 0), 0)

@@ -5,9 +5,10 @@ Knows nothing of how tilings come about or of what they are expected to take.
 
 from __future__ import annotations
 
-import operator
+import heapq
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from kerneldecl.model import Proposal, Value
 
@@ -18,25 +19,32 @@ DOUBT = 1.08
 """How much behind the best of all the best of a schedule may be and still be among the first."""
 
 
-def spread(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals in another order, so that the first few are of several forms: `SPREAD` for each before it of its own.
+def spread(proposals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield proposals, given the quickest first, in another order, so that the first few are of several forms.
 
-    What is best of each schedule comes first, unless `DOUBT` says that it is behind: which of them wins depends on the clock, too.
+    Each comes `SPREAD` later for each before it of its own form. What is best of each schedule comes first, unless `DOUBT` says
+    that it is behind: which of them wins depends on the clock, too.
     """
+    coming = iter(proposals)
+    first: list[Proposal] = []
+    leaders: dict[tuple[Value, bool], Proposal] = {}
+    for proposal in coming:
+        first.append(proposal)
+        if proposal.predicted_secs > DOUBT * first[0].predicted_secs:
+            break
+        leaders.setdefault(_schedule(proposal), proposal)
+    yield from leaders.values()
     seen: Counter[tuple[Value, ...]] = Counter()
-    expected = []
-    for proposal in proposals:
+    expected: list[tuple[float, int, Proposal]] = []
+    for at, proposal in enumerate(itertools.chain(first, coming)):
+        while expected and expected[0][0] <= proposal.predicted_secs:
+            yield heapq.heappop(expected)[-1]
         form = tuple(value for name, value in proposal.candidate.params if name in FORM)
-        expected.append((proposal.predicted_secs * (1 + SPREAD * seen[form]), proposal))
+        if proposal is not leaders.get(_schedule(proposal)):
+            heapq.heappush(expected, (proposal.predicted_secs * (1 + SPREAD * seen[form]), at, proposal))
         seen[form] += 1
-    leaders = {_schedule(proposal): proposal for proposal in reversed(proposals)}
-    near = [proposal for proposal in proposals if proposal is leaders[_schedule(proposal)] and _is_near(proposal, proposals[0])]
-    ordered = (proposal for _, proposal in sorted(expected, key=operator.itemgetter(0)))
-    return (*near, *(proposal for proposal in ordered if not any(proposal is leader for leader in near)))
-
-
-def _is_near(proposal: Proposal, best: Proposal) -> bool:
-    return proposal.predicted_secs <= DOUBT * best.predicted_secs
+    while expected:
+        yield heapq.heappop(expected)[-1]
 
 
 def _schedule(proposal: Proposal) -> tuple[Value, bool]:

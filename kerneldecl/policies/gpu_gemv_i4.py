@@ -77,7 +77,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
         return ()
     estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut))) for cut in cuts(sizes, gpu))
     others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k, ())]
-    mine = ranked(estimates, ALIKE)
+    mine = tuple(ranked(estimates, ALIKE))
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]
     return tuple(mixed(first, rivals))[:top_k] if mine else ()

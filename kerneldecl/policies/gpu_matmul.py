@@ -6,7 +6,8 @@ Knows nothing of tiles, of TVM or of what the policies know.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 
 from kerneldecl.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal
@@ -14,9 +15,8 @@ from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv
 from kerneldecl.policies._gpu_products import mixed
 from kerneldecl.policies._wgmma_factors import is_box
 
-POLICIES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc, gpu_gemv)
-TEMPLATES = tuple(name for policy in POLICIES for name in policy.TEMPLATES)
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
+TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
 TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES), gpu_gemv_i4.TEMPLATE)
 """Templates that multiply on tensor cores, those for other computations than products of two matrices included."""
 
@@ -34,19 +34,22 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     product = contraction_of(space)
     if measured or isinstance(product, str):
         return ()
-    found = [policy.propose(space, arch, top_k, ()) for policy in POLICIES]
-    if not any(proposals for policy, proposals in zip(POLICIES, found, strict=True) if policy in ON_TENSOR_CORES):
+    found = [_begun(policy.proposals(space, arch)) for policy in ON_TENSOR_CORES]
+    if not any(found):
         return ()
-    first, *others = sorted(filter(None, found), key=_least_secs)
+    found.append(_begun(iter(gpu_gemv.propose(space, arch, top_k, ()))))
+    (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
     are_boxes = all(map(is_box, (product.left, product.right)))
-    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * _least_secs(first) + arch.the_gpu.launch_secs
-    rivals = [proposals for proposals in others if _least_secs(proposals) <= most_secs]
+    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs
+    rivals = [proposals for secs, proposals in others if secs <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
-    return tuple(mixed(first, turns))[:top_k]
+    return tuple(itertools.islice(mixed(first, turns), top_k))
 
 
-def _least_secs(proposals: Sequence[Proposal]) -> float:
-    return min(proposal.predicted_secs for proposal in proposals)
+def _begun(proposals: Iterator[Proposal]) -> tuple[float, Iterator[Proposal]] | None:
+    """Return the least time of proposals, which is the first one's, and all of them; None where there are none."""
+    first = next(proposals, None)
+    return None if first is None else (first.predicted_secs, itertools.chain((first,), proposals))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

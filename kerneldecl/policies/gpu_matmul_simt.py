@@ -82,7 +82,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if isinstance(product, str) or measured or product.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
-    return ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)), SAME_TILE)[:top_k]
+    return tuple(itertools.islice(ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)), SAME_TILE), top_k))
 
 
 def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, block_extents, dram_bytes, first_ranked, parts_of, raster_of
+from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, block_extents, dram_bytes, parts_of, ranked, raster_of
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
     SM_BYTES_PER_CYCLE,
@@ -86,13 +86,17 @@ class Tiling(NamedTuple):
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
-    product = contraction_of(space)
-    if isinstance(product, str) or measured or why_not(space, arch):
-        return ()
-    gpu = arch.the_gpu
+    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+
+
+def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
+    """Yield what `propose` returns, and time no more than that takes."""
+    product, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(product, str) or why_not(space, arch):
+        return iter(())
     windows = windows_of(space, product)
-    images: list[Form] = [(0.0, functools.partial(estimates, windows, product, gpu))] if windows else []
-    return first_ranked((*images, *_forms(product, gpu)), SAME_TILE, top_k)
+    images = [Form(0.0, functools.partial(estimates, windows, product, gpu))] if windows else []
+    return ranked((*images, *_forms(product, gpu)), SAME_TILE)
 
 
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
@@ -100,7 +104,7 @@ def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[
     product, gpu = contraction_of(space), arch.the_gpu
     if isinstance(product, str) or why_not(space, arch):
         return ()
-    return first_ranked(_forms(product, gpu, (stages,)), SAME_TILE, top_k)
+    return tuple(itertools.islice(ranked(_forms(product, gpu, (stages,)), SAME_TILE), top_k))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -117,7 +121,10 @@ def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -
     for bare in _bare_tilings(product, gpu):
         step = _step(product, bare, gpu)
         ahead = _step_ahead(step, bare, dtype_bytes(product.left.dtype)) if product.extents[3] > LONG_SUMS else step
-        yield _least_secs(product, bare, ahead, gpu), functools.partial(_timed, product, bare, (step, ahead), gpu, all_stages)
+        yield Form(
+            _least_secs(product, bare, ahead, gpu, min(all_stages)),
+            functools.partial(_timed, product, bare, (step, ahead), gpu, all_stages),
+        )
 
 
 def _timed(product: Contraction, bare: Tiling, step: tuple[Step, Step], gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Estimate]:
@@ -212,10 +219,12 @@ def _count(product: Contraction, tiling: Tiling) -> int:
     return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
 
 
-def _least_secs(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> float:
-    """Return a time that no number of stages is below."""
+def _least_secs(product: Contraction, bare: Tiling, step: Step, gpu: Gpu, stages: int) -> float:
+    """Return a time that no number of stages from this on is below."""
     steps = -(-product.extents[3] // (bare.block_k * bare.parts))
-    least = least_sm_secs(gpu, _count(product, bare), bare.warps, steps, step)
+    resident = _resident(product, bare._replace(stages=stages), gpu)
+    blocks = Blocks(_count(product, bare), bare.warps, resident, steps, stages, 0.0)
+    least = least_sm_secs(gpu, blocks, step)
     return least + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu)
 
 

@@ -16,6 +16,7 @@ from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Pro
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies._gpu_products import Estimate, ranked
+from kerneldecl.policies._wgmma_timing import MAX_STAGES, MIN_STAGES
 from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, MAX_COLUMNS
 
 TEMPLATES = ("wgmma_conv2d",)
@@ -61,7 +62,7 @@ class Tiling(NamedTuple):
     consumers: int
     tile_w: int
     tile_h: int
-    stages: int = wgmma_matmul.MIN_STAGES
+    stages: int = MIN_STAGES
     cluster_m: int = 1
     cluster_n: int = 1
     raster: int = 1
@@ -99,13 +100,18 @@ class Tiling(NamedTuple):
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that TMA can bring."""
+    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+
+
+def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
+    """Yield what `propose` returns."""
     product = contraction_of(space)
-    if isinstance(product, str) or measured or why_not(space, arch):
-        return ()
+    if isinstance(product, str) or why_not(space, arch):
+        return iter(())
     windows = _windows(space, product)
     assert windows is not None, "why_not has asked for them"
     out_dtype = space.blocks[-1].writes[0].dtype
-    return ranked(estimates(windows, product, out_dtype, arch.the_gpu), SAME_TILE)[:top_k]
+    return ranked(estimates(windows, product, out_dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -245,9 +251,9 @@ def _staged(windows: Windows, product: Contraction, bare: Tiling, out_dtype: str
     limit = gpu.smem_per_block_optin_bytes
     held = model.most_stages(limit, *_stored(product, bare), _beside(bare, out_dtype))
     # The next tile's first stages are loaded while this one's last are multiplied, so that short sums want as many.
-    most = min(wgmma_matmul.MAX_STAGES, held)
+    most = min(MAX_STAGES, held)
     for stages in (most, most - 1):
-        if stages >= wgmma_matmul.MIN_STAGES:
+        if stages >= MIN_STAGES:
             raster = min(RASTER, count(windows, bare.box))
             yield _estimate(windows, product, bare._replace(stages=stages, raster=raster), out_dtype, gpu)
 
@@ -283,11 +289,11 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         tiling.cluster_n,
         tiling.split,
         dtype_bytes(out_dtype),
-        model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES),
         _dram_bytes(windows, product, out_dtype),
     )
-    ring = model.Ring(tiling.block_m, tiling.block_n, tiling.stages, tiling.is_pingpong)
-    secs = model.tiles_secs(gpu, product.left.dtype, tiles, ring) * _apart(tiling.box)
+    pace = model.pace_of(gpu, product.left.dtype, tiles, model.Ring(tiling.block_m, tiling.block_n, tiling.is_pingpong))
+    buffers = model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
+    secs = model.tiles_secs(gpu, pace, model.Pipeline(tiling.stages, buffers)) * _apart(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTERED
     launch = model.launch_secs(gpu, is_early=bool(tiling.dependent))

@@ -88,12 +88,17 @@ class Tiling(NamedTuple):
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that is taken."""
+    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+
+
+def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
+    """Yield what `propose` returns."""
     product = contraction_of(space)
-    if isinstance(product, str) or measured or why_not(space, arch):
-        return ()
+    if isinstance(product, str) or why_not(space, arch):
+        return iter(())
     windows = windows_of(space, product)
     assert windows is not None, "why_not has asked for it"
-    return ranked(estimates(windows, product, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)[:top_k]
+    return ranked(estimates(windows, product, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

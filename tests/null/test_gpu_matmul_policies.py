@@ -126,7 +126,7 @@ def test_what_is_never_timed_would_not_be_proposed(
     space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
     if not gpu_matmul_tc.why_not(space, arch(name)):
         every = [estimate for _, timed in gpu_matmul_tc._forms(product(space), gpu) for estimate in timed()]
-        assert gpu_matmul_tc.propose(space, arch(name), top_k, ()) == ranked(every, gpu_matmul_tc.SAME_TILE)[:top_k]
+        assert gpu_matmul_tc.propose(space, arch(name), top_k, ()) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
 
 
 def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:

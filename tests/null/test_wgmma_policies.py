@@ -13,9 +13,9 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies._wgmma_model import Tiles, early_share
+from kerneldecl.policies._wgmma_model import early_share
 from kerneldecl.policies._wgmma_order import FORM
-from kerneldecl.policies.wgmma_matmul import Tiling
+from kerneldecl.policies._wgmma_timing import Tiling
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "tfloat32")
@@ -231,8 +231,7 @@ def test_tiles_of_few_waves_fill_the_sms_and_start_early(size: tuple[int, int, i
 )
 def test_blocks_start_early_where_all_find_room_or_none(blocks: int, resident: int, is_sound: bool) -> None:
     """132 SMs hold so many times as many blocks; those of the kernel in front are there, too."""
-    tiles = Tiles(blocks, 64, 1, 1, 1, 2, 1, 1e8, resident=resident)
-    assert (early_share(H200.the_gpu, tiles) == 1.0) == is_sound
+    assert (early_share(H200.the_gpu, blocks, resident) == 1.0) == is_sound
 
 
 def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
