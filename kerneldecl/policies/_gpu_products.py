@@ -134,12 +134,25 @@ def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resid
     """Return what comes from and goes to DRAM: operands once if they fit L2, else once for each wave of tiles that shares them."""
     batch, m, n, k = product.extents
     block_m, block_n, group = tile
-    item_bytes = dtype_bytes(product.left.dtype)
-    # A convolution with steps between its windows leaves out a part of its image.
-    once = min(product.left.size_bytes, batch * m * k * item_bytes) + product.right.size_bytes
-    out = batch * m * n * out_bytes(product)
+    once, out = _operands_bytes(product), _results_bytes(product)
     if once <= gpu.l2_bytes // 2:
         return once + out
     rows, columns = -(-m // block_m), -(-n // block_n)
-    wave = wave_items(group, columns, resident, block_m, block_n) * k * item_bytes
+    wave = wave_items(group, columns, resident, block_m, block_n) * k * dtype_bytes(product.left.dtype)
     return max(once, wave * batch * rows * columns / resident) + out
+
+
+def least_dram_bytes(product: Contraction) -> int:
+    """Return what `dram_bytes` is not below for any tile."""
+    return _operands_bytes(product) + _results_bytes(product)
+
+
+def _operands_bytes(product: Contraction) -> int:
+    """Return the bytes of both operands, but for what a convolution with steps between its windows leaves out of its image."""
+    batch, m, _, k = product.extents
+    return min(product.left.size_bytes, batch * m * k * dtype_bytes(product.left.dtype)) + product.right.size_bytes
+
+
+def _results_bytes(product: Contraction) -> int:
+    batch, m, n, _ = product.extents
+    return batch * m * n * out_bytes(product)

@@ -120,15 +120,15 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int, rounds: int = 1) ->
 
 
 def least_sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
-    """Return a time that `sm_secs` is not below, whatever the stages and however few blocks than these are resident.
+    """Return a time that `sm_secs` is not below with fewer stages than these, `MORE_STAGES`, and as few blocks at once, or fewer.
 
     All of an SM's blocks share its units at once, but wait in as many rounds as there are at least.
     """
     if not blocks.resident:
         return math.inf
     per_sm = -(-blocks.total // gpu.sm_count)
-    cycles = _round_cycles(blocks._replace(stages=MORE_STAGES), step, per_sm, -(-per_sm // blocks.resident))
-    return ROUNDED_DOWN * (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
+    cycles = _round_cycles(blocks, step, per_sm, -(-per_sm // blocks.resident))
+    return (cycles - EDGE_CYCLES) / (gpu.clock_hz * SUSTAINED_CLOCK)
 
 
 def start_secs(gpu: Gpu) -> float:

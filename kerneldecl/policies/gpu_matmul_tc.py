@@ -14,9 +14,21 @@ from typing import NamedTuple
 from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, block_extents, dram_bytes, parts_of, ranked, raster_of
+from kerneldecl.policies._gpu_products import (
+    MAX_GRID_Z,
+    Estimate,
+    Form,
+    block_extents,
+    dram_bytes,
+    least_dram_bytes,
+    parts_of,
+    ranked,
+    raster_of,
+)
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
+    MORE_STAGES,
+    ROUNDED_DOWN,
     SM_BYTES_PER_CYCLE,
     STORED_BYTES_PER_CYCLE,
     SUSTAINED_CLOCK,
@@ -116,57 +128,69 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
+class _Setting(NamedTuple):
+    """What all tilings of a product are for."""
+
+    product: Contraction
+    gpu: Gpu
+    all_stages: Sequence[int]
+    """Of which each tile is timed with the first two that fit shared memory."""
+    multiplies_per_cycle: float
+    least_dram_secs: float
+
+    @property
+    def is_long(self) -> bool:
+        return self.product.extents[3] > LONG_SUMS
+
+
 def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Form]:
-    """Yield the lattice: tiles, each to be timed with the first two of `all_stages` that fit shared memory."""
-    for bare in _bare_tilings(product, gpu):
-        step = _step(product, bare, gpu)
-        ahead = _step_ahead(step, bare, dtype_bytes(product.left.dtype)) if product.extents[3] > LONG_SUMS else step
-        yield Form(
-            _least_secs(product, bare, ahead, gpu, min(all_stages)),
-            functools.partial(_timed, product, bare, (step, ahead), gpu, all_stages),
-        )
+    """Yield the lattice: tiles, to be timed with their stages."""
+    multiplies = multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype)
+    least_dram_secs = least_dram_bytes(product) / (gpu.dram_bytes_per_s * DRAM_SHARE)
+    setting = _Setting(product, gpu, all_stages, multiplies, least_dram_secs)
+    return (Form(_least_secs(setting, bare), functools.partial(_timed, setting, bare)) for bare in _bare_tilings(setting))
 
 
-def _timed(product: Contraction, bare: Tiling, step: tuple[Step, Step], gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Estimate]:
-    return (_estimate(product, tiling, step[tiling.ahead], gpu) for tiling in _staged(product, bare, gpu, all_stages))
+def _timed(setting: _Setting, bare: Tiling) -> Iterator[Estimate]:
+    return (_estimate(setting, tiling) for tiling in _staged(setting, bare))
 
 
-def _bare_tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
-    """Yield tiles whose sums fit registers, and parts of the reduction."""
-    _, m, n, k = product.extents
-    item_bytes = dtype_bytes(product.left.dtype)
-    steps = 32 // item_bytes
+def _bare_tilings(setting: _Setting) -> Iterator[Tiling]:
+    """Yield tiles whose sums fit registers, and parts of the reduction, with the fewest stages."""
+    product, gpu, all_stages, *_ = setting
+    batch, m, n, k = product.extents
+    steps = 32 // dtype_bytes(product.left.dtype)
     tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps, 8 * steps), WARPS)
     for block_m, block_n, block_k, (warps_m, warps_n) in tiles:
         if block_k > 4 * steps and min(block_m, block_n) > NARROW:
             continue
         if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
             continue
-        rows, columns = -(-m // block_m), -(-n // block_n)
-        for parts in parts_of(product.extents[0] * rows * columns, -(-k // block_k), LEAST_STEPS, gpu):
-            bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, 2, parts=parts)
-            if registers(product, bare) <= gpu.max_registers_per_thread:
-                yield bare
+        bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, min(all_stages))
+        if registers(product, bare) <= gpu.max_registers_per_thread:
+            for parts in parts_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // block_k), LEAST_STEPS, gpu):
+                yield bare._replace(parts=parts) if parts > 1 else bare
 
 
-def _staged(product: Contraction, bare: Tiling, gpu: Gpu, all_stages: Sequence[int]) -> Iterator[Tiling]:
+def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
     """Yield a tiling with the most stages that fit shared memory, and with one less; where sums are short, either gathered as well.
 
     Where they are long and registers hold two steps' fragments, those are loaded ahead and the results gathered instead, with the
     most stages that keep no block off an SM: while a block stores its results, nothing else of it goes on.
     """
-    limit, steps = gpu.smem_per_block_optin_bytes, -(-product.extents[3] // (bare.block_k * bare.parts))
-    most = min(steps + 1, limit // _stage_bytes(product, bare))
+    product, gpu, all_stages, *_ = setting
+    limit = gpu.smem_per_block_optin_bytes
+    most = min(_steps(product, bare) + 1, limit // _stage_bytes(product, bare))
     fitting = [stages for stages in all_stages if stages <= most][:2]
-    can_gather, is_long = _gathered_bytes(product, bare) <= limit, product.extents[3] > LONG_SUMS
+    can_gather = _gathered_bytes(product, bare) <= limit
     ahead = bare._replace(stages=AHEAD_STAGES, gather=int(can_gather), ahead=1)
-    if is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(product, ahead, gpu)):
+    if setting.is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(product, ahead, gpu)):
         wanted = min(resident, -(-_count(product, bare) // gpu.sm_count))
         deeper = (ahead._replace(stages=stages) for stages in all_stages if AHEAD_STAGES <= stages <= most)
         yield next(tiling for tiling in deeper if _resident(product, tiling, gpu) >= wanted)
         yield bare._replace(stages=fitting[0])
         return
-    for stages, gather in itertools.product(fitting, (0, 1) if can_gather and not is_long else (0,)):
+    for stages, gather in itertools.product(fitting, (0, 1) if can_gather and not setting.is_long else (0,)):
         yield bare._replace(stages=stages, gather=gather)
 
 
@@ -219,29 +243,31 @@ def _count(product: Contraction, tiling: Tiling) -> int:
     return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
 
 
-def _least_secs(product: Contraction, bare: Tiling, step: Step, gpu: Gpu, stages: int) -> float:
-    """Return a time that no number of stages from this on is below."""
-    steps = -(-product.extents[3] // (bare.block_k * bare.parts))
-    resident = _resident(product, bare._replace(stages=stages), gpu)
-    blocks = Blocks(_count(product, bare), bare.warps, resident, steps, stages, 0.0)
-    least = least_sm_secs(gpu, blocks, step)
-    return least + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu)
+def _least_secs(setting: _Setting, bare: Tiling) -> float:
+    """Return a time that no more stages are below."""
+    product, gpu = setting.product, setting.gpu
+    step = _step(setting, bare, is_ahead=setting.is_long)
+    steps, stored = _steps(product, bare), _stored_bytes(product, bare, is_gathered=True)
+    blocks = Blocks(
+        _count(product, bare), bare.warps, _resident(product, bare, gpu), steps, MORE_STAGES, stored / 2 / STORED_BYTES_PER_CYCLE
+    )
+    l2_secs = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored) / gpu.l2_bytes_per_s
+    secs = together(least_sm_secs(gpu, blocks, step), l2_secs, setting.least_dram_secs)
+    return ROUNDED_DOWN * (secs + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu))
 
 
-def _estimate(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> Estimate:
-    """Return the time of a tiling, given its steps', with the raster that suits it."""
-    _, m, n, k = product.extents
+def _estimate(setting: _Setting, bare: Tiling) -> Estimate:
+    """Return the time of a tiling, with the raster that suits it."""
+    product, gpu = setting.product, setting.gpu
+    _, m, n, _ = product.extents
     rows, columns = -(-m // bare.block_m), -(-n // bare.block_n)
     resident = _resident(product, bare, gpu)
     at_once = max(1, resident) * gpu.sm_count
     tiling = bare._replace(raster=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
-    count = _count(product, tiling)
-    steps = -(-k // (tiling.block_k * tiling.parts))
-    out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
-    # Lanes alone store half of what L2 takes in one go.
-    stored = tiling.block_m * tiling.block_n * out_bytes * (1 if tiling.gather else 2)
-    blocks = Blocks(count, tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
-    l2_bytes = count * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
+    step = _step(setting, tiling, is_ahead=bool(tiling.ahead))
+    steps, stored = _steps(product, tiling), _stored_bytes(product, tiling, is_gathered=bool(tiling.gather))
+    blocks = Blocks(_count(product, tiling), tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
+    l2_bytes = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
     tile = (tiling.block_m, tiling.block_n, tiling.raster)
     secs = together(
         sm_secs(gpu, blocks, step),
@@ -253,6 +279,17 @@ def _estimate(product: Contraction, bare: Tiling, step: Step, gpu: Gpu) -> Estim
     return Estimate(tiling, secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
 
 
+def _steps(product: Contraction, tiling: Tiling) -> int:
+    """Return the tiles of the reduction that a block multiplies."""
+    return -(-product.extents[3] // (tiling.block_k * tiling.parts))
+
+
+def _stored_bytes(product: Contraction, tiling: Tiling, *, is_gathered: bool) -> float:
+    """Return what storing a block's results takes of L2: twice as much for lanes alone, which store half of what it takes in one go."""
+    out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
+    return tiling.block_m * tiling.block_n * out_bytes * (1 if is_gathered else 2)
+
+
 def _adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds the parts of a reduction: they come as slowly as they left, and the results leave again."""
     batch, m, n, _ = product.extents
@@ -260,42 +297,36 @@ def _adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
     return gpu.launch_secs + moved / (STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK)
 
 
-def _step(product: Contraction, tiling: Tiling, gpu: Gpu) -> Step:
-    """Return what a block does for one tile of the reduction."""
+def _step(setting: _Setting, tiling: Tiling, *, is_ahead: bool) -> Step:
+    """Return what a block does for one tile of the reduction.
+
+    With fragments loaded ahead, whole copies are asked for among multiplications that wait for nothing. What else their addresses
+    take is not hidden: products of 1024 on an H200, in tiles that divide them and in others.
+    """
+    product, gpu = setting.product, setting.gpu
     item_bytes = dtype_bytes(product.left.dtype)
     warp_m, warp_n = tiling.warp_tile
     threads = tiling.warps * gpu.warp_size
-    issue, copies = 0.0, 0.0
     _, m, n, k = product.extents
+    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
+    issue, copies = -tile_bytes / COPIED_BYTES * COPY_INSTRUCTIONS if is_ahead else 0.0, 0.0
+    is_k_whole = k % (tiling.block_k * tiling.parts) == 0
     for factor, extent, size, axes in ((product.left, tiling.block_m, m, product.m), (product.right, tiling.block_n, n, product.n)):
-        is_whole = size % extent == 0 and k % (tiling.block_k * tiling.parts) == 0
-        vector = math.gcd(factor.vector(), max(1, extent * tiling.block_k // threads))
+        is_whole = is_k_whole and size % extent == 0
+        widest = factor.vector()
+        vector = math.gcd(widest, max(1, extent * tiling.block_k // threads))
         vectors = extent * tiling.block_k / (vector if is_whole or item_bytes > 1 else math.gcd(vector, NARROW_VECTOR))
         is_direct = is_whole and len(axes) == len(product.k) == 1
         issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_direct else WINDOW_INSTRUCTIONS)
-        if factor.vector() * item_bytes < ASYNC_BYTES or tiling.stages == 1:
+        if widest * item_bytes < ASYNC_BYTES:
             copies += vectors / threads
-    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
     fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes
     return Step(
-        multiply_cycles=tiling.block_m
-        * tiling.block_n
-        * tiling.block_k
-        / multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype),
+        multiply_cycles=tiling.block_m * tiling.block_n * tiling.block_k / setting.multiplies_per_cycle,
         chain_cycles=tiling.block_k * item_bytes / 32 * CHAIN_CYCLES,
         smem_cycles=(tile_bytes + fragments_bytes) / gpu.smem_bytes_per_clock_per_sm,
         copy_cycles=tile_bytes / SM_BYTES_PER_CYCLE,
         issue_cycles=issue,
-        hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT, 1),
+        hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT, 2 if is_ahead else 1),
         copies=copies,
     )
-
-
-def _step_ahead(step: Step, tiling: Tiling, item_bytes: int) -> Step:
-    """Return a step with fragments loaded ahead: whole copies are asked for among multiplications that wait for nothing.
-
-    What else their addresses take is not hidden: products of 1024 on an H200, in tiles that divide them and in others.
-    """
-    warp_m, warp_n = tiling.warp_tile
-    whole = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes / COPIED_BYTES * COPY_INSTRUCTIONS
-    return step._replace(issue_cycles=step.issue_cycles - whole, hidden=hidden_part(warp_m // FRAGMENT, warp_n // FRAGMENT, 2))
