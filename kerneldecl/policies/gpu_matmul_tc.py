@@ -47,7 +47,8 @@ TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
-WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2))
+WARPS = (((1, 1),), ((1, 2), (2, 1)), ((1, 4), (2, 2), (4, 1)), ((2, 4), (4, 2)))
+"""Along rows and columns of a tile, by their number."""
 LEAST_STEPS = 4
 """Of the reduction, in each part of it."""
 LONG_SUMS = 256
@@ -148,28 +149,35 @@ def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -
     multiplies = multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype)
     least_dram_secs = least_dram_bytes(product) / (gpu.dram_bytes_per_s * DRAM_SHARE)
     setting = _Setting(product, gpu, all_stages, multiplies, least_dram_secs)
-    return (Form(_least_secs(setting, bare), functools.partial(_timed, setting, bare)) for bare in _bare_tilings(setting))
+    for alike in _bare_tilings(setting):
+        # Of as many warps, those whose tiles are squarest hold and read least, and hide most of it.
+        yield Form(_least_secs(setting, min(alike, key=_reach)), functools.partial(_timed, setting, alike))
 
 
-def _timed(setting: _Setting, bare: Tiling) -> Iterator[Estimate]:
-    return (_estimate(setting, tiling) for tiling in _staged(setting, bare))
+def _reach(tiling: Tiling) -> int:
+    return sum(tiling.warp_tile)
 
 
-def _bare_tilings(setting: _Setting) -> Iterator[Tiling]:
-    """Yield tiles whose sums fit registers, and parts of the reduction, with the fewest stages."""
+def _timed(setting: _Setting, alike: Sequence[Tiling]) -> Iterator[Estimate]:
+    return (_estimate(setting, tiling) for bare in alike for tiling in _staged(setting, bare))
+
+
+def _bare_tilings(setting: _Setting) -> Iterator[list[Tiling]]:
+    """Yield tiles whose sums fit registers, and parts of the reduction, with the fewest stages: in all ways in which as many warps lie."""
     product, gpu, all_stages, *_ = setting
     batch, m, n, k = product.extents
     steps = 32 // dtype_bytes(product.left.dtype)
-    tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps, 8 * steps), WARPS)
-    for block_m, block_n, block_k, (warps_m, warps_n) in tiles:
+    tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps, 8 * steps))
+    for block_m, block_n, block_k in tiles:
         if block_k > 4 * steps and min(block_m, block_n) > NARROW:
             continue
-        if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n) or not _is_sensible(block_m // warps_m, block_n // warps_n):
-            continue
-        bare = Tiling(block_m, block_n, block_k, warps_m, warps_n, min(all_stages))
-        if registers(product, bare) <= gpu.max_registers_per_thread:
-            for parts in parts_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // block_k), LEAST_STEPS, gpu):
-                yield bare._replace(parts=parts) if parts > 1 else bare
+        all_parts = parts_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // block_k), LEAST_STEPS, gpu)
+        for parts, layouts in itertools.product(all_parts, WARPS):
+            bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), parts=parts) for warps in layouts)
+            if fitting := [
+                tiling for tiling in bare if _is_sensible(tiling) and registers(product, tiling) <= gpu.max_registers_per_thread
+            ]:
+                yield fitting
 
 
 def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
@@ -194,9 +202,11 @@ def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
         yield bare._replace(stages=stages, gather=gather)
 
 
-def _is_sensible(warp_m: int, warp_n: int) -> bool:
-    """Say whether a warp's tile is neither too large for registers nor much longer than wide."""
-    return warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
+def _is_sensible(tiling: Tiling) -> bool:
+    """Say whether a warp's tile is whole fragments, and neither too large for registers nor much longer than wide."""
+    warp_m, warp_n = tiling.warp_tile
+    is_whole = tiling.block_m % (FRAGMENT * tiling.warps_m) == tiling.block_n % (FRAGMENT * tiling.warps_n) == 0
+    return is_whole and warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
 
 
 def smem_bytes(product: Contraction, tiling: Tiling) -> int:
