@@ -33,6 +33,7 @@ SHORT_SECS, LONGER_SECS = 5e-5, 1.2e-4
 Of longer ones those that fill an SM do: they gain up to 2 % at 4096 cubed on an H200, and lost nothing.
 """
 FEW_WAVES = 4
+DEALT = "dealt"
 STREAM_FILL, STREAM_WAVES = 0.8, 64
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 
@@ -97,16 +98,16 @@ def setting_of(product: Contraction, out_dtype: str, gpu: Gpu, packing_secs: flo
     return Setting(product, out_dtype, gpu, packing_secs, are_boxes, are_few, is_short)
 
 
-def timed(setting: Setting, bare: Tiling) -> Iterator[Form | Estimate]:
-    """Yield a tiling, to be timed with its stages, and timed with its last waves dealt evenly."""
+def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Form | Estimate]]:
+    """Yield a tiling with its schedule, to be timed with its stages; and with its last waves dealt evenly, which is a schedule, too."""
     work = _work(setting, bare)
     if work.most_stages < MIN_STAGES:
         return
-    yield Form(_least_secs(setting, work), functools.partial(_staged, setting, work))
+    yield bare.schedule, Form(_least_secs(setting, work), functools.partial(_staged, setting, work))
     for waves in _dealt(setting, work):
         tiling = work.bare._replace(stages=work.most_stages, stream=waves, dependent=1)
         pipeline = _pipeline(work, tiling.stages, setting.gpu)._replace(stream=waves)
-        yield _estimate(setting, work, tiling, model.tiles_secs(setting.gpu, work.pace, pipeline), pipeline)
+        yield DEALT, _estimate(setting, work, tiling, model.tiles_secs(setting.gpu, work.pace, pipeline), pipeline)
 
 
 def _staged(setting: Setting, work: _Work) -> Iterator[Estimate]:

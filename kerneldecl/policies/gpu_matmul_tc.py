@@ -138,6 +138,8 @@ class _Setting(NamedTuple):
     """Of which each tile is timed with the first two that fit shared memory."""
     multiplies_per_cycle: float
     least_dram_secs: float
+    vectors: tuple[int, int]
+    """Elements that one copy of either operand takes at most."""
 
     @property
     def is_long(self) -> bool:
@@ -148,7 +150,7 @@ def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -
     """Yield the lattice: tiles, to be timed with their stages."""
     multiplies = multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype)
     least_dram_secs = least_dram_bytes(product) / (gpu.dram_bytes_per_s * DRAM_SHARE)
-    setting = _Setting(product, gpu, all_stages, multiplies, least_dram_secs)
+    setting = _Setting(product, gpu, all_stages, multiplies, least_dram_secs, (product.left.vector(), product.right.vector()))
     for alike in _bare_tilings(setting):
         # Of as many warps, those whose tiles are squarest hold and read least, and hide most of it.
         yield Form(_least_secs(setting, min(alike, key=_reach)), functools.partial(_timed, setting, alike))
@@ -173,10 +175,9 @@ def _bare_tilings(setting: _Setting) -> Iterator[list[Tiling]]:
             continue
         all_parts = parts_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // block_k), LEAST_STEPS, gpu)
         for parts, layouts in itertools.product(all_parts, WARPS):
-            bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), parts=parts) for warps in layouts)
-            if fitting := [
-                tiling for tiling in bare if _is_sensible(tiling) and registers(product, tiling) <= gpu.max_registers_per_thread
-            ]:
+            sensible = (warps for warps in layouts if _is_sensible(block_m, block_n, *warps))
+            bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), parts=parts) for warps in sensible)
+            if fitting := [tiling for tiling in bare if registers(product, tiling) <= gpu.max_registers_per_thread]:
                 yield fitting
 
 
@@ -202,11 +203,12 @@ def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
         yield bare._replace(stages=stages, gather=gather)
 
 
-def _is_sensible(tiling: Tiling) -> bool:
-    """Say whether a warp's tile is whole fragments, and neither too large for registers nor much longer than wide."""
-    warp_m, warp_n = tiling.warp_tile
-    is_whole = tiling.block_m % (FRAGMENT * tiling.warps_m) == tiling.block_n % (FRAGMENT * tiling.warps_n) == 0
-    return is_whole and warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
+def _is_sensible(block_m: int, block_n: int, warps_m: int, warps_n: int) -> bool:
+    """Say whether warps have whole fragments each, neither too many for registers nor in a tile much longer than wide."""
+    if block_m % (FRAGMENT * warps_m) or block_n % (FRAGMENT * warps_n):
+        return False
+    warp_m, warp_n = block_m // warps_m, block_n // warps_n
+    return warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
 
 
 def smem_bytes(product: Contraction, tiling: Tiling) -> int:
@@ -320,14 +322,13 @@ def _step(setting: _Setting, tiling: Tiling, *, is_ahead: bool) -> Step:
     _, m, n, k = product.extents
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
     issue, copies = -tile_bytes / COPIED_BYTES * COPY_INSTRUCTIONS if is_ahead else 0.0, 0.0
-    is_k_whole = k % (tiling.block_k * tiling.parts) == 0
-    for factor, extent, size, axes in ((product.left, tiling.block_m, m, product.m), (product.right, tiling.block_n, n, product.n)):
-        is_whole = is_k_whole and size % extent == 0
-        widest = factor.vector()
-        vector = math.gcd(widest, max(1, extent * tiling.block_k // threads))
-        vectors = extent * tiling.block_k / (vector if is_whole or item_bytes > 1 else math.gcd(vector, NARROW_VECTOR))
-        is_direct = is_whole and len(axes) == len(product.k) == 1
-        issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_direct else WINDOW_INSTRUCTIONS)
+    is_k_whole, has_rows = k % (tiling.block_k * tiling.parts) == 0, len(product.k) == 1
+    operands = ((tiling.block_m, m, product.m, setting.vectors[0]), (tiling.block_n, n, product.n, setting.vectors[1]))
+    for extent, size, axes, widest in operands:
+        is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
+        vector = math.gcd(widest, max(1, elements // threads))
+        vectors = elements / (vector if is_whole or item_bytes > 1 else math.gcd(vector, NARROW_VECTOR))
+        issue += vectors / gpu.warp_size * (COPY_INSTRUCTIONS if is_whole and has_rows and len(axes) == 1 else WINDOW_INSTRUCTIONS)
         if widest * item_bytes < ASYNC_BYTES:
             copies += vectors / threads
     fragments_bytes = tiling.warps * (warp_m + warp_n) * tiling.block_k * item_bytes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kerneldecl.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
@@ -69,7 +69,8 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     product = contraction_of(space)
     if isinstance(product, str) or why_not(space, arch):
         return iter(())
-    return spread(ranked(_forms(product, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE))
+    found = _by_schedule(product, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+    return spread(ranked(forms, SAME_TILE) for forms in found)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -119,12 +120,16 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _forms(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Form | Estimate]:
-    """Yield the lattice: every sensible tiling of the operands as they are, and of copies that TMA can read."""
-    yield from _forms_of(product, out_dtype, gpu, packing_secs=0.0)
+def _by_schedule(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
+    """Return every sensible tiling of each schedule, of the operands as they are and of copies that TMA can read."""
+    found = list(_forms(product, out_dtype, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(product)
     if packed_bytes:
-        yield from _forms_of(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+        found += _forms(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+    parts = defaultdict(list)
+    for schedule, form in found:
+        parts[schedule].append(form)
+    return parts.values()
 
 
 def _packed(product: Contraction) -> tuple[Contraction, int]:
@@ -135,7 +140,8 @@ def _packed(product: Contraction) -> tuple[Contraction, int]:
     return replace(product, **copies), sum(copied)
 
 
-def _forms_of(product: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[Form | Estimate]:
+def _forms(product: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
+    """Yield tiles with their schedule, to be timed."""
     m = product.extents[1]
     are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
