@@ -40,8 +40,8 @@ FIRST_OVERLAP = (9, 0)
 """Compute capability of the first GPUs that have programmatic dependent launch."""
 STORED_BYTES_PER_CYCLE = 12.0
 """In which results leave an SM while all store theirs, measured; lanes alone store half of what L2 takes in one go."""
-MORE_STAGES, ROUNDED_DOWN = 8, 1 - 1e-9
-"""For bounds: more stages than any tiling has, a power of 2; and what keeps one a bound whatever floating point makes of it."""
+ROUNDED_DOWN = 1 - 1e-9
+"""For bounds: what keeps one a bound whatever floating point makes of it."""
 SM_BYTES_PER_CYCLE = 64.0
 """What one SM draws from the second-level cache."""
 
@@ -120,7 +120,7 @@ def _round_cycles(blocks: Blocks, step: Step, resident: int, rounds: int = 1) ->
 
 
 def least_sm_secs(gpu: Gpu, blocks: Blocks, step: Step) -> float:
-    """Return a time that `sm_secs` is not below with fewer stages than these, `MORE_STAGES`, and as few blocks at once, or fewer.
+    """Return a time that `sm_secs` is not below with as many blocks at once and stages as these, a power of 2, or with less of either.
 
     All of an SM's blocks share its units at once, but wait in as many rounds as there are at least.
     """

@@ -27,7 +27,6 @@ from kerneldecl.policies._gpu_products import (
 )
 from kerneldecl.policies._gpu_tensor_model import (
     CHAIN_CYCLES,
-    MORE_STAGES,
     ROUNDED_DOWN,
     SM_BYTES_PER_CYCLE,
     STORED_BYTES_PER_CYCLE,
@@ -256,13 +255,12 @@ def _count(product: Contraction, tiling: Tiling) -> int:
 
 
 def _least_secs(setting: _Setting, bare: Tiling) -> float:
-    """Return a time that no more stages are below."""
+    """Return a time that no number of stages is below."""
     product, gpu = setting.product, setting.gpu
+    stages = 1 << (max(setting.all_stages) - 1).bit_length()
     step = _step(setting, bare, is_ahead=setting.is_long)
     steps, stored = _steps(product, bare), _stored_bytes(product, bare, is_gathered=True)
-    blocks = Blocks(
-        _count(product, bare), bare.warps, _resident(product, bare, gpu), steps, MORE_STAGES, stored / 2 / STORED_BYTES_PER_CYCLE
-    )
+    blocks = Blocks(_count(product, bare), bare.warps, _resident(product, bare, gpu), steps, stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_secs = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored) / gpu.l2_bytes_per_s
     secs = together(least_sm_secs(gpu, blocks, step), l2_secs, setting.least_dram_secs)
     return ROUNDED_DOWN * (secs + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu))

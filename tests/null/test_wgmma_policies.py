@@ -13,8 +13,9 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
+from kerneldecl.policies._gpu_products import Estimate, ranked
 from kerneldecl.policies._wgmma_model import early_share
-from kerneldecl.policies._wgmma_order import FORM
+from kerneldecl.policies._wgmma_order import FORM, spread
 from kerneldecl.policies._wgmma_timing import Tiling
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
@@ -123,6 +124,22 @@ def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool 
     read = product(space)
     rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
     return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
+
+
+@given(
+    dtype=st.sampled_from([("float16", "float32"), ("float16", "float16"), ("int8", "int32"), ("tfloat32", "float32")]),
+    size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
+    layout=LAYOUTS,
+    top_k=st.integers(1, 60),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size: tuple[int, int, int], layout: str, top_k: int) -> None:
+    space = of(dtype[0], size, layout, sums=dtype[1])
+    if not wgmma_matmul.why_not(space, H200):
+        lattice = wgmma_matmul._by_schedule(product(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
+        schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
+        every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
+        assert wgmma_matmul.propose(space, H200, top_k, ()) == tuple(every)[:top_k]
 
 
 @pytest.mark.parametrize("size", SIZES)
