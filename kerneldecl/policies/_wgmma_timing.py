@@ -34,6 +34,7 @@ Of longer ones those that fill an SM do: they gain up to 2 % at 4096 cubed on an
 """
 FEW_WAVES = 4
 DEALT = "dealt"
+"""The schedule of tiles whose last waves are dealt evenly (stream-K)."""
 STREAM_FILL, STREAM_WAVES = 0.8, 64
 """A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
 

@@ -1,4 +1,4 @@
-"""Owns which tiles, rings of stages and clusters of a product on wgmma a GPU should try, and in which order.
+"""Owns which tiles, schedules and clusters of a product on wgmma a GPU should try, and in which order.
 
 Knows nothing of TVM or of how the template applies them.
 """
