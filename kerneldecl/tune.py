@@ -44,17 +44,24 @@ class Outcome(NamedTuple):
     """That proposed the winner; empty where there is none."""
 
 
-def tune(task: Task, runner: Runner, store: LocalStore, step: Step, ahead: Callable[[], Group | None] | None = None) -> Outcome:
+def tune(
+    task: Task,
+    runner: Runner,
+    store: LocalStore,
+    step: Step,
+    ahead: Callable[[], Group | None] | None = None,
+    following: Task | None = None,
+) -> Outcome:
     """Build and measure candidates until a policy has one that passes verification.
 
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
-    `ahead` waits for what `next(groups(…))` builds already, if it does.
+    `ahead` waits for what `next(groups(…))` builds already, if it does. `following` is measured next, on the same GPU.
     """
     failed: list[Measurement] = []
     for policy, first in _first_proposals(task):
         proposals, measured = first, list[Measurement]()
         while proposals:
-            preparation = Preparation(task, runner, store)
+            preparation = Preparation(task, runner, store, following)
             if task.arch.gpu:
                 preparation.start()  # its compilers take seconds, and so do the references of its large operators
             group, ahead = ahead() if ahead else None, None

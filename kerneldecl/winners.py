@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kerneldecl import bundle, gpus, host, lockfile
 from kerneldecl.key import key
@@ -29,10 +29,20 @@ if TYPE_CHECKING:
 
 Ahead = Callable[[], Group | None]
 """Waits for what is being built of an entry before its turn has come."""
-BUILT_AHEAD = 2
+BUILT_AHEAD = 3
 """Entries."""
 RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 """What is told of a device that is not here: others have measured on it, the candidates then were those that there are now."""
+
+
+class Turn(NamedTuple):
+    """An entry whose turn has come to be tuned, and what happens beside it."""
+
+    entry: EntryPlan
+    task: Task
+    ahead: Ahead | None
+    following: Task | None
+    """The next one's, where the same GPU measures it."""
 
 
 def tune_entries(at_work: Build) -> None:
@@ -44,8 +54,8 @@ def tune_entries(at_work: Build) -> None:
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        for entry, task, ahead in _tasks(at_work, to_tune, Path(folder)):
-            _tune_entry(at_work, entry, task, ahead)
+        for turn in _turns(at_work, to_tune, Path(folder)):
+            _tune_entry(at_work, turn)
         if to_bundle and not at_work.is_over:
             _bundle_entries(at_work, to_bundle, Path(folder))
         for entry in waiting:
@@ -69,11 +79,11 @@ def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
             at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
 
 
-def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[tuple[EntryPlan, Task, Ahead | None]]:
-    """Yield one entry after the other with its task: what is timed must have its device for itself.
+def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
+    """Yield one entry after the other: what is timed must have its device for itself.
 
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
-    of an entry leave cores idle. On a CPU that would disturb.
+    of an entry leave cores idle. Inputs and reference of the next one are made, too. On a CPU that would disturb.
     """
     tasks = [_task(at_work, entry, folder / str(index)) for index, entry in enumerate(waiting)]
     builders = ThreadPoolExecutor(BUILT_AHEAD, "build-ahead")
@@ -89,7 +99,8 @@ def _tasks(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterat
             for at in range(len(ahead), min(index + 1 + BUILT_AHEAD, len(tasks))):
                 may_build = all(each.arch.gpu for each in tasks[index : at + 1])
                 ahead.append(builders.submit(built, tasks[at]).result if may_build else None)
-            yield entry, task, ahead[index]
+            following = next(iter(tasks[index + 1 : index + 2]), None)
+            yield Turn(entry, task, ahead[index], following if following and task.arch.gpu and following.arch == task.arch else None)
     finally:
         # An interrupted build stops the workers, and with them what is still being built.
         builders.shutdown(wait=False, cancel_futures=True)
@@ -106,7 +117,8 @@ def _step(at_work: Build, entry: EntryPlan) -> Told:
     return step
 
 
-def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, ahead: Ahead | None) -> None:
+def _tune_entry(at_work: Build, turn: Turn) -> None:
+    entry, task = turn.entry, turn.task
     action, store = entry.action("tune"), at_work.workspace.store
 
     def say(text: str) -> None:
@@ -115,7 +127,7 @@ def _tune_entry(at_work: Build, entry: EntryPlan, task: Task, ahead: Ahead | Non
     with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
         if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
             return  # another build has done it meanwhile
-        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), ahead)
+        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), turn.ahead, turn.following)
         for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
             at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
         if outcome.policy:

@@ -270,6 +270,7 @@ _ACTIONS = {
     "specialize": _specialize,
     "build": _build,
     "describe": _describe,
+    "foresee": _prepare,
     "prepare": _prepare,
     "verify": _verify,
     "sample": _sample,

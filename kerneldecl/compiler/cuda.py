@@ -36,6 +36,7 @@ from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, o
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts, unrolled
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
+from kerneldecl.cudaarrays import in_parts
 from kerneldecl.cudalink import embed, sized
 from kerneldecl.key import digest, key, manifest
 from kerneldecl.model import Arch, dtype_bytes
@@ -83,7 +84,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     func = mod["main"].with_attr("global_symbol", symbol)
     made = _generated(func, symbol, arch)
     functions, source = _serialized(made.library)
-    cubin = _cubin(source, made.arch, _flags(func), store)
+    cubin = _cubin(source if is_tirx(func) else in_parts(source), made.arch, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in made.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
     return CudaObject(embed(_host_object(made.library), module), _code_digest(cubin, launches, func, made), launches)

@@ -88,8 +88,11 @@ def _alternates(place: Any, step: Var) -> bool:
 
 
 def _own_parts(body: Any) -> Any:
+    fragments = _fragments(body)
+    if not fragments:
+        return body
     first, second = _OfLane(body, 0), _OfLane(body, 1)
-    parts = {array: int(_ANALYZER.simplify(second(place) - first(place))) for array, place in _fragments(body)}
+    parts = {array: int(_ANALYZER.simplify(second(place) - first(place))) for array, place in fragments}
 
     def own(array: Any, index: Any) -> Any:
         part, place = parts[array], first(index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -50,13 +51,23 @@ class AtHand(Generic[Brought]):
         self._bring, self._close = bring, close
         self._held: dict[str, Brought] = {}
         """One at most, under the text that describes its case."""
+        self._coming: dict[str, Future[Case]] = {}
+        """The same of what is still made."""
+        self._maker = ThreadPoolExecutor(1, "next-case")
 
     def of(self, described: Mapping[str, Any]) -> Brought:
         text = json.dumps(described, sort_keys=True)
         if text not in self._held:
+            coming = self._coming.pop(text, None)
             self.clear()
-            self._held[text] = self._bring(make_case(described))
+            self._held[text] = self._bring(coming.result() if coming else make_case(described))
         return self._held[text]
+
+    def foresee(self, described: Mapping[str, Any]) -> None:
+        """Begin to make a case, beside what else is done, that is to be at hand after this one."""
+        text = json.dumps(described, sort_keys=True)
+        if text not in self._held and text not in self._coming:
+            self._coming = {text: self._maker.submit(make_case, described)}
 
     def clear(self) -> None:
         while self._held:

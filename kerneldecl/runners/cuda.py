@@ -29,7 +29,7 @@ from kerneldecl.runners.checks import Checks
 from kerneldecl.runners.driver import CudaError, Device, Graph, device
 from kerneldecl.runners.placement import GUARD_BYTES, copies, most_calls, place
 
-__all__ = ["ceilings", "prepare", "sample", "verify"]
+__all__ = ["ceilings", "foresee", "prepare", "sample", "verify"]
 
 GUARD_BYTE = 0x5A
 POISON_BYTES = {True: 0xFF, False: 0xA5}
@@ -204,6 +204,12 @@ _AT_HAND = AtHand(_bring, _Brought.close)
 def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload, and bring them to the GPU: root, rule, attrs and seed."""
     _AT_HAND.of(case)
+    return {}
+
+
+def foresee(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Begin to make the inputs and the reference of the workload that is prepared next: the host does it while the GPU measures."""
+    _AT_HAND.foresee(case)
     return {}
 
 

@@ -141,6 +141,21 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
     assert outcome.measurements[0].samples
 
 
+def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Noting(TableRunner):
+        def measure(self, request: Request, limit_secs: float) -> Answer:
+            asked.append((request["do"], request["case"]["rule"]))
+            return super().measure(request, limit_secs)
+
+    task = task_in(tmp_path)
+    following = dataclasses.replace(task, workload=dataclasses.replace(task.workload, rule="softmax"))
+    runner, store = Noting(), LocalStore(tmp_path / "store")
+    measure(task, [built("a")], Preparation(task, runner, store, following), runner, store, lambda *_: None)
+    assert asked[:3] == [("prepare", "elementwise"), ("foresee", "softmax"), ("verify", "elementwise")]
+
+
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     first, again = TableRunner(), TableRunner()
     done = measured(task_in(tmp_path), first, built("a"), built("b"))

@@ -105,6 +105,16 @@ def test_a_machine_that_has_the_gpu_measures_what_was_ranked_when_it_is_asked_to
     assert not any(entry.is_unmeasured for entry in gpus.plan().entries)
 
 
+def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    runner = FakeRunner()
+    gpus.build(runner)
+    asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "foresee"}]
+    prepared = [attrs for action, attrs in asked if action == "prepare"]
+    assert [attrs for action, attrs in asked if action == "foresee"] == prepared[1:]
+    assert all(asked.index(("foresee", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
+
+
 @pytest.mark.parametrize("unrolls", ["(4, 2, 1, 8)", "(1, 2, 4, 8)  # as before"], ids=["other order", "same"])
 def test_an_edited_policy_is_tuned_from_what_was_measured_of_the_same_code(gpus: Space, unrolls: str) -> None:
     (folder,) = gpus.build(measure=False).build.bundles.values()

@@ -18,11 +18,13 @@ from tvm.s_tir import dlight
 from kerneldecl import nvcc
 from kerneldecl.archfile import read_arch
 from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object
+from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
+from kerneldecl.cudaarrays import in_parts
 from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch
 from kerneldecl.stores.local import LocalStore
+from kerneldecl.templates import gpu_matmul_simt
 
 ARCHS = Path(nvcc.__file__).parent / "archs"
 
@@ -266,6 +268,22 @@ def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
     monkeypatch.setattr(nvcc, "compile_cubin", compiled)
     compile_cuda_object(bound(addition(size=777, dtype=dtype)), H200, "kd_add", store)
     assert asked == [flags]
+
+
+PRODUCT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster": 1, "parts": 1}
+
+
+@needs_nvcc
+def test_arrays_in_parts_leave_the_code_as_it_is() -> None:
+    a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
+    k = te.reduce_axis((0, 512), name="k")
+    product = module(a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C"))
+    scheduled = gpu_matmul_simt.apply(product, PRODUCT, H200)
+    assert scheduled is not None
+    source = cuda_source(scheduled.mod, H200, "kd_product")
+    whole, parts = (nvcc.compile_cubin(text, "sm_90a") for text in (source, in_parts(source)))
+    assert in_parts(source) != source
+    assert parts == whole
 
 
 @needs_nvcc
