@@ -58,6 +58,8 @@ class Work(NamedTuple):
     """How often one thread waits for memory: loads that are in flight together count once."""
     barriers: int = 0
     """How often the threads of one block wait for one another."""
+    serial_cycles: float = 0.0
+    """Of what one thread computes on its own, each instruction after the one before."""
 
 
 def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
@@ -112,7 +114,8 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
     if not resident:
         return math.inf
     turns = max(1.0, -(-work.blocks // gpu.sm_count) / resident)
-    latency = turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS)
+    serial_secs = work.serial_cycles / gpu.clock_hz
+    latency = turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE), latency)
     return float(math.fsum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + gpu.launch_secs
 

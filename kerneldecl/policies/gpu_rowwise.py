@@ -21,6 +21,14 @@ BLOCK_THREADS = (64, 128, 256, 512, 1024)
 MAX_KEPT = 64
 """Elements of a row that one thread keeps: each may need a register of its own, beside those that hold what was loaded."""
 
+INSTRUCTION_FLOPS = 4.0
+"""What an operation of a step costs, beside its accesses."""
+INSTRUCTION_CYCLES = 4.0
+"""Until what an arithmetic instruction computes can be used: a thread adds up its elements one after the other (Jia et al., Dissecting the
+NVIDIA Volta GPU Architecture via Microbenchmarking, 2018, table 4.1). Norms of 128 rows on an H200: 35 to 50 cycles an element."""
+EXCHANGE_CYCLES = 25.0
+"""Of an exchange between the threads of a warp, with the operation on what came."""
+
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
@@ -41,6 +49,7 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
     last = space.blocks[-1]
     element = dtype_bytes(last.writes[0].dtype)
     lengths = [block.axes[-1].extent for block in (*reductions, last)]
+    instructions = sum(points(block) * max(1, block.flops_per_point) for block in space.blocks)
     for width, row_threads, threads in itertools.product(access_widths(math.gcd(*lengths), element), ROW_THREADS, BLOCK_THREADS):
         vectors = size // width
         if row_threads > threads or (row_threads >= 2 * vectors and row_threads > 1):
@@ -51,16 +60,19 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
         # A row that is not kept is read again for each reduction, from L2.
         passes = 1 if is_kept else len(reductions) + 1
         waste = steps * row_threads / vectors
+        # Threads of several warps meet at barriers.
+        exchanges = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
         work = Work(
             blocks=count // rows,
             threads=row_threads * rows,
             regs_per_thread=24 + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
-            flops=sum(points(block) * (max(1, block.flops_per_point) * 4 + ACCESS_FLOPS / width) for block in space.blocks) * waste,
+            flops=(INSTRUCTION_FLOPS * instructions + sum(points(block) * ACCESS_FLOPS / width for block in space.blocks)) * waste,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved_bytes(space),
             l2_bytes=moved_bytes(space) * waste * (passes + 1) / 2 * max(1.0, LINE_BYTES / (min(row_threads, vectors) * width * element)),
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0),
             rounds=1 if is_kept else steps * passes,
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
+            serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + exchanges * EXCHANGE_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "kept": is_kept}, (work,)
