@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_copies import ENCODE, copy
+from kerneldecl.templates._wgmma_copies import ENCODE, copy, prefetch
 from kerneldecl.templates._wgmma_gather import gather
 from kerneldecl.templates._wgmma_packing import packed
 from kerneldecl.templates._wgmma_parts import finish_sums, send_sums
@@ -20,6 +20,28 @@ from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
 from kerneldecl.templates._wgmma_sums import end_first_slab, end_sums, start_sums
 from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
 from kerneldecl.templates._wgmma_walk import At, Sums, Walk
+
+
+def _tile(kernel, walk, place):
+    """Return the first row and column of a block's tile."""
+    rank_m, rank_n, _ = place
+    tiles = kernel.tiles
+    return (walk.row * tiles.cluster_m + rank_m) * tiles.block_m, (walk.column * tiles.cluster_n + rank_n) * tiles.block_n
+
+
+@T.inline
+def _ask_ahead(kernel, walk, maps, place):
+    """Have one thread ask for the first steps of a block's tile while the kernel in front ends.
+
+    A prefetch is no access: it changes nothing, and what that kernel still writes goes through the same cache.
+    """
+    rows_map, columns_map = each(maps)
+    rank_m, rank_n, part = each(place)
+    row, column = each(_tile(kernel, walk, place))
+    for i in T.serial(kernel.ahead_steps):
+        at = T.meta_var((walk.batch, part * kernel.part_steps + i))
+        prefetch(kernel.rows.copies[0], rows_map, row, rank_n, at)
+        prefetch(kernel.columns.copies[0], columns_map, column, rank_m, at)
 
 
 @T.inline
@@ -34,8 +56,7 @@ def _load(kernel, walk, maps, stages, barriers, place):
     rows_mask = T.meta_var(T.cast(T.shift_left(tiles.row_peers, rank_m), "uint16") if tiles.cluster_n > 1 else None)
     columns_mask = T.meta_var(T.cast(T.shift_left(tiles.column_peers, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None)
     while walk.valid():
-        row = T.meta_var((walk.row * tiles.cluster_m + rank_m) * tiles.block_m)
-        column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
+        row, column = each(_tile(kernel, walk, place))
         begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split > 1 else walk.begin())
         for i in T.serial(walk.count()):
             empty.wait(state.stage, state.phase)
@@ -215,6 +236,12 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if tiles.dependent == 1:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
+        if kernel.ahead_steps > 0:
+            if (group == 0) & (warp == 0):
+                if T.cuda.elect_sync():
+                    asking = Walk(kernel, first, kernel.clusters)
+                    _ask_ahead(kernel, asking, (rows_map, columns_map), place)
+                T.cuda.warp_sync()
         if kernel.is_early:
             T.ptx.griddepcontrol.wait()
         if group == 0:

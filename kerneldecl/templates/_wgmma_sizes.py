@@ -20,6 +20,8 @@ from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024
 """Of shared memory in each block."""
+AHEAD_BYTES = 64 * 1024
+"""That the blocks of an SM ask for together before the kernel in front has ended."""
 LATE_STEPS = 3
 """Their products keep the tensor cores busy about as long as gelu takes on half of a tile."""
 MAX_REGISTERS, OTHER_REGISTERS = 255, 40
@@ -55,6 +57,17 @@ class Kernel:
     def is_early(self) -> bool:
         """Say whether the kernel may start before the one in front has ended, and so waits for it itself."""
         return bool(self.tiles.dependent or self.packings)
+
+    @property
+    def ahead_steps(self) -> int:
+        """Return how many steps of its tile a block asks for before the kernel in front has ended.
+
+        Where blocks have one tile each, which begins and ends while DRAM has little to do, and TMA brings both operands as they are.
+        """
+        if not self.tiles.dependent or self.tiles.stream > 0 or self.packings or self.is_gathered or self.clusters < self.total:
+            return 0
+        share_bytes = self.rows.stage_bytes // self.tiles.cluster_n + self.columns.stage_bytes // self.tiles.cluster_m
+        return min(self.part_steps, self.tiles.stages, AHEAD_BYTES // (self.resident * share_bytes))
 
     @property
     def registers_dtype(self) -> str:

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -149,6 +150,7 @@ struct Cta {
   std::vector<std::unique_ptr<Thread>> threads;
   bool has_dependency_wait = false;
   unsigned loads = 0;
+  std::set<std::pair<const void*, std::array<int, 5>>> asked;  // for: boxes of tensor maps that it has not loaded yet
 };
 
 struct Cluster {
@@ -523,6 +525,7 @@ void run_thread(unsigned high, unsigned low) {
   if (thread->copies.size() || thread->copy_groups.size()) fail("ends without waiting for its cp.async");
   if (--cta->alive == 0) {
     if (cta->loads) fail("is the last of its CTA to end, while copies into its shared memory are under way");
+    if (cta->asked.size()) fail("is the last of its CTA to end, which has prefetched %zu boxes that it did not load", cta->asked.size());
   }
   cta->cluster->alive--;
   it.stacks.push_back(thread->stack);
@@ -946,6 +949,7 @@ void note_global(const void* address, size_t bytes, bool is_write) {
 void tensor_load(int rank, uint32_t to, const void* tensor, std::initializer_list<int> at, uint32_t barrier, int mask) {
   auto& map = *(const CUtensorMap*)tensor;
   auto place = place_of(map, rank, at);
+  me().cta->asked.erase({tensor, place});
   note_global(map.base, map.element_bytes, false);
   uint32_t offset = offset_of(to);
   check_place(map, offset);
@@ -957,6 +961,11 @@ void tensor_load(int rank, uint32_t to, const void* tensor, std::initializer_lis
       else memset(target, 0, map.element_bytes);
     });
   });
+}
+
+// No access, also before griddepcontrol.wait; a kernel should ask for nothing but what it loads.
+void tensor_prefetch(int rank, const void* tensor, std::initializer_list<int> at) {
+  me().cta->asked.insert({tensor, place_of(*(const CUtensorMap*)tensor, rank, at)});
 }
 
 void bulk_load(uint32_t to, const void* from, unsigned bytes, uint32_t barrier, int mask) {

@@ -109,6 +109,7 @@ void set_registers(unsigned count, bool is_more);
 
 // ---- copies
 void tensor_load(int rank, uint32_t to, const void* map, std::initializer_list<int> at, uint32_t barrier, int mask);
+void tensor_prefetch(int rank, const void* map, std::initializer_list<int> at);
 void tensor_store(int rank, const void* map, std::initializer_list<int> at, uint32_t from, bool adds);
 void bulk_load(uint32_t to, const void* from, unsigned bytes, uint32_t barrier, int mask);
 void bulk_store(const void* to, uint32_t from, unsigned bytes);

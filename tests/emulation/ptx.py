@@ -187,6 +187,11 @@ def _tensor_load(i: Instruction) -> str:
     return f"machine::tensor_load({rank}, {to}, {tensor}, {place}, {barrier}, {mask})"
 
 
+def _tensor_prefetch(i: Instruction) -> str:
+    rank, tensor, place, _ = _tensor(i)
+    return f"machine::tensor_prefetch({rank}, {tensor}, {place})"
+
+
 def _tensor_store(i: Instruction) -> str:
     rank, tensor, place, (source, *_) = _tensor(i)
     return f"machine::tensor_store({rank}, {tensor}, {place}, {source}, {'true' if 'reduce' in i.parts else 'false'})"
@@ -411,10 +416,8 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"prefetch\.global\.L2", lambda i: f"machine::prefetch((const void*)({i.operands[0]}), 1, 1)"),
         (r"cp\.async\.bulk\.prefetch\.L2\.global", lambda i: f"machine::prefetch((const void*)({i.operands[0]}), {i.operands[1]}, 16)"),
         (r"ld\.param\.u64", lambda i: f"{i.operands[0]} = machine::parameters[{i.operands[1].rpartition('_')[2]}]"),
-        (
-            rf"prefetch\.tensormap|prefetchu?(\.global)?\.L[12](::\w+)?|cp\.async\.bulk\.prefetch\.tensor\.[1-5]d\.L2\.global(\.tile)?{_HINTS}",
-            _nothing,
-        ),
+        (r"prefetch\.tensormap|prefetchu?(\.global)?\.L[12](::\w+)?", _nothing),
+        (rf"cp\.async\.bulk\.prefetch\.tensor\.[1-5]d\.L2\.global(\.tile)?{_HINTS}", _tensor_prefetch),
         (rf"cp\.async\.c[ag]\.shared(::cta)?\.global{_HINTS}", _copy),
         (r"cp\.async\.commit_group", _call("copy_commit")),
         (r"cp\.async\.wait_group", _call("copy_wait")),

@@ -18,6 +18,7 @@ M, N, K = 128, 128, 320
 BLOCK, STAGES = 64, 2
 LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
+PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 MULTIPLY = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
 
 
@@ -65,6 +66,7 @@ def product(flaw: str = "") -> Any:
             if warp_id == 0:
                 if T.cuda.elect_sync():
                     state = PipelineState(STAGES, first)
+                    T.ptx[PREFETCH](T.address_of(b_map), 8 if flaw == "asks for what it does not load" else 0, 0)
                     for tile in T.serial((M // BLOCK) * (N // BLOCK)):
                         for k in T.serial(K // BLOCK):
                             if flaw != "no wait for an empty stage":
@@ -161,6 +163,7 @@ def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
         ("no barrier before the store", "without fence.proxy.async|nobody has written"),
         ("ends before the store has read", "have not been waited for"),
         ("a cluster's barrier apart from the warp", "aligned barrier of the cluster apart from its warp"),
+        ("asks for what it does not load", "has prefetched 1 boxes that it did not load"),
         ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
     ],
 )

@@ -15,7 +15,7 @@ from wgmma_cases import FLOAT16, ONE, PACKED, PLAIN, PRODUCTS, SMS
 
 from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.cuda import compile_cuda_object
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.overlap_cuda import TAG
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
@@ -66,6 +66,23 @@ def test_computes_what_the_rule_does(name: str) -> None:
     usage = nvcc.compile_cubin(kernel.source, "sm_90a").usage.values()
     assert "wgmma.mma_async" in kernel.source
     assert not any(each.spill_bytes for each in usage)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params", "asks"),
+    [
+        ({"m": 128}, {"dependent": 1}, True),
+        ({"m": 128}, {"dependent": 0}, False),
+        ({"m": 300}, {"dependent": 1}, False),  # blocks have several tiles
+        ({"m": 128, "k": 201}, {"dependent": 1}, False),  # threads gather its rows
+        ({"m": 128, "k": 201}, {**PACKED, "dependent": 1}, False),  # what it loads is still being made
+    ],
+)
+def test_a_kernel_asks_for_its_first_steps_before_it_waits(attrs: dict[str, Any], params: dict[str, Value], asks: bool) -> None:
+    before, waits, after = cuda_source(made(attrs, params), the_gpu(), "kd_main").rpartition("griddepcontrol_wait();")
+    assert ("prefetch_tensor" in before.rpartition("__global__")[2]) == asks
+    assert "prefetch_tensor" not in after
+    assert bool(waits) == params["dependent"]
 
 
 @needs_nvcc
