@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -181,13 +180,13 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
         sys.exit(f"arch {given.arch} is {arch.model}, this is {described['gpu']}")
     show_machine(described)
     rows = []
-    with ProcessPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4), get_context("spawn")) as pool:
-        # A few of the cores compile the defaults while the first network is tuned.
-        defaults = {name_of(each): pool.submit(default_library, each, folder) for each in chosen if "dlight" in rivals}
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         for network in chosen:
             row = tuned(network, given.arch, given.top_k, folder / name_of(network))
             if "failure" not in row:
-                row |= contested(network, row, defaults.get(name_of(network)), given, gpu)
+                # Not while something is tuned: that is timed, and wants all cores.
+                default = pool.submit(default_library, network, folder) if "dlight" in rivals else None
+                row |= contested(network, row, default, given, gpu)
             rows.append(row)
             say(row)
             gpu.close()
