@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -184,8 +184,8 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
         for network in chosen:
             row = tuned(network, given.arch, given.top_k, folder / name_of(network))
             if "failure" not in row:
-                # Not while something is tuned: that is timed, and wants all cores.
-                default = pool.submit(default_library, network, folder) if "dlight" in rivals else None
+                # Not while something is tuned: that is timed, and wants all cores. In a process of its own, where TVM compiles by itself.
+                default = pool.submit(default_library, network, folder).result() if "dlight" in rivals else None
                 row |= contested(network, row, default, given, gpu)
             rows.append(row)
             say(row)
@@ -193,12 +193,12 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
     return described, rows
 
 
-def contested(network: Network, row: Row, default: Future[Any] | None, given: argparse.Namespace, gpu: GpuProcess) -> Row:
+def contested(network: Network, row: Row, default: tuple[str, float, str] | None, given: argparse.Namespace, gpu: GpuProcess) -> Row:
     from kerneldecl.plugins import STANDARD, load_arch
 
     libraries, failures = {"ours": (row["library"], row["artifact"])}, {}
     if default is not None:
-        library, secs, failure = default.result()
+        library, secs, failure = default
         row["took_secs"]["dlight"] = secs
         if library:
             libraries["dlight"] = (library, "")

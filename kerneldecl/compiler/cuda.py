@@ -91,7 +91,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
 
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
-    """Return the CUDA source of the scheduled `main`, as `compile_cuda_object` has it compiled; raise ValueError as that does."""
+    """Return the CUDA source of the scheduled `main`; raise ValueError as `compile_cuda_object`, which cuts its arrays for nvcc, does."""
     return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
 
 
