@@ -15,6 +15,9 @@ from kerneldecl.model import Candidate, Gpu, Proposal, Value
 DRAM_LATENCY_SECS = 7e-7
 """Of a load that misses all caches while many others do, too: about 1.5 times the idle latency that microbenchmarks
 publish (Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018, section 3)."""
+WARP_CYCLES = 20.0
+"""Of an SM to start a warp that reduces rows, one after the other: what kernels of few microseconds wait for that fill it with threads.
+From the times of products of a matrix of 1024 x 1024 and a vector on an H200; kernels without reductions start faster."""
 BARRIER_SECS = 3e-8
 """Of a block's threads to meet and read what the others left in shared memory: some 50 cycles."""
 COMBINE_SECS = 1.1e-7
@@ -60,6 +63,8 @@ class Work(NamedTuple):
     """How often the threads of one block wait for one another."""
     serial_cycles: float = 0.0
     """Of what one thread computes on its own, each instruction after the one before."""
+    warp_cycles: float = 0.0
+    """Of an SM to start one warp."""
 
 
 def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
@@ -113,9 +118,12 @@ def streamed_secs(gpu: Gpu, work: Work) -> float:
     resident = occupancy(gpu, work.threads, work.regs_per_thread, work.smem_bytes)
     if not resident:
         return math.inf
-    turns = max(1.0, -(-work.blocks // gpu.sm_count) / resident)
+    share = -(-work.blocks // gpu.sm_count)
+    turns = max(1.0, share / resident)
     serial_secs = work.serial_cycles / gpu.clock_hz
-    latency = turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
+    # What starts later does so while others work.
+    start_secs = work.warp_cycles * min(share, resident) * -(-work.threads // gpu.warp_size) / gpu.clock_hz
+    latency = start_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE), latency)
     return float(math.fsum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + gpu.launch_secs
 

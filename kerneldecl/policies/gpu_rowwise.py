@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import is_across
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, Timed, Work, access_widths, ranked
+from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
 
 TEMPLATES = ("gpu_rowwise",)
@@ -74,5 +74,6 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             rounds=1 if is_kept else steps * passes,
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
             serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + exchanges * EXCHANGE_CYCLES,
+            warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "kept": is_kept}, (work,)
