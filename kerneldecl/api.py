@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stores.local import LocalStore
+from kerneldecl.task import Task
 from kerneldecl.winners import cannot_measure, no_winner
 from kerneldecl.workspace import FILE, Workspace, open_workspace
 
@@ -83,8 +85,8 @@ def measure_bundle(
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
     with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
-        for entry in waiting:
-            done.append(_measured(entry, runner, store, say))
+        for entry, following in itertools.zip_longest(waiting, waiting[1:]):
+            done.append(_measured(entry, following.task if following else None, runner, store, say))
             if done[-1].has_failed and not keep_going:
                 break
     failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
@@ -92,13 +94,13 @@ def measure_bundle(
     return {"schema": 1, **counts, "failed": failed, "records": str(store.root / "record")}
 
 
-def _measured(entry: bundle.Entry, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
+def _measured(entry: bundle.Entry, following: Task | None, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:
     name = entry.task.workload.entry
 
     def step(doing: str, done: int, total: int, best_secs: float | None) -> None:
         say(Step(name, doing, done, total, best_secs))
 
-    outcome = bundle.measure_entry(entry, runner, store, step)
+    outcome = bundle.measure_entry(entry, runner, store, step, following)
     winner = outcome.measurements[0] if outcome.policy else None
     text = f"{shown(winner.candidate)} {winner.run_secs * 1e6:.4g} us" if winner else no_winner(outcome.measurements)
     finished = Finished(name, "measure", text, has_failed=winner is None)

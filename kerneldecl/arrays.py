@@ -5,15 +5,17 @@ Knows nothing of rules, kernels or devices.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
+from kerneldecl.blas import one_thread
 from kerneldecl.model import Arg
 
 Array = np.ndarray[Any, Any]
@@ -122,8 +124,10 @@ def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -
     return out
 
 
-def _on_all_cores(function: Callable[[int], Result], items: Iterable[int]) -> list[Result]:
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+def _on_all_cores(function: Callable[[int], Result], items: Sequence[int]) -> list[Result]:
+    cores = len(os.sched_getaffinity(0))
+    # Where every core has products of its own, more threads for each would only take turns with each other.
+    with ThreadPoolExecutor(cores) as pool, one_thread() if len(items) >= cores else contextlib.nullcontext():
         return list(pool.map(function, items))
 
 

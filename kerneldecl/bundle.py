@@ -152,11 +152,14 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
     return Entry(task, "".join(f"{line}\n" for line in json["manifest"]), tuple(groups_read))
 
 
-def measure_entry(entry: Entry, runner: Runner, store: LocalStore, step: Step) -> Outcome:
-    """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record."""
+def measure_entry(entry: Entry, runner: Runner, store: LocalStore, step: Step, following: Task | None = None) -> Outcome:
+    """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record.
+
+    `following` is measured next.
+    """
     failed: list[Measurement] = []
     for group in entry.groups:
-        measured = measure(entry.task, group.built, Preparation(entry.task, runner, store), runner, store, step)
+        measured = measure(entry.task, group.built, Preparation(entry.task, runner, store, following), runner, store, step)
         if any(m.samples for m in measured):
             outcome = Outcome(*ranking([*measured, *failed]), group.policy)
             _keep(entry, group, outcome, runner, store)

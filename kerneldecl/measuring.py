@@ -27,11 +27,12 @@ SPILLING_SECS = 1.0
 class Preparation:
     """The making of inputs and reference, which takes its time, while candidates are still being built.
 
-    Those of `following`, which the same GPU measures next, are made while it measures this one.
+    Those of `following`, which is measured next, are made while a GPU measures this one, if it measures both: a CPU they would disturb.
     """
 
     def __init__(self, task: Task, runner: Runner, store: LocalStore, following: Task | None = None) -> None:
-        self._task, self._runner, self._store, self._following = task, runner, store, following
+        self._task, self._runner, self._store = task, runner, store
+        self._foreseen = following if following and task.arch.gpu and following.arch == task.arch else None
         self._answer: Answer = {}
         self._error: KerneldeclError | None = None
         # A daemon: it may wait for a GPU that another process holds when the user gives up.
@@ -58,8 +59,8 @@ class Preparation:
     def _run(self) -> None:
         try:
             self._answer = prepare(self._task, self._runner)
-            if self._following:
-                self._runner.measure(self._following.measure_request("foresee", case=self._following.measured_case), PREPARE_SECS)
+            if self._foreseen:
+                self._runner.measure(self._foreseen.measure_request("foresee", case=self._foreseen.measured_case), PREPARE_SECS)
         except KerneldeclError as error:
             self._error = error
 

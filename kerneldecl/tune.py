@@ -55,7 +55,7 @@ def tune(
     """Build and measure candidates until a policy has one that passes verification.
 
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
-    `ahead` waits for what `next(groups(…))` builds already, if it does. `following` is measured next, on the same GPU.
+    `ahead` waits for what `next(groups(…))` builds already, if it does. `following` is tuned next.
     """
     failed: list[Measurement] = []
     for policy, first in _first_proposals(task):

@@ -42,7 +42,7 @@ class Turn(NamedTuple):
     task: Task
     ahead: Ahead | None
     following: Task | None
-    """The next one's, where the same GPU measures it."""
+    """The next one's."""
 
 
 def tune_entries(at_work: Build) -> None:
@@ -83,7 +83,7 @@ def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterat
     """Yield one entry after the other: what is timed must have its device for itself.
 
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
-    of an entry leave cores idle. Inputs and reference of the next one are made, too. On a CPU that would disturb.
+    of an entry leave cores idle. On a CPU that would disturb.
     """
     tasks = [_task(at_work, entry, folder / str(index)) for index, entry in enumerate(waiting)]
     builders = ThreadPoolExecutor(BUILT_AHEAD, "build-ahead")
@@ -99,8 +99,7 @@ def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterat
             for at in range(len(ahead), min(index + 1 + BUILT_AHEAD, len(tasks))):
                 may_build = all(each.arch.gpu for each in tasks[index : at + 1])
                 ahead.append(builders.submit(built, tasks[at]).result if may_build else None)
-            following = next(iter(tasks[index + 1 : index + 2]), None)
-            yield Turn(entry, task, ahead[index], following if following and task.arch.gpu and following.arch == task.arch else None)
+            yield Turn(entry, task, ahead[index], next(iter(tasks[index + 1 : index + 2]), None))
     finally:
         # An interrupted build stops the workers, and with them what is still being built.
         builders.shutdown(wait=False, cancel_futures=True)

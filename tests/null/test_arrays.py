@@ -5,10 +5,13 @@ Knows nothing of rules.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 from kerneldecl.arrays import BLOCK_ELEMENTS, PERIOD, by_rows, distinct, numpy_dtype, random_array, repeated, widened
+from kerneldecl.blas import one_thread, threads
 from kerneldecl.model import Arg
 
 
@@ -72,6 +75,34 @@ def test_rows_are_filled_whatever_the_slices(rows: int, row_elements: int) -> No
 def test_what_fails_in_a_slice_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         by_rows(np.empty(10), lambda part: np.full(part.stop - part.start, 1 // 0), 1)
+
+
+@pytest.mark.skipif(threads() is None, reason="NumPy's products are not OpenBLAS's")
+def test_where_every_core_has_rows_a_product_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    before = threads()
+
+    def rows_seen(rows: int) -> set[int]:
+        return set(by_rows(np.zeros(rows, int), lambda part: np.full(part.stop - part.start, threads()), BLOCK_ELEMENTS))
+
+    assert rows_seen(3) == {1}
+    assert rows_seen(2) == {before}
+    assert threads() == before
+
+
+@pytest.mark.skipif(threads() is None, reason="NumPy's products are not OpenBLAS's")
+def test_products_have_their_threads_again_when_the_last_who_wanted_one_is_done() -> None:
+    before = threads()
+    first, second = one_thread(), one_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threads() == 1
+    second.__exit__(None, None, None)
+    assert threads() == before
+    with pytest.raises(ZeroDivisionError), one_thread():
+        assert threads() == 1 // 0
+    assert threads() == before
 
 
 def test_widened_keeps_shape_and_values_whatever_the_order() -> None:

@@ -141,7 +141,15 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
     assert outcome.measurements[0].samples
 
 
-def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "next_arch", "foreseen"),
+    [(H200, H200, [("foresee", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
+    ids=["gpu", "gpu then cpu", "cpu then gpu", "cpu"],
+)
+def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
+    arch: Arch, next_arch: Arch, foreseen: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Where one GPU measures both."""
     asked: list[tuple[str, str]] = []
 
     class Noting(TableRunner):
@@ -149,11 +157,12 @@ def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(tmp_path: Pat
             asked.append((request["do"], request["case"]["rule"]))
             return super().measure(request, limit_secs)
 
-    task = task_in(tmp_path)
-    following = dataclasses.replace(task, workload=dataclasses.replace(task.workload, rule="softmax"))
+    task = task_in(tmp_path, arch)
+    following = dataclasses.replace(task, arch=next_arch, workload=dataclasses.replace(task.workload, rule="softmax"))
     runner, store = Noting(), LocalStore(tmp_path / "store")
     measure(task, [built("a")], Preparation(task, runner, store, following), runner, store, lambda *_: None)
-    assert asked[:3] == [("prepare", "elementwise"), ("foresee", "softmax"), ("verify", "elementwise")]
+    before_samples = asked[: asked.index(("sample", "elementwise"))]
+    assert before_samples == [("prepare", "elementwise"), *foreseen, ("verify", "elementwise")]
 
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:

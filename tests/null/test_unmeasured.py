@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from fakes import DieRunner, FakeRunner
 from spaces import REPOSITORY, Space
 
-from kerneldecl import bundle, winners
+from kerneldecl import api, bundle, winners
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.model import Measurement
@@ -109,8 +110,23 @@ def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space
     _with_gpu(monkeypatch)
     runner = FakeRunner()
     gpus.build(runner)
+    _assert_foreseen(runner)
+
+
+def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    runner = FakeRunner()
+    monkeypatch.setattr(api, "cannot_measure", lambda _: "")
+    monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
+    assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
+    _assert_foreseen(runner)
+
+
+def _assert_foreseen(runner: FakeRunner) -> None:
+    """Check that all entries but the first were foreseen, each before it was prepared."""
     asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "foresee"}]
     prepared = [attrs for action, attrs in asked if action == "prepare"]
+    assert len(prepared) == 3
     assert [attrs for action, attrs in asked if action == "foresee"] == prepared[1:]
     assert all(asked.index(("foresee", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
 
