@@ -8,6 +8,7 @@ from __future__ import annotations
 from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
+from kerneldecl.policies._wgmma_widths import COLUMN_UNIT
 
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""
@@ -31,6 +32,11 @@ def is_turned(factor: Factor) -> bool:
 def is_k_last(factor: Factor) -> bool:
     """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
     return factor.is_k_last or is_turned(factor)
+
+
+def unit_of(factor: Factor) -> int:
+    """Return how many rows or columns of an operand come together: 64 that lie side by side, else those that TMA's swizzle permutes."""
+    return COLUMN_UNIT if is_k_last(factor) else model.WGMMA_ROWS
 
 
 def gathered_bytes(factor: Factor, extent: int) -> int:

@@ -267,6 +267,15 @@ def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) ->
     return (limit_bytes - RESERVED_BYTES - beside_bytes) // stage_bytes(rows, columns)
 
 
-def buffers_of(free_bytes: int, chunks: int, one_bytes: int) -> int:
-    """Return how many buffers of results each consumer has: the most of 1, 2, 4 that fit and divide its chunks; 0 if none fits."""
-    return next((count for count in (MOST_BUFFERS, 2, 1) if count * one_bytes <= free_bytes and chunks % count == 0), 0)
+def beside_bytes(sums: int, consumers: int, split: int, out_bytes: int) -> int:
+    """Return the least bytes that a block of so many sums needs beside its stages: its part of them, and a buffer for each consumer."""
+    return (sums * SUM_BYTES if split > 1 else 0) + (consumers * BUFFER_BYTES if out_bytes == 2 else 0)
+
+
+def buffers_of(free_bytes: int, consumers: int, thread_sums: int) -> int:
+    """Return how many buffers of results each consumer has, one of them apart from what is free.
+
+    That is the most of 1, 2, 4 that fit and divide its chunks of 64 x 64; 0 if none fits.
+    """
+    chunks, held = max(1, thread_sums * WARPGROUP // WGMMA_ROWS**2), free_bytes // consumers + BUFFER_BYTES
+    return next((count for count in (MOST_BUFFERS, 2, 1) if count * BUFFER_BYTES <= held and chunks % count == 0), 0)

@@ -14,8 +14,7 @@ from kerneldecl.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import Estimate, Form, dram_bytes, wave_items
-from kerneldecl.policies._wgmma_factors import gathered_bytes, is_box, is_k_last, step_items
-from kerneldecl.policies._wgmma_widths import COLUMN_UNIT
+from kerneldecl.policies._wgmma_factors import gathered_bytes, is_box, step_items, unit_of
 
 ROWS = model.WGMMA_ROWS
 MIN_STAGES, MAX_STAGES = 2, 12
@@ -142,18 +141,6 @@ def _dealt(setting: Setting, work: _Work) -> list[int]:
     return [waves for waves in (1, 2) if waves <= most] if 0 < rest < STREAM_FILL * at_once and full < STREAM_WAVES else []
 
 
-def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
-    """Return the rows and columns that a stage has room for: columns side by side come 64 at a time."""
-    unit = COLUMN_UNIT if is_k_last(product.right) else ROWS
-    return tiling.block_m, -(-tiling.block_n // unit) * unit
-
-
-def _least_beside(tiling: Tiling, out_dtype: str) -> int:
-    """Return the least bytes that a block needs beside its stages."""
-    parts = tiling.block_m * tiling.block_n * model.SUM_BYTES if tiling.split > 1 else 0
-    return parts + (tiling.consumers * model.BUFFER_BYTES if dtype_bytes(out_dtype) == 2 else 0)
-
-
 def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
     _, m, n, _ = product.extents
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
@@ -204,7 +191,9 @@ def _work(setting: Setting, bare: Tiling) -> _Work:
     )
     gathered = gathered_bytes(product.left, bare.block_m) + gathered_bytes(product.right, bare.block_n)
     ring = model.Ring(bare.block_m, bare.block_n, bare.is_pingpong, gathered, bare.is_staggered)
-    stored, beside_bytes = _stored(product, bare), _least_beside(bare, out_dtype)
+    unit = unit_of(product.right)
+    stored = bare.block_m, -(-bare.block_n // unit) * unit
+    beside_bytes = model.beside_bytes(bare.block_m * bare.block_n, bare.consumers, bare.split, tiles.out_bytes)
     return _Work(
         bare,
         model.pace_of(gpu, product.left.dtype, tiles, ring),
@@ -218,9 +207,7 @@ def _work(setting: Setting, bare: Tiling) -> _Work:
 def _pipeline(work: _Work, stages: int, gpu: Gpu) -> model.Pipeline:
     """Return so many stages with as many buffers of results as there is room for."""
     bare, used = work.bare, stages * work.stage_bytes + work.beside_bytes
-    chunks = max(1, bare.thread_sums * model.WARPGROUP // (ROWS * ROWS))
-    free = gpu.smem_per_block_optin_bytes - used
-    buffers = model.buffers_of(free // bare.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
+    buffers = model.buffers_of(gpu.smem_per_block_optin_bytes - used, bare.consumers, bare.thread_sums)
     held = used + (max(1, buffers) - 1) * model.BUFFER_BYTES
     return model.Pipeline(stages, buffers, model.resident(gpu, held, work.sums_registers) if bare.consumers == 1 else 1)
 

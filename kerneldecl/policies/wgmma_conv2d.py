@@ -16,6 +16,7 @@ from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Pro
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies._gpu_products import Estimate, ranked
+from kerneldecl.policies._wgmma_factors import unit_of
 from kerneldecl.policies._wgmma_timing import MAX_STAGES, MIN_STAGES
 from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, MAX_COLUMNS
 
@@ -231,8 +232,7 @@ def _shared(windows: Windows, product: Contraction, bare: Tiling, gpu: Gpu) -> I
     if bare.is_pingpong and tiles <= gpu.sm_count:
         return  # one consumer would have nothing to do
     yield bare
-    unit = COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
-    if boxes > 1 and bare.filters % (2 * unit) == 0:
+    if boxes > 1 and bare.filters % (2 * unit_of(product.right)) == 0:
         yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
     for split in wgmma_matmul.SPLITS:
         is_long = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS
@@ -260,14 +260,13 @@ def _staged(windows: Windows, product: Contraction, bare: Tiling, out_dtype: str
 
 def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: filters side by side come 64 at a time."""
-    unit = COLUMN_UNIT if product.right.is_k_last else model.WGMMA_ROWS
+    unit = unit_of(product.right)
     return tiling.pixels, -(-tiling.filters // unit) * unit
 
 
 def _beside(tiling: Tiling, out_dtype: str) -> int:
     """Return the least bytes that a block needs beside its stages."""
-    parts = tiling.block_m * tiling.block_n * model.SUM_BYTES if tiling.split > 1 else 0
-    return parts + (tiling.consumers * model.BUFFER_BYTES if dtype_bytes(out_dtype) == 2 else 0)
+    return model.beside_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split, dtype_bytes(out_dtype))
 
 
 def smem_bytes(product: Contraction, tiling: Tiling, out_dtype: str) -> int:
@@ -281,7 +280,6 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
     rows, columns = (filters, boxes) if tiling.swap else (boxes, filters)
     rows, columns = -(-rows // tiling.cluster_m) * tiling.cluster_m, -(-columns // tiling.cluster_n) * tiling.cluster_n
     free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
-    chunks = max(1, tiling.thread_sums * model.WARPGROUP // model.WGMMA_ROWS**2)
     tiles = model.Tiles(
         rows * columns,
         -(-steps(windows) // tiling.split),
@@ -292,7 +290,7 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         _dram_bytes(windows, product, out_dtype),
     )
     pace = model.pace_of(gpu, product.left.dtype, tiles, model.Ring(tiling.block_m, tiling.block_n, tiling.is_pingpong))
-    buffers = model.buffers_of(free // tiling.consumers + model.BUFFER_BYTES, chunks, model.BUFFER_BYTES)
+    buffers = model.buffers_of(free, tiling.consumers, tiling.thread_sums)
     secs = model.tiles_secs(gpu, pace, model.Pipeline(tiling.stages, buffers)) * _apart(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTERED

@@ -15,10 +15,10 @@ from kerneldecl.contraction import WITH_A_VECTOR, Contraction, contraction_of, s
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, ranked
-from kerneldecl.policies._wgmma_factors import TURNED, is_box, is_k_last, is_turned, step_items
+from kerneldecl.policies._wgmma_factors import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
 from kerneldecl.policies._wgmma_order import spread
 from kerneldecl.policies._wgmma_timing import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
-from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, can_share, filling_widths, widths_of
+from kerneldecl.policies._wgmma_widths import can_share, filling_widths, widths_of
 
 TEMPLATES = ("wgmma_matmul",)
 
@@ -182,7 +182,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
 def _shapes(product: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
     """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
     batch, m, n, _ = product.extents
-    dtype, unit = product.left.dtype, COLUMN_UNIT if is_k_last(product.right) else ROWS
+    dtype, unit = product.left.dtype, unit_of(product.right)
     widths = [] if swap and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap))
     may_fill = not swap or n > SOME_ROWS
     for warpgroups in WARPGROUPS:
@@ -200,4 +200,4 @@ def _suits(tiling: Tiling, m: int) -> bool:
 def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
     """Say whether blocks can bring together what they share: columns along the rows, and rows along the columns."""
     sides = ((product.right, tiling.block_n, cluster_m), (product.left, tiling.block_m, cluster_n))
-    return all(can_share(extent, COLUMN_UNIT if is_k_last(factor) else ROWS, blocks) for factor, extent, blocks in sides)
+    return all(can_share(extent, unit_of(factor), blocks) for factor, extent, blocks in sides)
