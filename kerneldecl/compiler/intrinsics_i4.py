@@ -142,6 +142,16 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
     return name, source
 
 
+def prefetched() -> tuple[str, str]:
+    """Return the name and CUDA of a function that asks for the line of an address, which comes to the second-level cache."""
+    source = """
+__device__ __forceinline__ void kd_prefetch(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
+}
+"""
+    return "kd_prefetch", source
+
+
 def permuted() -> tuple[str, str]:
     """Return the name and CUDA of a function that stores 8 factors in the order of the pairs that are made of a word."""
     source = """

@@ -31,14 +31,17 @@ LEAST_STEPS = 32
 SAME_TILE = 4
 OTHER_REGISTERS = 24
 """Of a thread, beside sums, two steps' operands and what waits to be written to shared memory: what nvcc gives for sm_90."""
+MOST_REGISTERS = 128
+"""That nvcc gives a thread whose tile is in THREAD_TILES."""
 PARTITIONS = 4
 """Of an SM, each with a scheduler that starts one instruction a cycle."""
 
 # Of a thread, in cycles of its scheduler, fitted to the times of 320 kernels on an H200.
 ADDRESS = 4.0
 """Of one access to global memory; four times as much where elements lie apart."""
-ASYNC_ELEMENT, ASYNC_VECTOR = 10.0, 1.0
-"""A copy by cp.async of 4 bytes, which is written to shared memory across rows, and of 16."""
+ASYNC_ELEMENT, ASYNC_VECTOR, ASYNC_APART = 10.0, 1.0, 22.0
+"""A copy by cp.async of 4 bytes, which is written to shared memory across rows, and of 16; of 4 bytes where elements lie apart, as those
+of a convolution's windows do, which are beyond the image, or not, one by one."""
 LOAD, STORE = 7.0, 2.5
 """To registers, and from there to shared memory."""
 FRAGMENT_LOAD = 1.2
@@ -136,7 +139,7 @@ def registers(tiling: Tiling, gpu: Gpu) -> int:
     """
     held = (tiling.block_m + tiling.block_n) * tiling.block_k // tiling.threads if tiling.stages == 2 else 0
     wanted = tiling.thread_m * tiling.thread_n + 2 * (tiling.thread_m + tiling.thread_n) + held + OTHER_REGISTERS
-    return min(wanted, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
+    return min(wanted, MOST_REGISTERS, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
 def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
@@ -200,4 +203,6 @@ def _copy_cycles(factor: Factor, extent: int, tiling: Tiling) -> float:
     address = ADDRESS * (4 if factor.run == 1 else 1)
     if tiling.stages <= 2:
         return vectors * (address + LOAD) + (elements if factor.is_k_last else vectors) * STORE
-    return elements * (address + ASYNC_ELEMENT) if factor.is_k_last else vectors * (address + ASYNC_VECTOR)
+    if factor.is_k_last:
+        return elements * (address + (ASYNC_APART if factor.vector() == 1 else ASYNC_ELEMENT))
+    return vectors * (address + ASYNC_VECTOR)

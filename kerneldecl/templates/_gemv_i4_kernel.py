@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, started
+from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, prefetched, started
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -24,6 +24,9 @@ GROUPS = (128, 256, 512, 1024)
 """Weights with one scale: at least the four lanes whose weights tensor cores add up."""
 VECTOR_BYTES = 16
 LEAST_COPY_BYTES = 4
+AHEAD_BYTES = 64 * 1024
+"""That a multiprocessor's blocks ask for while the kernel in front ends, as other kernels do (compiler/ahead_cuda.py)."""
+LINE_BYTES = 128
 HELD = 4
 """Vectors of factors that a thread has on their way together."""
 QUADS = 8
@@ -94,6 +97,11 @@ class Kernel:
         return -(-self.vectors // (HELD * self.warps * LANES))
 
     @property
+    def ahead_rows(self) -> int:
+        """Of a warp's first step, to be asked for ahead."""
+        return min(self.rows, AHEAD_BYTES // (self.blocks * self.warps * STEP_BYTES))
+
+    @property
     def scales(self) -> int:
         """Of a row and a step."""
         return STEP // self.group
@@ -161,6 +169,17 @@ def _fetch(kernel, sources, stages, tile, column, slot, lane):
                 source_code=fetched(2 * at_once)[1],
             )
     T.ptx.cp.async_.commit_group()
+
+
+@T.inline
+def _ask_ahead(kernel, packed, tile, column, lane):
+    """Have a warp ask for the weights of its first step, which come to the second-level cache: that is no access and changes nothing."""
+    lines = T.meta_var(STEP_BYTES // LINE_BYTES)
+    row_bytes = T.meta_var(kernel.k // 2)
+    byte = T.meta_var(column * STEP_BYTES + lane % lines * LINE_BYTES)
+    if T.And(lane < kernel.ahead_rows * lines, T.And(tile < kernel.tiles, byte < row_bytes)):
+        row = T.meta_var(_at_most(tile * kernel.rows + lane // lines, kernel.n - 1, kernel.n % kernel.rows == 0))
+        T.cuda.func_call(prefetched()[0], packed.ptr_to([row, byte]), source_code=prefetched()[1])
 
 
 @T.inline
@@ -278,20 +297,21 @@ def build(kernel: Kernel) -> tvm.IRModule:
         starts = pool.alloc((kernel.kept_steps * QUADS,), "float32", align=16)
         parts = pool.alloc((max(1, kernel.block_rows * kernel.team),), "float32", align=16)
         pool.commit()
+        first_column = T.meta_var(warp % kernel.team)
+        first = T.meta_var(block * kernel.teams + warp // kernel.team)
         if kernel.overlaps:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
+            _ask_ahead(kernel, packed, first, first_column, lane)
             T.ptx.griddepcontrol.wait()
 
         thread = T.meta_var(warp * LANES + lane)
         own = T.alloc_local((HELD * 4,), "uint32")
-        first_column = T.meta_var(warp % kernel.team)
         # Asked for before the weights, behind which it would come.
         if kernel.holds:
             _load_own(kernel, x, own, first_column, lane)
         else:
             _load(kernel, x, own, 0, thread)
-        first = T.meta_var(block * kernel.teams + warp // kernel.team)
         stride = T.meta_var(kernel.grid * kernel.teams)
         slots = T.meta_var(warp * kernel.stages)
         ahead_tile: T.int32 = first
