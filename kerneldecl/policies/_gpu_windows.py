@@ -47,6 +47,8 @@ class Windows:
     row_reach: int
     column_reach: int
     channels: int
+    lines: int
+    """Of a window: places along the first axis that is summed over."""
 
     def pixels(self, rows: int, columns: int) -> int:
         """Return how many pixels a rectangle of results looks at; the padded end of the reduction may look one row further."""
@@ -81,7 +83,7 @@ class Tiling:
 
 def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
     """Return how a convolution looks at its image, None for products that no image with overlapping windows is in."""
-    if product.batch or len(product.m) != 3 or len(product.k) < 2 or dtype_bytes(product.left.dtype) != 2:
+    if product.batch or len(product.m) != 3 or len(product.k) < 2:
         return None
     block = next(block for block in space.blocks if block.is_reduction)
     image = block.reads[product.left.position]
@@ -92,7 +94,7 @@ def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
     if outer or not row_reach + column_reach:
         return None
     images, rows, columns = (block.axes[axis].extent for axis in product.m)
-    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1])
+    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1], block.axes[product.k[0]].extent)
 
 
 def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:

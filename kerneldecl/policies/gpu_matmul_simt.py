@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 from kerneldecl.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies import _gpu_windows_simt
 from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
+from kerneldecl.policies._gpu_windows import windows_of
 
-TEMPLATES = ("gpu_matmul_simt",)
+TEMPLATES = ("gpu_matmul_simt", "gpu_conv2d_simt")
 
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
@@ -85,7 +87,12 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     if isinstance(product, str) or measured or product.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
-    return tuple(itertools.islice(ranked((_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)), SAME_TILE), top_k))
+    windows = windows_of(space, product)
+    found = itertools.chain(
+        (_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)),
+        _gpu_windows_simt.estimates(windows, product, gpu) if windows else (),
+    )
+    return tuple(itertools.islice(ranked(found, SAME_TILE), top_k))
 
 
 def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:

@@ -52,6 +52,8 @@ LEAST_STEPS = 4
 """Of the reduction, in each part of it."""
 LONG_SUMS = 256
 """Sums of more steps have fragments loaded ahead, which the first few of a sum have nothing of."""
+WINDOW_ITEM_BYTES = 2
+"""Of an image whose windows overlap: lanes pick pairs of elements."""
 AHEAD_STAGES = 3
 """Least with which the template loads them ahead."""
 SAME_TILE = 4
@@ -106,7 +108,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     product, gpu = contraction_of(space), arch.the_gpu
     if isinstance(product, str) or why_not(space, arch):
         return iter(())
-    windows = windows_of(space, product)
+    windows = windows_of(space, product) if dtype_bytes(product.left.dtype) == WINDOW_ITEM_BYTES else None
     images = [Form(0.0, functools.partial(estimates, windows, product, gpu))] if windows else []
     return ranked((*images, *_forms(product, gpu)), SAME_TILE)
 

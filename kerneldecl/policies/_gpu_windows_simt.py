@@ -1,0 +1,126 @@
+"""Owns which parts of an image a GPU's CUDA cores should convolve at once, out of shared memory, and how long that takes.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kerneldecl.contraction import Contraction
+from kerneldecl.model import Candidate, Gpu, dtype_bytes
+from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.policies._gpu_products import Estimate, out_bytes
+from kerneldecl.policies._gpu_windows import Windows
+
+ROWS = (1, 2, 4, 8, 16)
+GROUPS_OF_A_ROW = (1, 2, 4, 8)
+BLOCKS_N = (32, 64, 128)
+THREAD_TILES = ((8, 8), (4, 8), (8, 4), (4, 4))
+GROUPS, LANES = 4, 8
+"""Of a warp, the template's: groups of neighbouring results, and lanes that divide channels."""
+THREADS = range(64, 513)
+MOST_UNROLLED = 36
+"""Places of a window's line: the template spells them out, with all multiplications at each."""
+OTHER_REGISTERS = 12
+PARTITIONS = 4
+LOAD = 1.2
+"""Cycles of a scheduler for a load of 16 bytes from shared memory, as for products (`gpu_matmul_simt`)."""
+IMAGE_CYCLES, WEIGHTS_CYCLES, RESULT_CYCLES = 12.0, 6.0, 4.0
+"""For an element of the image on its way to shared memory, for a vector of weights, and for a vector of results."""
+START_CYCLES = 3000.0
+"""Of a block, until the image is there, and of its results' way; other blocks on the SM use the time."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The template's parameters."""
+
+    rows: int
+    columns: int
+    block_n: int
+    thread_m: int
+    thread_n: int
+
+    @property
+    def groups(self) -> int:
+        return self.rows * self.columns // self.thread_m
+
+    @property
+    def threads(self) -> int:
+        return self.groups * self.block_n // self.thread_n
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_conv2d_simt", {name: getattr(self, name) for name in self.__dataclass_fields__})
+
+
+def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield what a GPU can hold, with its time."""
+    if product.right.is_k_last or product.extents[3] // windows.lines > MOST_UNROLLED:
+        return
+    for tiling in tilings(windows, product):
+        if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
+            yield Estimate(tiling, _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+
+
+def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:
+    """Yield the lattice: parts of an image with few results beyond it, cut into whole warps."""
+    n = product.extents[2]
+    blocks_n = [size for size in BLOCKS_N if size < 2 * n] or BLOCKS_N[:1]
+    for rows, groups, block_n, (thread_m, thread_n) in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES):
+        tiling = Tiling(rows, groups * thread_m, block_n, thread_m, thread_n)
+        is_whole = tiling.groups % GROUPS == 0 and block_n % (thread_n * LANES) == 0 and tiling.threads in THREADS
+        if is_whole and rows < 2 * windows.rows and tiling.columns < 2 * windows.columns:
+            yield tiling
+
+
+def registers(windows: Windows, tiling: Tiling, gpu: Gpu) -> int:
+    """Return the registers of a thread: sums, what its results look at together of a row of the image, weights of a place, and the rest."""
+    seen = (tiling.thread_m - 1) * windows.column_step * windows.channels + 1
+    wanted = tiling.thread_m * tiling.thread_n + seen + tiling.thread_n + OTHER_REGISTERS
+    return min(wanted, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
+
+
+def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
+    """Return the shared memory of a block: its part of the image, with rows of whole vectors, and its weights."""
+    item_bytes = dtype_bytes(product.left.dtype)
+    row_bytes = ((tiling.columns - 1) * windows.column_step + windows.column_reach + 1) * windows.channels * item_bytes
+    image = ((tiling.rows - 1) * windows.row_step + windows.row_reach + 1) * -(-row_bytes // 16) * 16
+    return image + product.extents[3] * tiling.block_n * item_bytes
+
+
+def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+    """Return the time in which an SM's schedulers start the instructions of all warps, or memory does its part."""
+    _, m, n, k = product.extents
+    resident = occupancy(gpu, tiling.threads, registers(windows, tiling, gpu), smem_bytes(windows, product, tiling))
+    if not resident:
+        return math.inf
+    count = windows.images * -(-windows.rows // tiling.rows) * -(-windows.columns // tiling.columns) * -(-n // tiling.block_n)
+    share = -(-count // gpu.sm_count)
+    resident = min(resident, share)
+    warps = tiling.threads / gpu.warp_size
+    cycles = share * max(warps, PARTITIONS / resident) / PARTITIONS * _warp_cycles(windows, product, tiling, gpu)
+    cycles += share / resident * START_CYCLES
+    item_bytes = dtype_bytes(product.left.dtype)
+    copied = count * smem_bytes(windows, product, tiling)
+    least_bytes = product.left.size_bytes + product.right.size_bytes + m * n * out_bytes(product)
+    times = (cycles / gpu.clock_hz, copied * item_bytes / 4 / gpu.l2_bytes_per_s, least_bytes / gpu.dram_bytes_per_s)
+    return math.hypot(*times) + gpu.launch_secs
+
+
+def _warp_cycles(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+    """Return how long one warp keeps its scheduler busy."""
+    k = product.extents[3]
+    rate = gpu.simt_rate(product.sums_dtype) or gpu.simt_rate("float32")
+    multiply = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
+    line = k // windows.lines
+    seen = (tiling.thread_m - 1) * windows.column_step * windows.channels + line
+    computed = k * (tiling.thread_m * tiling.thread_n * multiply + tiling.thread_n / 4 * LOAD) + windows.lines * seen / 4 * LOAD
+    item_bytes = dtype_bytes(product.left.dtype)
+    weights = k * tiling.block_n
+    image = smem_bytes(windows, product, tiling) // item_bytes - weights
+    copied = image * IMAGE_CYCLES + weights / product.right.vector() * WEIGHTS_CYCLES
+    return computed + copied / tiling.threads + tiling.thread_m * tiling.thread_n / 4 * RESULT_CYCLES

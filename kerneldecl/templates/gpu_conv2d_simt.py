@@ -1,0 +1,189 @@
+"""Owns the schedule of convolutions on CUDA cores whose windows overlap: a block's part of the image is kept in shared memory once.
+
+Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
+
+A product whose left operand is an image needs each pixel once for every window that has it. Copies of the windows, as the
+template for products makes them, read the image that often, each element with an address and bounds of its own where channels are
+few. Here threads take what they multiply out of the image itself, several neighbours at once, which their results share; the
+weights are in shared memory whole, and nothing is waited for between the first multiplication and the last.
+
+Parameters:
+  rows, columns       what one thread block computes of an image's results
+  block_n             channels of the result that it computes
+  thread_m, thread_n  results of one row, and channels of them, that one thread computes: channels as vectors of up to 4, spread over
+                      the block's
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvm import IRModule
+from tvm.s_tir import Schedule
+from tvm.tirx import IndexMap
+
+from kerneldecl.contraction import Contraction
+from kerneldecl.model import Arch, Value, dtype_bytes
+from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, place_store, product_of
+
+GROUPS, LANES = 4, 8
+"""Of a warp: groups of neighbouring results, and lanes that divide channels."""
+VECTOR_BYTES = 16
+DIMENSIONS = 3
+"""That the loops over a part of an image have at least: blocks, rows, and places in a row."""
+
+
+class _Tiles(NamedTuple):
+    """The template's parameters, as read."""
+
+    rows: int
+    columns: int
+    block_n: int
+    thread_m: int
+    thread_n: int
+
+    @property
+    def groups(self) -> int:
+        return self.rows * self.columns // self.thread_m
+
+    @property
+    def threads(self) -> int:
+        return self.groups * self.block_n // self.thread_n
+
+
+def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return the scheduled convolution with its epilogue fused, or None where the function is none."""
+    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    product = product_of(mod)
+    if product is None or not _fits(tiles, product):
+        return None
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles))
+
+
+def _fits(tiles: _Tiles, product: Contraction) -> bool:
+    return (
+        not product.batch
+        and len(product.m) == 3
+        and len(product.k) > 1
+        and not product.right.is_k_last
+        and tiles.columns % tiles.thread_m == 0
+        and tiles.groups % GROUPS == 0
+        and tiles.block_n % (tiles.thread_n * LANES) == 0
+    )
+
+
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
+    # 1. Normal form: image, row, column, channel of the result, and the window's axes; in whole tiles.
+    block = only_reduction(sch)
+    epilogue = None if block is None else epilogue_of(sch, block)
+    if epilogue is None:
+        return False
+    if epilogue:
+        merge(sch, epilogue)
+    margin = sch.get_producers(block)
+    _normalize(sch, block, product)
+    sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, *[1] * len(product.k)])
+    store = sch.cache_write(block, 0, "local")
+
+    # 2. Tiles of blocks; in them, threads for groups of results and for vectors of channels.
+    vector = math.gcd(tiles.thread_n, 4)
+    image, row, column, n, *window = sch.get_loops(block)
+    row, row_in = sch.split(row, [None, tiles.rows])
+    column, group, column_in = sch.split(column, [None, tiles.columns // tiles.thread_m, tiles.thread_m])
+    n, n_vectors, n_warp, n_lane, n_in = sch.split(
+        n, [None, tiles.thread_n // vector, tiles.block_n // tiles.thread_n // LANES, LANES, vector]
+    )
+    sch.reorder(image, row, column, n, n_vectors, row_in, group, n_warp, n_lane, *window, column_in, n_in)
+    tile = sch.fuse(image, row, column, n)
+    group_warp, group_lane = sch.split(sch.fuse(row_in, group), [None, GROUPS])
+    sch.reorder(group_warp, n_warp, group_lane, n_lane)
+    thread = sch.fuse(group_warp, n_warp, *_interleaved(sch, group_lane, n_lane))
+    sch.bind(tile, "blockIdx.x")
+    sch.bind(n_vectors, "vthread.x")
+    sch.bind(thread, "threadIdx.x")
+
+    # 3. Operands: weights and the image's part to shared memory, from there to registers.
+    line, *places = window
+    weights = sch.cache_read(block, product.right.position, "shared.dyn")
+    sch.compute_at(weights, tile)
+    held = sch.cache_read(block, product.left.position, "local")
+    sch.compute_at(held, places[-1])
+    held_weights = sch.cache_read(block, product.right.position, "local")
+    sch.compute_at(held_weights, places[-1])
+    inline_sources(sch, weights)
+    _copy_weights(sch, weights, tiles, product)
+    staged = _staged(sch, held, margin)
+    sch.compute_at(staged, tile)
+    if not _copy_image(sch, staged, tiles):
+        return False
+    for load in (held, held_weights):
+        sch.unroll(sch.get_loops(load)[-1])
+
+    # 4. Sums.
+    place_store(sch, store, thread)
+    row, column = sch.get_loops(store)[-2:]
+    _, column_vector = sch.split(column, [None, vector if product.out_run % vector == 0 else 1])
+    sch.unroll(row)
+    sch.vectorize(column_vector)
+    for loop in (*places, column_in, n_in):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, line)
+    return True
+
+
+def _interleaved(sch: Schedule, groups: Any, lanes: Any) -> list[Any]:
+    """As for products (`gpu_matmul_simt`)."""
+    group, group_pair = sch.split(groups, [None, 2])
+    lane, lane_pair = sch.split(lanes, [None, 2])
+    sch.reorder(group, lane, group_pair, lane_pair)
+    return [group, lane, group_pair, lane_pair]
+
+
+def _normalize(sch: Schedule, block: Any, product: Contraction) -> None:
+    lines, window = [(axis,) for axis in product.m], [(axis,) for axis in product.k]
+    operands = ((("read", product.left.position), [*lines, *window]), (("read", product.right.position), [(), *window, product.n]))
+    for operand, groups in (*operands, (("write", 0), [*lines, product.n])):
+        sch.reindex(block, operand)
+        fuse_dims(sch, block, operand, groups)
+    sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
+    groups = [*lines, product.n, *window]
+    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
+    normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
+    sch.transform_block_layout(block, normal)
+
+
+def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, product: Contraction) -> None:
+    vector = math.gcd(product.right.vector(), tiles.block_n)
+    flat_loop = sch.fuse(*sch.get_loops(copy)[1:])
+    step, thread, element = sch.split(flat_loop, [None, tiles.threads, vector])
+    sch.bind(thread, "threadIdx.x")
+    sch.vectorize(element)
+    sch.unroll(step)
+
+
+def _staged(sch: Schedule, held: Any, margin: list[Any]) -> Any:
+    """Return the block that keeps the image in shared memory: the one that adds its margin, where there is one."""
+    inline_sources(sch, held, but=margin)
+    if margin:
+        sch.set_scope(margin[0], 0, "shared.dyn")
+        return margin[0]
+    return sch.cache_read(held, 0, "shared.dyn")
+
+
+def _copy_image(sch: Schedule, staged: Any, tiles: _Tiles) -> bool:
+    """Spread the image's part over the threads, neighbours by neighbouring threads; rows begin at whole vectors. Say whether it has rows."""
+    if len(sch.get_loops(staged)) < DIMENSIONS:
+        return False
+    item_bytes = dtype_bytes(str(sch.get(staged).writes[0].source.ty.dtype))
+    sch.storage_align(staged, 0, axis=-3, factor=VECTOR_BYTES // item_bytes, offset=0)
+    _, row, *places = sch.get_loops(staged)
+    step, thread = sch.split(sch.fuse(*places), [None, tiles.threads])
+    # Rows are innermost, so that a thread asks for all of them before it waits for the first.
+    sch.reorder(step, thread, row)
+    sch.bind(thread, "threadIdx.x")
+    for loop in (step, row):
+        sch.unroll(loop)
+    return True
