@@ -37,9 +37,11 @@ class TableRunner:
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    turns: set[int] = dataclasses.field(default_factory=set)
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
+        self.turns.add(turn)
         for at, request in enumerate(requests):
             code = str(request["candidate"]["template"])
             Path(request["folder"], f"{code}.so").touch()
@@ -122,8 +124,8 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
         return {}
 
     class Waiting(TableRunner):
-        def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-            for count, answer in enumerate(super().run_all(requests, limit_secs)):
+        def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+            for count, answer in enumerate(super().run_all(requests, limit_secs, turn)):
                 assert count < built_before or has_begun.wait(60)
                 yield answer
             may_end.set()
