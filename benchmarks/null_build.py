@@ -108,8 +108,8 @@ class InstantRunner:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-        del limit_secs
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+        del limit_secs, turn
         actions = {"lower": _lowered, "build": _built, "describe": _described}
         for index, request in enumerate(requests):
             yield index, actions[request["do"]](request)

@@ -14,6 +14,8 @@ from kerneldecl.model import SPECIALIZE, Arch, Candidate, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 
+Answers = Iterator[tuple[int, Answer]]
+"""Each with the position of its request, in the order in which they come."""
 BUILD_SECS = 60.0
 PREPARE_SECS = 120.0
 VERIFY_SECS = 20.0
@@ -23,8 +25,8 @@ VERIFY_SECS = 20.0
 class Runner(Protocol):
     """Runs requests in processes of their own."""
 
-    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-        """Yield (position, answer) as requests are answered, several at a time."""
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Answers:
+        """Have requests answered, several at a time, of those that wait the ones of a lower turn first."""
         ...
 
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
@@ -48,6 +50,8 @@ class Task:
     """Where objects and libraries of candidates go until the winner is known."""
     variants: int = 0
     """How many functions of the user's own compete."""
+    turn: int = 0
+    """Its place in the order of tuning: what it asks of workers comes before what is asked ahead for later ones."""
 
     @property
     def case(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.stores.local import LocalStore
-from kerneldecl.task import BUILD_SECS, Runner, Step, Task
+from kerneldecl.task import BUILD_SECS, Answers, Runner, Step, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "is_specialised", "failure")
@@ -49,13 +49,13 @@ def tune(
     runner: Runner,
     store: LocalStore,
     step: Step,
-    ahead: Callable[[], Group | None] | None = None,
+    ahead: Callable[[], Answers | None] | None = None,
     following: Task | None = None,
 ) -> Outcome:
     """Build and measure candidates until a policy has one that passes verification.
 
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
-    `ahead` waits for what `next(groups(…))` builds already, if it does. `following` is tuned next.
+    `ahead` returns what `ask_first` has asked already, if it has. `following` is tuned next.
     """
     failed: list[Measurement] = []
     for policy, first in _first_proposals(task):
@@ -64,8 +64,8 @@ def tune(
             preparation = Preparation(task, runner, store, following)
             if task.arch.gpu:
                 preparation.start()  # its compilers take seconds, and so do the references of its large operators
-            group, ahead = ahead() if ahead else None, None
-            built = group.built if group else build_all(task, proposals, runner, step, preparation.start_for)
+            answers, ahead = ahead() if ahead else None, None
+            built = build_all(task, proposals, runner, step, preparation.start_for, answers)
             _keep_libraries(task, [m for m in built if m.code and known(task, m.code, store) is None], runner)
             measured += measure(task, built, preparation, runner, store, step)
             proposals = _proposals(task, policy, measured)
@@ -94,6 +94,11 @@ def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outco
             return Outcome(*ranking([*measured, *failed]), policy)
         failed += measured
     return None
+
+
+def ask_first(task: Task, runner: Runner) -> Answers | None:
+    """Have built what is proposed first, and return the answers to come; None where nothing is."""
+    return next((_asked(task, proposals, runner) for _, proposals in _first_proposals(task)), None)
 
 
 def groups(task: Task, runner: Runner, step: Step) -> Iterator[Group]:
@@ -158,13 +163,21 @@ def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tupl
     return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, told))
 
 
+def _asked(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:
+    return runner.run_all([task.build_request(proposal.candidate) for proposal in proposals], BUILD_SECS, task.turn)
+
+
 def build_all(
-    task: Task, proposals: Sequence[Proposal], runner: Runner, step: Step, seen: Callable[[str], None] | None = None
+    task: Task,
+    proposals: Sequence[Proposal],
+    runner: Runner,
+    step: Step,
+    seen: Callable[[str], None] | None = None,
+    answers: Answers | None = None,
 ) -> list[Measurement]:
-    """Return what became of each proposal; `seen` hears of each code as it is built."""
-    requests = [task.build_request(proposal.candidate) for proposal in proposals]
+    """Return what became of each proposal; `seen` hears of each code as it is built, `answers` come to what was asked before."""
     placed: list[Measurement | None] = [None] * len(proposals)
-    for count, (index, answer) in enumerate(runner.run_all(requests, BUILD_SECS), start=1):
+    for count, (index, answer) in enumerate(answers or _asked(task, proposals, runner), start=1):
         proposal = proposals[index]
         fields = {name: answer[name] for name in BUILT if name in answer}
         placed[index] = Measurement(proposal.candidate, proposal.predicted_secs, **fields)
@@ -181,7 +194,7 @@ def _keep_libraries(task: Task, built: Sequence[Measurement], runner: Runner) ->
 def _build_afresh(task: Task, known: Sequence[Measurement], runner: Runner) -> None:
     """Compile candidates whose code is known from an earlier build, but whose objects are gone."""
     requests = [task.build_request(measurement.candidate, afresh=True) for measurement in known]
-    for _ in runner.run_all(requests, BUILD_SECS):
+    for _ in runner.run_all(requests, BUILD_SECS, task.turn):
         pass  # one that fails now fails again when it is to be loaded
 
 

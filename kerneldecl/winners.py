@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,15 +21,15 @@ from kerneldecl.planning import MEASURING, EntryPlan, tolerance
 from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
-from kerneldecl.task import BUILD_SECS, Task
+from kerneldecl.task import BUILD_SECS, Answers, Task
 from kerneldecl.task import Step as Told
-from kerneldecl.tune import Group, Outcome, groups, rank, recalled, record_result, tune, winner_object
+from kerneldecl.tune import Outcome, ask_first, rank, recalled, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
 
-Ahead = Callable[[], Group | None]
-"""Waits for what is being built of an entry before its turn has come."""
+Ahead = Callable[[], Answers | None]
+"""Returns the answers, which may be to come, to what was asked for an entry before its turn."""
 BUILT_AHEAD = 3
 """Entries."""
 RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
@@ -85,12 +86,9 @@ def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterat
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
     of an entry leave cores idle. On a CPU that would disturb.
     """
-    tasks = [_task(at_work, entry, folder / str(index)) for index, entry in enumerate(waiting)]
-    builders = ThreadPoolExecutor(BUILT_AHEAD, "build-ahead")
-
-    def built(task: Task) -> Group | None:
-        return next(groups(task, at_work.the_runner, _silent), None)
-
+    tasks = [replace(_task(at_work, entry, folder / str(index)), turn=index) for index, entry in enumerate(waiting)]
+    # One thread proposes, in the order of the entries: workers that are idle take what is asked first.
+    asking = ThreadPoolExecutor(1, "ask-ahead")
     ahead: list[Ahead | None] = []
     try:
         for index, (entry, task) in enumerate(zip(waiting, tasks, strict=True)):
@@ -98,15 +96,11 @@ def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterat
                 break
             for at in range(len(ahead), min(index + 1 + BUILT_AHEAD, len(tasks))):
                 may_build = all(each.arch.gpu for each in tasks[index : at + 1])
-                ahead.append(builders.submit(built, tasks[at]).result if may_build else None)
+                ahead.append(asking.submit(ask_first, tasks[at], at_work.the_runner).result if may_build else None)
             yield Turn(entry, task, ahead[index], next(iter(tasks[index + 1 : index + 2]), None))
     finally:
         # An interrupted build stops the workers, and with them what is still being built.
-        builders.shutdown(wait=False, cancel_futures=True)
-
-
-def _silent(doing: str, done: int, total: int, best_secs: float | None) -> None:
-    del doing, done, total, best_secs
+        asking.shutdown(wait=False, cancel_futures=True)
 
 
 def _step(at_work: Build, entry: EntryPlan) -> Told:
@@ -257,7 +251,7 @@ def _made(at_work: Build, entry: EntryPlan, task: Task, answer: Mapping[str, Any
 
 def _described(at_work: Build, task: Task, candidate: Candidate) -> dict[str, str] | str:
     """Return the digests of the candidate's database lines and source, now in the store, or a failure."""
-    (answer,) = in_order(at_work.the_runner.run_all([task.describe_request(candidate)], BUILD_SECS), 1)
+    (answer,) = in_order(at_work.the_runner.run_all([task.describe_request(candidate)], BUILD_SECS, task.turn), 1)
     if "failure" in answer:
         return f"the winner cannot be described: {answer['failure']}"
     store = at_work.workspace.store

@@ -115,8 +115,9 @@ class FakeRunner:
         cases = [request.get("case", request) for request in self.asked if request["do"] in kinds]
         return {json.dumps([case["rule"], case["attrs"]], sort_keys=True) for case in cases}
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
+        assert turn >= 0
         for position in reversed(range(len(requests))):
             yield position, self._answer(requests[position])
 
@@ -136,8 +137,8 @@ class FakeRunner:
 class DieRunner:
     """Must not be asked anything."""
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-        assert not requests, f"asked within {limit_secs} s: {requests}"
+    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+        assert not requests, f"asked within {limit_secs} s, in turn {turn}: {requests}"
         return iter(())
 
     def measure(self, request: Request, limit_secs: float) -> Answer:

@@ -6,7 +6,9 @@ Knows nothing of candidates, records or of what is asked of the workers, but for
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -16,6 +18,8 @@ from kerneldecl.gpus import held_gpu
 from kerneldecl.runners.process import Answer, Worker
 
 Request = Mapping[str, Any]
+_Waiting = tuple[int, int, Future[Answer], Request, float]
+"""Turn, number, what waits for the answer, request, limit in seconds: they are compared by the first two."""
 
 
 class LocalRunner:
@@ -35,6 +39,8 @@ class LocalRunner:
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
+        self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        self._order = itertools.count()
 
     def __enter__(self) -> Self:
         return self
@@ -42,14 +48,29 @@ class LocalRunner:
     def __exit__(self, *_: object) -> None:
         for worker in (*self._builders, *self._measurers.values()):
             worker.stop()
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown()  # stopped workers answer at once what still waits
         self._held.close()
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-        """Yield (position, answer) of each request, as they are answered, over the building workers."""
-        pending: dict[Future[Answer], int] = {self._threads.submit(self._run, r, limit_secs): i for i, r in enumerate(requests)}
-        for future in as_completed(pending):
-            yield pending[future], future.result()
+    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+        """Ask the building workers at once; yield (position, answer) of each request, as they are answered.
+
+        Of the requests that wait for a worker, those of the lowest turn are the next, in the order in which they were asked.
+        """
+        pending: dict[Future[Answer], int] = {}
+        for index, request in enumerate(requests):
+            answer = Future[Answer]()
+            pending[answer] = index
+            self._waiting.put((turn, next(self._order), answer, request, limit_secs))
+            self._threads.submit(self._run_next)
+        return ((pending[answer], answer.result()) for answer in as_completed(pending))
+
+    def _run_next(self) -> None:
+        _, _, answer, request, limit_secs = self._waiting.get()
+        try:
+            answer.set_result(self._run(request, limit_secs))
+        finally:
+            if error := sys.exception():
+                answer.set_exception(error)  # it is raised where the answer is waited for
 
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()

@@ -37,9 +37,11 @@ class TableRunner:
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    turns: set[int] = dataclasses.field(default_factory=set)
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
+    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
+        self.turns.add(turn)
         for at, request in enumerate(requests):
             code = str(request["candidate"]["template"])
             Path(request["folder"], f"{code}.so").touch()
@@ -111,6 +113,14 @@ def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None
     assert done["good"].samples
 
 
+class TwoCandidates:
+    """A policy."""
+
+    @staticmethod
+    def propose(*given: Any) -> tuple[Any, ...]:
+        return () if given[3] else tuple(tune.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+
+
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
 def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once for a GPU; for a CPU, when there is code that nobody has measured."""
@@ -122,23 +132,29 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
         return {}
 
     class Waiting(TableRunner):
-        def run_all(self, requests: Sequence[Request], limit_secs: float) -> Iterator[tuple[int, Answer]]:
-            for count, answer in enumerate(super().run_all(requests, limit_secs)):
+        def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+            for count, answer in enumerate(super().run_all(requests, limit_secs, turn)):
                 assert count < built_before or has_begun.wait(60)
                 yield answer
             may_end.set()
 
-    class Policy:
-        @staticmethod
-        def propose(*given: Any) -> tuple[Any, ...]:
-            return () if given[3] else tuple(tune.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
-
-    monkeypatch.setattr(tune, "load_policy", lambda *_: Policy)
+    monkeypatch.setattr(tune, "load_policy", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
     runner = Waiting(prepared=prepared)
     outcome = tune.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert runner.of("prepare") == [""]
     assert outcome.measurements[0].samples
+
+
+def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "load_policy", lambda *_: TwoCandidates)
+    task = dataclasses.replace(task_in(tmp_path), policies=("any",), turn=3)
+    runner, store = TableRunner(), LocalStore(tmp_path / "store")
+    answers = tune.ask_first(task, runner)
+    outcome = tune.tune(task, runner, store, lambda *_: None, lambda: answers)
+    assert runner.of("build") == ["a", "b"]
+    assert runner.turns == {3}
+    assert {m.code for m in outcome.measurements if m.samples} == {"a", "b"}
 
 
 @pytest.mark.parametrize(

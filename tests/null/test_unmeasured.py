@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.model import Measurement
 from kerneldecl.report import show_json, show_text
+from kerneldecl.runners.process import Answer
 from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain import is_cuda
 from kerneldecl.tune import Group, chosen
@@ -49,6 +50,18 @@ def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winners, "cannot_measure", lambda _: "")
+
+
+class Noting(FakeRunner):
+    """Notes in which order and turn what is asked of compilers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_of_compilers: list[tuple[int, str]] = []
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+        self.asked_of_compilers += [(turn, request["do"]) for request in requests[:1]]
+        return super().run_all(requests, limit_secs, turn)
 
 
 def _measure(space: Space, folder: Path) -> FakeRunner:
@@ -164,6 +177,14 @@ def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus
         (request["case"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["do"] == "build"
     ]
     assert len(cases) == len(set(cases)) == 9
+
+
+def test_entries_are_asked_for_in_their_order_and_what_one_asks_has_its_turn(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    runner = Noting()
+    gpus.build(runner)
+    for action in ("build", "describe"):
+        assert [turn for turn, asked in runner.asked_of_compilers if asked == action] == [0, 1, 2]
 
 
 def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_gives(

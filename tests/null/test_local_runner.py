@@ -1,0 +1,83 @@
+"""Owns the tests of which request is answered next, and of what becomes of those that wait when a runner ends.
+
+Knows nothing of processes: workers are stood in for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from kerneldecl.runners import local
+from kerneldecl.runners.local import LocalRunner, in_order
+from kerneldecl.runners.process import Answer
+
+
+class HeldWorker:
+    """Begins with no request before it is let go, and answers with how many it has answered before."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        del environment
+        self.go = threading.Event()
+        self._is_stopped = False
+        self._answered = 0
+
+    def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        assert self.go.wait(limit_secs)
+        if self._is_stopped:
+            return {"failure": "interrupted"}
+        if request["name"] == "bad":
+            raise OSError("no process can be started")
+        self._answered += 1
+        return {"place": self._answered - 1}
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self.go.set()
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> LocalRunner:
+    """Return a runner of one held worker."""
+    monkeypatch.setattr(local, "Worker", HeldWorker)
+    return LocalRunner(1, 1)
+
+
+def go(runner: LocalRunner) -> None:
+    for worker in runner._builders:
+        worker.go.set()  # type: ignore[attr-defined]  # it is a HeldWorker
+
+
+def named(*names: str) -> list[dict[str, str]]:
+    return [{"name": name} for name in names]
+
+
+def places(answers: Iterator[tuple[int, Answer]], count: int) -> list[int]:
+    return [answer["place"] for answer in in_order(answers, count)]
+
+
+def test_requests_of_a_lower_turn_are_answered_before_others_that_wait(runner: LocalRunner) -> None:
+    with runner:
+        first = runner.run_all(named("has begun"), 60)
+        later = runner.run_all(named("c", "d"), 60, turn=2)
+        sooner = runner.run_all(named("a", "b"), 60, turn=1)
+        now = runner.run_all(named("describe"), 60)
+        go(runner)
+        assert (places(first, 1), places(now, 1), places(sooner, 2), places(later, 2)) == ([0], [1], [2, 3], [4, 5])
+
+
+def test_what_waits_when_a_runner_ends_is_interrupted(runner: LocalRunner) -> None:
+    with runner:
+        answers = runner.run_all(named("a", "b", "c"), 60)
+    assert in_order(answers, 3) == [{"failure": "interrupted"}] * 3
+
+
+def test_what_a_worker_raises_is_raised_where_answers_are_awaited(runner: LocalRunner) -> None:
+    with runner:
+        answers = runner.run_all(named("bad"), 60)
+        go(runner)
+        with pytest.raises(OSError, match="no process can be started"):
+            next(answers)
