@@ -16,8 +16,11 @@ from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import Estimate, out_bytes
 from kerneldecl.policies._gpu_windows import Windows
 
-ROWS = (1, 2, 4, 8, 16)
-GROUPS_OF_A_ROW = (1, 2, 4, 8)
+ROWS = (2, 4, 8, 16)
+GROUPS_OF_A_ROW = (1, 2)
+"""Of four, nvcc no longer finds what neighbours share."""
+WALKS = (2, 1)
+"""The template spells them out: with more, blocks that are at different instructions want more of them than caches hold."""
 BLOCKS_N = (32, 64, 128)
 THREAD_TILES = ((8, 8), (4, 8), (8, 4), (4, 4))
 GROUPS, LANES = 4, 8
@@ -27,12 +30,18 @@ MOST_UNROLLED = 36
 """Places of a window's line: the template spells them out, with all multiplications at each."""
 OTHER_REGISTERS = 12
 PARTITIONS = 4
+VECTOR_BYTES, LEAST_COPY_BYTES = 16, 4
 LOAD = 1.2
 """Cycles of a scheduler for a load of 16 bytes from shared memory, as for products (`gpu_matmul_simt`)."""
 IMAGE_CYCLES, WEIGHTS_CYCLES, RESULT_CYCLES = 12.0, 6.0, 4.0
 """For an element of the image on its way to shared memory, for a vector of weights, and for a vector of results."""
-START_CYCLES = 3000.0
-"""Of a block, until the image is there, and of its results' way; other blocks on the SM use the time."""
+START_CYCLES = 4500.0
+"""Of a block, until weights and image are there, and of its results' way; other blocks on the SM use the time. With what follows, fitted to
+the times of a 7 x 7 convolution of 3 channels on an H200."""
+CONFLICTS = 1.15
+"""How much longer multiplying takes than the cores need: registers of one bank, whose pairs change from place to place."""
+CACHED, UNCACHED = 1000, 1.15
+"""Multiply-adds that are spelt out together whose instructions a scheduler's cache holds, and how much longer more of them take."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Tiling:
 
     rows: int
     columns: int
+    walk: int
     block_n: int
     thread_m: int
     thread_n: int
@@ -61,17 +71,20 @@ def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Esti
     """Yield what a GPU can hold, with its time."""
     if product.right.is_k_last or product.extents[3] // windows.lines > MOST_UNROLLED:
         return
-    for tiling in tilings(windows, product):
+    for tiling in tilings(windows, product, gpu):
         if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
             yield Estimate(tiling, _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
 
 
-def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:
-    """Yield the lattice: parts of an image with few results beyond it, cut into whole warps."""
+def tilings(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
+    """Yield the lattice: parts of an image with few results beyond it, cut into whole warps; several in a block where cp.async can copy."""
     n = product.extents[2]
+    walks = WALKS if gpu.async_copy and dtype_bytes(product.left.dtype) >= LEAST_COPY_BYTES else WALKS[-1:]
     blocks_n = [size for size in BLOCKS_N if size < 2 * n] or BLOCKS_N[:1]
-    for rows, groups, block_n, (thread_m, thread_n) in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES):
-        tiling = Tiling(rows, groups * thread_m, block_n, thread_m, thread_n)
+    for rows, groups, block_n, (thread_m, thread_n), walk in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES, walks):
+        if -(-windows.rows // rows) % walk:
+            continue
+        tiling = Tiling(rows, groups * thread_m, walk, block_n, thread_m, thread_n)
         is_whole = tiling.groups % GROUPS == 0 and block_n % (thread_n * LANES) == 0 and tiling.threads in THREADS
         if is_whole and rows < 2 * windows.rows and tiling.columns < 2 * windows.columns:
             yield tiling
@@ -86,10 +99,13 @@ def registers(windows: Windows, tiling: Tiling, gpu: Gpu) -> int:
 
 def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: its part of the image, with rows of whole vectors, and its weights."""
-    item_bytes = dtype_bytes(product.left.dtype)
-    row_bytes = ((tiling.columns - 1) * windows.column_step + windows.column_reach + 1) * windows.channels * item_bytes
-    image = ((tiling.rows - 1) * windows.row_step + windows.row_reach + 1) * -(-row_bytes // 16) * 16
-    return image + product.extents[3] * tiling.block_n * item_bytes
+    weights = product.extents[3] * tiling.block_n * dtype_bytes(product.left.dtype)
+    return min(tiling.walk, 2) * _image_bytes(windows, product, tiling) + weights
+
+
+def _image_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
+    row_bytes = ((tiling.columns - 1) * windows.column_step + windows.column_reach + 1) * windows.channels * dtype_bytes(product.left.dtype)
+    return ((tiling.rows - 1) * windows.row_step + windows.row_reach + 1) * -(-row_bytes // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
@@ -103,11 +119,11 @@ def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> f
     resident = min(resident, share)
     warps = tiling.threads / gpu.warp_size
     cycles = share * max(warps, PARTITIONS / resident) / PARTITIONS * _warp_cycles(windows, product, tiling, gpu)
-    cycles += share / resident * START_CYCLES
+    cycles += share / resident / tiling.walk * START_CYCLES
     item_bytes = dtype_bytes(product.left.dtype)
-    copied = count * smem_bytes(windows, product, tiling)
+    copied_bytes = count * (_image_bytes(windows, product, tiling) + k * tiling.block_n * item_bytes / tiling.walk)
     least_bytes = product.left.size_bytes + product.right.size_bytes + m * n * out_bytes(product)
-    times = (cycles / gpu.clock_hz, copied * item_bytes / 4 / gpu.l2_bytes_per_s, least_bytes / gpu.dram_bytes_per_s)
+    times = (cycles / gpu.clock_hz, copied_bytes / gpu.l2_bytes_per_s, least_bytes / gpu.dram_bytes_per_s)
     return math.hypot(*times) + gpu.launch_secs
 
 
@@ -118,9 +134,10 @@ def _warp_cycles(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gp
     multiply = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
     line = k // windows.lines
     seen = (tiling.thread_m - 1) * windows.column_step * windows.channels + line
-    computed = k * (tiling.thread_m * tiling.thread_n * multiply + tiling.thread_n / 4 * LOAD) + windows.lines * seen / 4 * LOAD
+    sums = tiling.thread_m * tiling.thread_n
+    multiplied = k * sums * multiply * CONFLICTS * (UNCACHED if line * sums > CACHED else 1.0)
+    loaded = (k * tiling.thread_n + windows.lines * seen) / 4 * LOAD
     item_bytes = dtype_bytes(product.left.dtype)
-    weights = k * tiling.block_n
-    image = smem_bytes(windows, product, tiling) // item_bytes - weights
-    copied = image * IMAGE_CYCLES + weights / product.right.vector() * WEIGHTS_CYCLES
-    return computed + copied / tiling.threads + tiling.thread_m * tiling.thread_n / 4 * RESULT_CYCLES
+    weights = k * tiling.block_n / product.right.vector() / tiling.walk
+    copied = _image_bytes(windows, product, tiling) / item_bytes * IMAGE_CYCLES + weights * WEIGHTS_CYCLES
+    return multiplied + loaded + copied / tiling.threads + sums / 4 * RESULT_CYCLES

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._cpu_reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies._cpu_traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, in_flight_bytes, ranked, rounds
+from kerneldecl.policies._gpu_model import (
+    ACCESS_FLOPS,
+    LINE_BYTES,
+    WARP_CYCLES,
+    Timed,
+    Work,
+    access_widths,
+    in_flight_bytes,
+    ranked,
+    rounds,
+)
 
 TEMPLATES = ("gpu_reduce",)
 
@@ -25,8 +35,8 @@ UNROLL = (4, 2, 1)
 OTHER_REGISTERS = 15
 """Of a thread, beside what it has on its way and its results: measured on an H200, 30 in all for 64 bytes."""
 ELEMENT_CYCLES = 24.0
-"""Of one element of a row that a thread adds up, each after the one before: its conversions, the multiplication and the sum. From the times of
-products of a matrix and a vector on an H200."""
+"""Of one element of a row that a thread adds up, each after the one before: its conversions, the multiplication and the sum. From the times
+of products of a matrix and a vector on an H200."""
 ENOUGH_UNROLLED = 4
 """Loads spelt out, where there are so many: nvcc unrolls what is left of the loop by itself."""
 

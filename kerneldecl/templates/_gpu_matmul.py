@@ -190,6 +190,18 @@ def is_async(factor: Factor, vector: int) -> bool:
     return vector * dtype_bytes(factor.dtype) >= 4 and factor.size_bytes < 2**31
 
 
+def interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
+    """Return the lanes of a warp, innermost last, so that lanes 1 apart share a row and lanes 2 apart a column.
+
+    Shared memory serves 16-byte loads of half a warp at once if each address is wanted by a pair of lanes whose numbers
+    differ by 1, or by 2; else a quarter of a warp.
+    """
+    row, row_pair = sch.split(rows, [None, 2])
+    column, column_pair = sch.split(columns, [None, 2])
+    sch.reorder(row, column, row_pair, column_pair)
+    return [row, column, row_pair, column_pair]
+
+
 def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:
     """Return one loop over tiles that walks `group` rows of a column before the next column: what both read stays in L2."""
     outer, inner = sch.split(rows, [None, group])

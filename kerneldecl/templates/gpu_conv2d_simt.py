@@ -8,7 +8,9 @@ few. Here threads take what they multiply out of the image itself, several neigh
 weights are in shared memory whole, and nothing is waited for between the first multiplication and the last.
 
 Parameters:
-  rows, columns       what one thread block computes of an image's results
+  rows, columns       what one thread block computes at once of an image's results
+  walk                parts of so many rows that it computes one after the other, below each other; while it computes one, the image's
+                      part for the next comes by cp.async
   block_n             channels of the result that it computes
   thread_m, thread_n  results of one row, and channels of them, that one thread computes: channels as vectors of up to 4, spread over
                       the block's
@@ -22,18 +24,19 @@ from typing import Any, NamedTuple
 
 from tvm import IRModule
 from tvm.s_tir import Schedule
-from tvm.tirx import IndexMap
 
 from kerneldecl.contraction import Contraction
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, place_store, product_of
+from kerneldecl.templates._gpu_matmul import attempt, inline_sources, interleaved, is_async, place_store, product_of
+from kerneldecl.templates._gpu_windows import normalize_windows, staged_image
 
+PASS_CONFIG = {"tirx.use_async_copy": 1}
 GROUPS, LANES = 4, 8
 """Of a warp: groups of neighbouring results, and lanes that divide channels."""
 VECTOR_BYTES = 16
-DIMENSIONS = 3
-"""That the loops over a part of an image have at least: blocks, rows, and places in a row."""
+AROUND, PLACES = 4, 2
+"""Loops around those over a part of an image, and how many of these there are at least: rows, and places in a row."""
 
 
 class _Tiles(NamedTuple):
@@ -41,6 +44,7 @@ class _Tiles(NamedTuple):
 
     rows: int
     columns: int
+    walk: int
     block_n: int
     thread_m: int
     thread_n: int
@@ -60,7 +64,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     product = product_of(mod)
     if product is None or not _fits(tiles, product):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, product, tiles))
+    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
 
 
 def _fits(tiles: _Tiles, product: Contraction) -> bool:
@@ -75,7 +79,7 @@ def _fits(tiles: _Tiles, product: Contraction) -> bool:
     )
 
 
-def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
+def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form: image, row, column, channel of the result, and the window's axes; in whole tiles.
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -84,23 +88,23 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     if epilogue:
         merge(sch, epilogue)
     margin = sch.get_producers(block)
-    _normalize(sch, block, product)
-    sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, *[1] * len(product.k)])
+    normalize_windows(sch, block, product, [(axis,) for axis in product.k])
+    sch.pad_einsum(block, [1, tiles.rows * tiles.walk, tiles.columns, tiles.block_n, *[1] * len(product.k)])
     store = sch.cache_write(block, 0, "local")
 
     # 2. Tiles of blocks; in them, threads for groups of results and for vectors of channels.
     vector = math.gcd(tiles.thread_n, 4)
     image, row, column, n, *window = sch.get_loops(block)
-    row, row_in = sch.split(row, [None, tiles.rows])
+    row, walk, row_in = sch.split(row, [None, tiles.walk, tiles.rows])
     column, group, column_in = sch.split(column, [None, tiles.columns // tiles.thread_m, tiles.thread_m])
     n, n_vectors, n_warp, n_lane, n_in = sch.split(
         n, [None, tiles.thread_n // vector, tiles.block_n // tiles.thread_n // LANES, LANES, vector]
     )
-    sch.reorder(image, row, column, n, n_vectors, row_in, group, n_warp, n_lane, *window, column_in, n_in)
+    sch.reorder(image, row, column, n, n_vectors, row_in, group, n_warp, n_lane, walk, *window, column_in, n_in)
     tile = sch.fuse(image, row, column, n)
     group_warp, group_lane = sch.split(sch.fuse(row_in, group), [None, GROUPS])
     sch.reorder(group_warp, n_warp, group_lane, n_lane)
-    thread = sch.fuse(group_warp, n_warp, *_interleaved(sch, group_lane, n_lane))
+    thread = sch.fuse(group_warp, n_warp, *interleaved(sch, group_lane, n_lane))
     sch.bind(tile, "blockIdx.x")
     sch.bind(n_vectors, "vthread.x")
     sch.bind(thread, "threadIdx.x")
@@ -115,15 +119,15 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     sch.compute_at(held_weights, places[-1])
     inline_sources(sch, weights)
     _copy_weights(sch, weights, tiles, product)
-    staged = _staged(sch, held, margin)
-    sch.compute_at(staged, tile)
+    staged = staged_image(sch, held, margin)
+    sch.compute_at(staged, walk)
     if not _copy_image(sch, staged, tiles):
         return False
     for load in (held, held_weights):
         sch.unroll(sch.get_loops(load)[-1])
 
     # 4. Sums.
-    place_store(sch, store, thread)
+    place_store(sch, store, walk)
     row, column = sch.get_loops(store)[-2:]
     _, column_vector = sch.split(column, [None, vector if product.out_run % vector == 0 else 1])
     sch.unroll(row)
@@ -131,28 +135,13 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     for loop in (*places, column_in, n_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, line)
+    if tiles.walk > 1 and arch.the_gpu.async_copy and is_async(product.left, 1):
+        # Spelt out, for where stages are in turn nvcc does not see how addresses are aligned.
+        sch.unroll(walk)
+        sch.annotate(walk, "software_pipeline_stage", [0, 1, 1, 1])
+        sch.annotate(walk, "software_pipeline_order", [0, 1, 2, 3])
+        sch.annotate(walk, "software_pipeline_async_stages", [0])
     return True
-
-
-def _interleaved(sch: Schedule, groups: Any, lanes: Any) -> list[Any]:
-    """As for products (`gpu_matmul_simt`)."""
-    group, group_pair = sch.split(groups, [None, 2])
-    lane, lane_pair = sch.split(lanes, [None, 2])
-    sch.reorder(group, lane, group_pair, lane_pair)
-    return [group, lane, group_pair, lane_pair]
-
-
-def _normalize(sch: Schedule, block: Any, product: Contraction) -> None:
-    lines, window = [(axis,) for axis in product.m], [(axis,) for axis in product.k]
-    operands = ((("read", product.left.position), [*lines, *window]), (("read", product.right.position), [(), *window, product.n]))
-    for operand, groups in (*operands, (("write", 0), [*lines, product.n])):
-        sch.reindex(block, operand)
-        fuse_dims(sch, block, operand, groups)
-    sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    groups = [*lines, product.n, *window]
-    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
-    normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
-    sch.transform_block_layout(block, normal)
 
 
 def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, product: Contraction) -> None:
@@ -164,22 +153,14 @@ def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, product: Contraction)
     sch.unroll(step)
 
 
-def _staged(sch: Schedule, held: Any, margin: list[Any]) -> Any:
-    """Return the block that keeps the image in shared memory: the one that adds its margin, where there is one."""
-    inline_sources(sch, held, but=margin)
-    if margin:
-        sch.set_scope(margin[0], 0, "shared.dyn")
-        return margin[0]
-    return sch.cache_read(held, 0, "shared.dyn")
-
-
 def _copy_image(sch: Schedule, staged: Any, tiles: _Tiles) -> bool:
-    """Spread the image's part over the threads, neighbours by neighbouring threads; rows begin at whole vectors. Say whether it has rows."""
-    if len(sch.get_loops(staged)) < DIMENSIONS:
+    """Spread the image's part over neighbouring threads; rows begin at whole vectors. Say whether it has rows."""
+    loops = sch.get_loops(staged)[AROUND:]
+    if len(loops) < PLACES:
         return False
     item_bytes = dtype_bytes(str(sch.get(staged).writes[0].source.ty.dtype))
     sch.storage_align(staged, 0, axis=-3, factor=VECTOR_BYTES // item_bytes, offset=0)
-    _, row, *places = sch.get_loops(staged)
+    row, *places = loops
     step, thread = sch.split(sch.fuse(*places), [None, tiles.threads])
     # Rows are innermost, so that a thread asks for all of them before it waits for the first.
     sch.reorder(step, thread, row)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from tvm import IRModule
 from tvm.s_tir import Schedule
-from tvm.tirx import IndexMap
 
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS
 from kerneldecl.contraction import Contraction, tensor_cores_refuse
@@ -38,7 +37,8 @@ from kerneldecl.templates._gpu_fragments import (
     store_sums,
     store_tile,
 )
-from kerneldecl.templates._gpu_matmul import attempt, flat, fuse_dims, inline_sources, product_of
+from kerneldecl.templates._gpu_matmul import attempt, inline_sources, product_of
+from kerneldecl.templates._gpu_windows import normalize_windows, staged_image
 
 UNROLLED_STEPS = 16
 
@@ -89,7 +89,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     if epilogue:
         merge(sch, epilogue)
     margin = sch.get_producers(block)
-    _normalize(sch, block, product)
+    normalize_windows(sch, block, product, [product.k])
     names = intrinsics_of(sch, block, product, left_k_last=True)
     sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.steps])
     store = sch.cache_write(block, 0, "local")
@@ -120,7 +120,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     held_weights = sch.cache_read(fragment, product.right.position, "local")
     sch.compute_at(held_weights, k)
     inline_sources(sch, weights)
-    staged = _staged(sch, held, margin)
+    staged = staged_image(sch, held, margin)
     sch.compute_at(staged, tile)
     _copy(sch, staged, tiles.warps)
     sch.transform_layout(held, ("write", 0), placed(product.left.dtype))
@@ -135,28 +135,6 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     if steps // names.steps <= UNROLLED_STEPS:
         sch.unroll(k)
     return True
-
-
-def _normalize(sch: Schedule, block: Any, product: Contraction) -> None:
-    lines = [(axis,) for axis in product.m]
-    operands = ((("read", product.left.position), [*lines, product.k]), (("read", product.right.position), [(), product.k, product.n]))
-    for operand, groups in (*operands, (("write", 0), [*lines, product.n])):
-        sch.reindex(block, operand)
-        fuse_dims(sch, block, operand, groups)
-    sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    groups = [*lines, product.n, product.k]
-    index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
-    normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
-    sch.transform_block_layout(block, normal)
-
-
-def _staged(sch: Schedule, held: Any, margin: list[Any]) -> Any:
-    """Return the block that keeps the image in shared memory: the one that adds its margin, where there is one."""
-    inline_sources(sch, held, but=margin)
-    if margin:
-        sch.set_scope(margin[0], 0, "shared.dyn")
-        return margin[0]
-    return sch.cache_read(held, 0, "shared.dyn")
 
 
 def _copy(sch: Schedule, staged: Any, warps: int) -> None:

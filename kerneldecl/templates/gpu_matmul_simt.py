@@ -28,6 +28,7 @@ from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._gpu_matmul import (
     attempt,
     inline_sources,
+    interleaved,
     is_async,
     normalize,
     pipeline,
@@ -88,7 +89,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     k, k_out, k_in = sch.split(k, [None, tiles.block_k // UNROLLED_STEPS, UNROLLED_STEPS])
     sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_out, k_in, m_in, n_in)
     tile = rasterize(sch, m, n, tiles.raster)
-    thread = sch.fuse(m_warp, n_warp, *_interleaved(sch, m_lane, n_lane))
+    thread = sch.fuse(m_warp, n_warp, *interleaved(sch, m_lane, n_lane))
     sch.bind(tile, "blockIdx.x")
     if batch:
         sch.bind(batch[0], "blockIdx.z")
@@ -136,18 +137,6 @@ def _cut(sch: Schedule, loop: Any, block: int, thread: int, inner: tuple[int, in
     """Cut a loop into tiles, a thread's vectors, warps, lanes and the elements of a vector."""
     vector, lanes = inner
     return list(sch.split(loop, [None, thread // vector, block // thread // lanes, lanes, vector]))
-
-
-def _interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
-    """Return the lanes of a warp, innermost last, so that lanes 1 apart share a row and lanes 2 apart a column.
-
-    Shared memory serves 16-byte loads of half a warp at once if each address is wanted by a pair of lanes whose numbers
-    differ by 1, or by 2; else a quarter of a warp.
-    """
-    row, row_pair = sch.split(rows, [None, 2])
-    column, column_pair = sch.split(columns, [None, 2])
-    sch.reorder(row, column, row_pair, column_pair)
-    return [row, column, row_pair, column_pair]
 
 
 def _stages(product: Contraction, tiles: _Tiles, arch: Arch) -> int:

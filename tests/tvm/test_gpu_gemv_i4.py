@@ -55,7 +55,8 @@ def test_computes_what_the_rule_does(name: str) -> None:
     rule, kernel = product(attrs), Kernel(mod["main"])
     # The emulator knows whether what is asked for ahead lies within the arguments.
     before, wait, _ = kernel.source.rpartition("__global__")[2].partition("griddepcontrol_wait()")
-    assert wait and "kd_prefetch" in before
+    assert wait
+    assert "kd_prefetch" in before
     inputs = rule.inputs(np.random.default_rng(1))
     expected = rule.reference(*inputs)
     for seed in (1, 2):
