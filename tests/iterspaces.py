@@ -46,11 +46,11 @@ def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16
     return IterSpace((Block("product", axes, reads, (access("C", axes, sums, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
 
 
-def conv2d(c: int = 64, f: int = 64) -> IterSpace:
+def conv2d(c: int = 64, f: int = 64, dtype: str = "float16") -> IterSpace:
     extents = {"n": 8, "h": 56, "w": 56, "f": f, "r": 3, "s": 3, "c": c}
     axes = tuple(Axis(name, extent, "reduce" if name in "rsc" else "spatial") for name, extent in extents.items())
-    pixels = access("padded", axes, "float16", {0: 1}, {1: 1, 4: 1}, {2: 1, 5: 1}, {6: 1})
-    weights = access("W", axes, "float16", {4: 1}, {5: 1}, {6: 1}, {3: 1})
+    pixels = access("padded", axes, dtype, {0: 1}, {1: 1, 4: 1}, {2: 1, 5: 1}, {6: 1})
+    weights = access("W", axes, dtype, {4: 1}, {5: 1}, {6: 1}, {3: 1})
     out = access("C", axes, "float32", {0: 1}, {1: 1}, {2: 1}, {3: 1})
     return IterSpace((Block("conv", axes, (pixels, weights), (out,), 2),), ("padded", "W"), ("C",))
 

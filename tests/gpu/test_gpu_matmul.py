@@ -72,6 +72,12 @@ IMAGES = [
     {"rows": 4, "columns": 32, "block_n": 32, "warps_rows": 2, "warps_columns": 2, "warps_n": 1, "gather": gather} for gather in (0, 1)
 ]
 OUT_OF_THE_IMAGE = [convolution("image", given("gpu_conv2d_tc", *IMAGES), attrs) for attrs in CONVOLUTIONS]
+ON_CORES = [{"rows": 4, "columns": 16, "walk": walk, "block_n": 32, "thread_m": 8, "thread_n": 4} for walk in (1, 2)]
+OUT_OF_THE_IMAGE += [
+    convolution(f"image on CUDA cores {dtype}", given("gpu_conv2d_simt", *ON_CORES), {**attrs, "dtype": dtype})
+    for dtype in ("float32", "float16")
+    for attrs in CONVOLUTIONS
+]
 WINDOWS = [TILING | {"stages": 2, "gather": gather} for gather in (0, 1)]
 AS_PRODUCTS = [convolution("windows", given("gpu_matmul_tc", *WINDOWS), attrs) for attrs in (*CONVOLUTIONS, STEPS)]
 

@@ -13,7 +13,7 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
-from kerneldecl.policies import _gpu_windows, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
+from kerneldecl.policies import _gpu_windows, _gpu_windows_simt, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
 from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import ranked
 
@@ -164,6 +164,23 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
         assert _gpu_windows.smem_bytes(windows, product(space), tiling) <= gpu.smem_per_block_optin_bytes
     # Long sums are left to the template for products, which does not spell them out.
     assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
+def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
+    gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
+    windows = _gpu_windows.windows_of(space, product(space))
+    assert windows is not None
+    proposals = gpu_matmul_simt.propose(space, arch(name), 1000, ())
+    of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
+    for params in of_images:
+        tiling = _gpu_windows_simt.Tiling(**params)  # type: ignore[arg-type]
+        smem = _gpu_windows_simt.smem_bytes(windows, product(space), tiling)
+        assert occupancy(gpu, tiling.threads, _gpu_windows_simt.registers(windows, tiling, gpu), smem) >= 1
+        assert tiling.walk == 1 or gpu.async_copy
+    # Of longer lines, the template would spell out too much.
+    assert bool(of_images) == (3 * c <= 36)
 
 
 def test_a_product_without_overlapping_windows_is_no_image() -> None:

@@ -30,6 +30,7 @@ VECTORS = {"threads": 128, "unroll": 1, "width": 8}
 WINDOW = {"rows": 4, "threads": 4, "width": 8}
 KEPT = {"kept": True, "rows": 4, "threads": 32, "width": 4}
 LONG = {"across": False, "chunks": 16, "rows": 1, "threads": 256, "unroll": 4, "width": 4}
+IMAGE = {"rows": 4, "columns": 16, "walk": 2, "block_n": 64, "thread_m": 8, "thread_n": 4}
 # fmt: off
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "elementwise_float16": ("gpu_elementwise", "elementwise", {"op": "add", "shape": (512, 512), "dtype": "float16"}, VECTORS),
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "simt_float16": ("gpu_matmul_simt", "matmul", {**PRODUCT, "dtype": "float16"}, SIMT),
     "simt_int8": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "dtype": "int8"}, SIMT),
     "simt_conv2d_float32": ("gpu_matmul_simt", "conv2d", CONV, SIMT),
+    "simt_windows_float32": ("gpu_conv2d_simt", "conv2d", {**CONV, "c": 3}, IMAGE),
 }
 # fmt: on
 

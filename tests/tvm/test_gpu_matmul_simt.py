@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import serial
+from compilers import needs_nvcc, needs_nvdisasm, sass
 
+from kerneldecl import nvcc
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.space import iter_space
+from kerneldecl.cudaarrays import in_parts
+from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as policy
-from kerneldecl.templates import gpu_matmul_simt as template
+from kerneldecl.stores.local import LocalStore
+from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
 
 ROOT = Path(__file__).parents[2]
-H200 = load_arch(ROOT, "h200")
+H200, T4 = load_arch(ROOT, "h200"), load_arch(ROOT, "t4")
+TEMPLATES = {"gpu_matmul_simt": gpu_matmul_simt, "gpu_conv2d_simt": gpu_conv2d_simt}
 
 PRODUCTS = [
     *({"m": m, "n": n, "k": k, "batch": batch} for batch, m, n, k in itertools.product((1, 3), (1, 9), (1, 35), (1, 11))),
@@ -42,13 +50,81 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, name).of(ROOT, attrs)
-    mod = tensorir.lower(rule)
-    inputs = rule.inputs(np.random.default_rng(0))
-    want, (out,) = rule.reference(*inputs), rule.signature().outputs
-    proposals = policy.propose(iter_space(mod), H200, 40, ())
+    proposals = policy.propose(iter_space(tensorir.lower(rule)), H200, 40, ())
     assert proposals
     for proposal in proposals[::13]:
-        with serial.without_threads():
-            schedule = template.apply(mod, dict(proposal.candidate.params), H200)
-        assert schedule is not None, proposal
-        assert relative_error(serial.run(schedule.mod, inputs, out), want) <= rule.tolerance(), proposal
+        assert_right(rule, proposal.candidate, H200)
+
+
+def assert_right(rule: Any, candidate: Candidate, arch: Arch) -> None:
+    with serial.without_threads():
+        schedule = TEMPLATES[candidate.template].apply(tensorir.lower(rule), dict(candidate.params), arch)
+    assert schedule is not None, candidate
+    inputs, (out,) = rule.inputs(np.random.default_rng(0)), rule.signature().outputs
+    assert relative_error(serial.run(schedule.mod, inputs, out), rule.reference(*inputs)) <= rule.tolerance(), candidate
+
+
+IMAGE: dict[str, Value] = {"rows": 2, "columns": 16, "walk": 2, "block_n": 64, "thread_m": 8, "thread_n": 8}
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({"n": 1, "h": 30, "w": 35, "c": 3, "f": 70, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "epilogue": ("bias", "relu")}, {}),
+        ({"n": 2, "h": 9, "w": 11, "c": 3, "f": 5, "kh": 3, "kw": 3, "stride": 2, "padding": 1}, {"walk": 1, "rows": 4}),
+        ({"n": 3, "h": 8, "w": 7, "c": 6, "f": 8, "kh": 3, "kw": 2, "dilation": 2}, {"thread_n": 4, "block_n": 32}),
+        ({"n": 1, "h": 12, "w": 20, "c": 4, "f": 40, "kh": 4, "kw": 4, "stride": 4}, {"thread_m": 4, "rows": 1}),
+        ({"n": 2, "h": 12, "w": 20, "c": 3, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}, {}),
+        ({"n": 2, "h": 12, "w": 20, "c": 8, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "int8"}, {"thread_n": 4}),
+        ({"n": 1, "h": 5, "w": 1, "c": 1, "f": 4, "kh": 3, "kw": 1}, {}),
+    ],
+)
+@pytest.mark.parametrize("arch", [H200, T4], ids=["h200", "t4"])
+def test_convolutions_out_of_the_image(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> None:
+    """Also where no copy can be asynchronous: on an older GPU, and of elements of less than 4 bytes."""
+    rule = load_rule(ROOT, "conv2d").of(ROOT, attrs)
+    assert_right(rule, Candidate.of("gpu_conv2d_simt", IMAGE | params), arch)
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs"),
+    [
+        ("matmul", {"m": 64, "n": 64, "k": 64}),
+        ("conv2d", {"n": 1, "h": 8, "w": 8, "c": 4, "f": 64, "kh": 3, "kw": 3, "groups": 2}),
+        ("reduce", {"op": "sum", "shape": (64, 64), "axes": (1,)}),
+    ],
+)
+def test_what_no_image_is_in_has_no_such_schedule(name: str, attrs: dict[str, Any]) -> None:
+    assert gpu_conv2d_simt.apply(tensorir.lower(load_rule(ROOT, name).of(ROOT, attrs)), IMAGE, H200) is None
+
+
+STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["t4", "a100-80gb", "l4", "h200", "b200"])
+def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: Path) -> None:
+    arch = load_arch(ROOT, name)
+    mod = tensorir.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
+    proposals = policy.propose(iter_space(mod), arch, 20, ())
+    first = next(proposal.candidate for proposal in proposals if proposal.candidate.template == "gpu_conv2d_simt")
+    applied = codegen.apply_candidate(ROOT, mod, first, arch)
+    assert applied is not None
+    (launch,) = compile_cuda_object(applied.mod, arch, "kd_main", LocalStore(tmp_path)).launches
+    assert launch.usage.stack_bytes + launch.usage.spill_bytes == 0
+    assert launch.dynamic_smem_bytes + launch.usage.smem_bytes <= arch.the_gpu.smem_per_block_optin_bytes
+
+
+@needs_nvcc
+@needs_nvdisasm
+def test_neighbours_in_a_row_are_loaded_once_and_together(tmp_path: Path) -> None:
+    """Eight results of a row look at 63 neighbouring elements of it, 168 times: their loads are 16 of 16 bytes, or a few more of less."""
+    mod = tensorir.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
+    candidate = Candidate.of("gpu_conv2d_simt", IMAGE | {"rows": 8, "walk": 1, "thread_n": 4})
+    applied = codegen.apply_candidate(ROOT, mod, candidate, H200)
+    assert applied is not None
+    source = in_parts(cuda_source(applied.mod, H200, "kd_main"))
+    code = sass(nvcc.compile_cubin(source, "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)
+    places, of_weights = 7 * 3, 7 * 3
+    assert len(re.findall(r"\bFFMA\b", code)) == places * 8 * 4
+    assert len(re.findall(r"\bLDS\b", code)) - of_weights <= 32
