@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +11,23 @@ from typing import Any
 
 import pytest
 import tvm
-from compilers import needs_nvcc
+from compilers import needs_nvcc, needs_nvdisasm, sass
 from cuda_process import LOAD, answer
 from tvm import te
 from tvm.s_tir import dlight
 
 from kerneldecl import nvcc
 from kerneldecl.archfile import read_arch
+from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
 from kerneldecl.cudaarrays import in_parts
 from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arch
+from kerneldecl.model import Arch, Value
+from kerneldecl.plugins import load_rule
 from kerneldecl.stores.local import LocalStore
-from kerneldecl.templates import gpu_matmul_simt
+from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 
 ARCHS = Path(nvcc.__file__).parent / "archs"
 
@@ -397,6 +400,22 @@ __forceinline__ __device__ int rank() {
 }
 extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
 """
+
+
+@needs_nvcc
+@needs_nvdisasm
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_the_larger_of_two_short_numbers_takes_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
+    """As TVM writes it, each waits for a comparison and a choice."""
+    rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})
+    mod = tensorir.lower(rule)
+    rows: dict[str, Value] = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
+    schedule = gpu_reduce.apply(mod, rows, H200)
+    assert schedule is not None
+    code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)
+    assert "HMNMX" in code
+    assert not re.search(r"\b(HSETP2|SEL)\b", code)
 
 
 @needs_nvcc
