@@ -98,10 +98,12 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
     return kept
 
 
-def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu) -> list[int]:
-    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice."""
+def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu, resident: int = 1) -> list[int]:
+    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice, or hold all
+    that are resident."""
     filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
-    return [1, *(parts for parts in filling if steps // parts >= least_steps)]
+    filling.append(resident * gpu.sm_count // blocks)
+    return list(dict.fromkeys([1, *(parts for parts in filling if parts and steps // parts >= least_steps)]))
 
 
 def adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:

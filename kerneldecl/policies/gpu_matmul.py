@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterator, Sequence
 
 from kerneldecl.contraction import contraction_of
-from kerneldecl.model import Arch, IterSpace, Proposal
+from kerneldecl.model import Arch, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies._gpu_products import mixed
 from kerneldecl.policies._wgmma_factors import is_box
@@ -23,6 +23,9 @@ TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES)
 IN_DOUBT, IN_MORE_DOUBT = 1.4, 4.0
 """A policy takes part whose best is predicted to be slower than the best of all by no more, and a launch: models err, most of all
 about operands that threads load."""
+FIRST_OF_A_RIVAL = 20
+TILE = frozenset({"block_m", "block_n", "rows", "columns", "tile_h", "tile_w"})
+"""Parameters of templates that say which part of the result a block computes."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
@@ -41,9 +44,20 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
     are_boxes = all(map(is_box, (product.left, product.right)))
     most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs
-    rivals = [proposals for secs, proposals in others if secs <= most_secs]
+    rivals = [_apart(proposals) for secs, proposals in others if secs <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
     return tuple(itertools.islice(mixed(first, turns), top_k))
+
+
+def _apart(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    """Yield proposals, of the first ones those before others whose tile has not come yet: a rival has few places, and its model errs."""
+    tiles: dict[tuple[Value, ...], Proposal] = {}
+    later = []
+    for proposal in itertools.islice(proposals, FIRST_OF_A_RIVAL):
+        tile = tuple(value for name, value in proposal.candidate.params if name in TILE)
+        if tiles.setdefault(tile, proposal) is not proposal:
+            later.append(proposal)
+    yield from itertools.chain(tiles.values(), later, proposals)
 
 
 def _begun(proposals: Iterator[Proposal]) -> tuple[float, Iterator[Proposal]] | None:

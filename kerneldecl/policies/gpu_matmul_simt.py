@@ -106,7 +106,7 @@ def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(product, bare)))
         raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
         steps = -(-product.extents[3] // BLOCK_K)
-        for parts in parts_of(product.extents[0] * rows * columns, steps, LEAST_STEPS, gpu):
+        for parts in parts_of(product.extents[0] * rows * columns, steps, LEAST_STEPS, gpu, resident):
             for stages in _stages(product, replace(bare, parts=parts), gpu):
                 yield replace(bare, stages=stages, raster=raster, parts=parts)
 
