@@ -19,7 +19,7 @@ Read = Callable[[str, str, bool], Record | Miss]
 
 MEASURING: Mapping[str, Mapping[str, str | int]] = {
     "cpu": {"protocol": "cpu-warm-1", "seed": 20},
-    "cuda": {"protocol": "cuda-graph-cold-2", "seed": 20},
+    "cuda": {"protocol": "cuda-graph-cold-3", "seed": 20},
 }
 """By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
 
