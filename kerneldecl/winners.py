@@ -55,8 +55,8 @@ def tune_entries(at_work: Build) -> None:
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        for turn in _turns(at_work, to_tune, Path(folder)):
-            _tune_entry(at_work, turn)
+        if to_tune:
+            _tune_in_turns(at_work, to_tune, Path(folder))
         if to_bundle and not at_work.is_over:
             _bundle_entries(at_work, to_bundle, Path(folder))
         for entry in waiting:
@@ -78,6 +78,24 @@ def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
         at_work.variants[entry.entry] = answer["variants"]
         if not answer["variants"]:
             at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
+
+
+def _tune_in_turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> None:
+    """Tune the entries that no other build has tuned meanwhile.
+
+    The lock is held until all are tuned: who has begun to measure keeps the GPU, and must not wait for one that waits for it.
+    """
+    store = at_work.workspace.store
+
+    def say(text: str) -> None:
+        at_work.report(Note(text))
+
+    def is_tuned(entry: EntryPlan) -> bool:
+        return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
+
+    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
+        for turn in _turns(at_work, [entry for entry in waiting if not is_tuned(entry)], folder):
+            _tune_entry(at_work, turn)
 
 
 def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
@@ -112,21 +130,13 @@ def _step(at_work: Build, entry: EntryPlan) -> Told:
 
 def _tune_entry(at_work: Build, turn: Turn) -> None:
     entry, task = turn.entry, turn.task
-    action, store = entry.action("tune"), at_work.workspace.store
-
-    def say(text: str) -> None:
-        at_work.report(Note(text))
-
-    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
-        if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
-            return  # another build has done it meanwhile
-        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), turn.ahead, turn.following)
-        for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
-            at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
-        if outcome.policy:
-            _record(at_work, entry, task, outcome)
-        else:
-            at_work.fail(action, no_winner(outcome.measurements))
+    outcome = tune(task, at_work.the_runner, at_work.workspace.store, _step(at_work, entry), turn.ahead, turn.following)
+    for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
+        at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
+    if outcome.policy:
+        _record(at_work, entry, task, outcome)
+    else:
+        at_work.fail(entry.action("tune"), no_winner(outcome.measurements))
 
 
 def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> None:
