@@ -6,20 +6,24 @@ Knows nothing of candidates, records or of what is asked of the workers, but for
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.gpus import held_gpu
 from kerneldecl.runners.process import Answer, Worker
 
 Request = Mapping[str, Any]
-_Waiting = tuple[int, int, Future[Answer], Request, float]
-"""Turn, number, what waits for the answer, request, limit in seconds: they are compared by the first two."""
+_Answered = queue.SimpleQueue[tuple[int, Answer | BaseException]]
+_Waiting = tuple[int, int, int, Request, float, _Answered]
+"""Turn, number, position, request, limit in seconds, where the answer goes: they are compared by the first two."""
+_WAKE_SECS = 0.1
+"""An interrupt that comes just before a thread begins to wait does not wake it."""
 
 
 class LocalRunner:
@@ -39,7 +43,9 @@ class LocalRunner:
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
-        self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        # An interrupt leaves queues and futures that are written in Python locked for ever if it comes while they take their lock.
+        self._waiting: list[_Waiting] = []
+        self._asking = threading.Lock()
         self._order = itertools.count()
 
     def __enter__(self) -> Self:
@@ -56,21 +62,21 @@ class LocalRunner:
 
         Of the requests that wait for a worker, those of the lowest turn are the next, in the order in which they were asked.
         """
-        pending: dict[Future[Answer], int] = {}
+        answered: _Answered = queue.SimpleQueue()
         for index, request in enumerate(requests):
-            answer = Future[Answer]()
-            pending[answer] = index
-            self._waiting.put((turn, next(self._order), answer, request, limit_secs))
+            with self._asking:
+                heapq.heappush(self._waiting, (turn, next(self._order), index, request, limit_secs, answered))
             self._threads.submit(self._run_next)
-        return ((pending[answer], answer.result()) for answer in as_completed(pending))
+        return _awaited(answered, len(requests))
 
     def _run_next(self) -> None:
-        _, _, answer, request, limit_secs = self._waiting.get()
+        with self._asking:
+            _, _, index, request, limit_secs, answered = heapq.heappop(self._waiting)
         try:
-            answer.set_result(self._run(request, limit_secs))
+            answered.put((index, self._run(request, limit_secs)))
         finally:
             if error := sys.exception():
-                answer.set_exception(error)  # it is raised where the answer is waited for
+                answered.put((index, error))  # it is raised where the answer is waited for
 
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()
@@ -96,6 +102,18 @@ class LocalRunner:
             # A process sees its own GPU alone.
             self._measurers[which] = Worker({**self._threads_of_one, "CUDA_VISIBLE_DEVICES": gpu.uuid})
         return self._measurers[which]
+
+
+def _awaited(answered: _Answered, count: int) -> Iterator[tuple[int, Answer]]:
+    while count:
+        try:
+            index, answer = answered.get(timeout=_WAKE_SECS)
+        except queue.Empty:
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        count -= 1
+        yield index, answer
 
 
 def in_order(answers: Iterable[tuple[int, Answer]], count: int) -> list[Answer]:

@@ -5,6 +5,7 @@ Knows nothing of processes: workers are stood in for.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,9 +25,13 @@ class HeldWorker:
         self.go = threading.Event()
         self._is_stopped = False
         self._answered = 0
+        self.is_asked = False
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
-        assert self.go.wait(limit_secs)
+        self.is_asked = True
+        is_let_go = self.go.wait(limit_secs)
+        self.is_asked = False
+        assert is_let_go
         if self._is_stopped:
             return {"failure": "interrupted"}
         if request["name"] == "bad":
@@ -81,3 +86,14 @@ def test_what_a_worker_raises_is_raised_where_answers_are_awaited(runner: LocalR
         go(runner)
         with pytest.raises(OSError, match="no process can be started"):
             next(answers)
+
+
+def test_an_interrupt_that_does_not_wake_who_waits_is_noticed(runner: LocalRunner) -> None:
+    with runner:
+        (worker,) = runner._builders
+        answers = runner.run_all(named("a"), 5)
+        threading.Timer(0.3, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(answers)
+        assert worker.is_asked  # type: ignore[attr-defined]
+        assert not worker.go.is_set()  # type: ignore[attr-defined]
