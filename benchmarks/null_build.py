@@ -108,6 +108,9 @@ class InstantRunner:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def start(self, count: int) -> None:
+        pass
+
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         del limit_secs, turn
         actions = {"lower": _lowered, "build": _built, "describe": _described}

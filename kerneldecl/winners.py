@@ -23,7 +23,7 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
 from kerneldecl.task import BUILD_SECS, Answers, Task
 from kerneldecl.task import Step as Told
-from kerneldecl.tune import Outcome, ask_first, rank, recalled, record_result, tune, winner_object
+from kerneldecl.tune import BUILT_AT_ONCE, Outcome, ask_first, rank, recalled, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
@@ -46,12 +46,24 @@ class Turn(NamedTuple):
     """The next one's."""
 
 
+def built_at_once(at_work: Build) -> int:
+    """Return how many candidates will be built side by side, as far as the plan tells; 0 where nothing is to be tuned.
+
+    Entries that are not lowered yet count, though their computations may turn out to be tuned.
+    """
+    waiting = list({e.action("tune").key or e.entry: e for e in at_work.entries if not e.action("tune").is_hit}.values())
+    measures, objections = at_work.options.measure, _objections(waiting)
+    alone = [min(e.workload.top_k, BUILT_AT_ONCE) if measures and objections[e.arch.name] else e.workload.top_k for e in waiting]
+    ahead = [e.workload.top_k for e in waiting if measures and e.arch.gpu and not objections[e.arch.name]]
+    return max(sum(ahead[: 1 + BUILT_AHEAD]), *alone, 0)
+
+
 def tune_entries(at_work: Build) -> None:
     """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
     waiting = at_work.pending("tune")
     _count_own_functions(at_work, waiting)
     waiting = [entry for entry in waiting if entry.entry not in at_work.failures]
-    objections = {entry.arch.name: cannot_measure(entry.arch) for entry in waiting}
+    objections = _objections(waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
@@ -64,6 +76,11 @@ def tune_entries(at_work: Build) -> None:
                 _rank_entry(at_work, entry, Path(folder), objections[entry.arch.name])
     at_work.shows_ranked = not at_work.options.require_measured
     at_work.replan()
+
+
+def _objections(waiting: Sequence[EntryPlan]) -> dict[str, str]:
+    """Return why this machine cannot measure for an arch, by its name; empty where it can."""
+    return {name: cannot_measure(arch) for name, arch in {entry.arch.name: entry.arch for entry in waiting}.items()}
 
 
 def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from kerneldecl.gpus import held_gpu
 from kerneldecl.runners.process import Answer, Worker
+from kerneldecl.runners.worker import COMPILING
 
 Request = Mapping[str, Any]
 _Answered = queue.SimpleQueue[tuple[int, Answer | BaseException]]
@@ -27,14 +28,16 @@ _WAKE_SECS = 0.1
 
 
 class LocalRunner:
-    """Runs requests in worker processes that start when they are first needed. Use as a context manager."""
+    """Runs requests in worker processes that start when they are first needed, or told to. Use as a context manager."""
 
     def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
         """`say` hears of what is waited for."""
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._builders = [Worker({"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) for _ in range(jobs)]
-        for worker in self._builders:
+        threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._builders = [Worker(threads, COMPILING) for _ in range(jobs)]
+        # Who was idle last is asked next, and the first of those that nobody has asked yet: they have started before the others.
+        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
+        for worker in reversed(self._builders):
             self._idle.put(worker)
         self._threads_of_one = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
         self._measurers = {("cpu", ""): Worker(self._threads_of_one)}
@@ -56,6 +59,12 @@ class LocalRunner:
             worker.stop()
         self._threads.shutdown()  # stopped workers answer at once what still waits
         self._held.close()
+
+    def start(self, count: int) -> None:
+        """Have so many of the building workers start, if there are so many; they import what they need while the caller goes on."""
+        # In other threads: an interrupt would leave this one without a handle on a process that it is starting.
+        for worker in self._builders[:count]:
+            self._threads.submit(worker.start)  # one that cannot start says so when it is asked
 
     def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         """Ask the building workers at once; yield (position, answer) of each request, as they are answered.

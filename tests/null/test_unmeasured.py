@@ -31,7 +31,7 @@ from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain import is_cuda
-from kerneldecl.tune import Group, chosen
+from kerneldecl.tune import BUILT_AT_ONCE, Group, chosen
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -197,18 +197,32 @@ def test_entries_are_asked_for_in_their_order_and_what_one_asks_has_its_turn(gpu
         assert [turn for turn, asked in runner.asked_of_compilers if asked == action] == [0, 1, 2]
 
 
-class FakeWorker(FakeRunner):
+@pytest.mark.parametrize(
+    ("has_gpu", "measure", "started"), [(True, True, 18), (False, True, BUILT_AT_ONCE), (False, False, 6)], ids=["tune", "rank", "bundle"]
+)
+def test_as_many_workers_start_at_once_as_build_side_by_side(
+    gpus: Space, has_gpu: bool, measure: bool, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three entries with six candidates each."""
+    if has_gpu:
+        _with_gpu(monkeypatch)
+    gpus.edit("workloads.toml", "top_k = 3", "top_k = 6")
+    runner = FakeRunner()
+    gpus.build(runner, measure=measure)
+    assert runner.started == started
+
+
+class FakeWorker:
     """Answers in process what a runner with real locks asks it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        super().__init__()
-        del environment
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
+        del environment, modules
+        self.call = FakeRunner().measure
 
-    def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
-        return self.measure(request, limit_secs)
-
-    def stop(self) -> None:
+    def start(self) -> None:
         pass
+
+    stop = start
 
 
 @pytest.fixture
