@@ -32,7 +32,7 @@ from kerneldecl.api import run_build
 from kerneldecl.flow import Options
 from kerneldecl.key import digest
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
-from kerneldecl.plugins import load_rule, plugin_names
+from kerneldecl.plugins import load_policy, load_rule, plugin_names
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 from kerneldecl.workspace import open_workspace
@@ -108,6 +108,9 @@ class InstantRunner:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def start(self, count: int) -> None:
+        pass
+
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         del limit_secs, turn
         actions = {"lower": _lowered, "build": _built, "describe": _described}
@@ -159,13 +162,17 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     """Leave a workspace in which everything is up to date. Records of `like`, which declares the same work, are used."""
     (root / "policies").mkdir(parents=True, exist_ok=True)
     (root / "workloads.toml").write_text(text, encoding="utf-8")
-    names = (name for name in plugin_names("policies", root) if name not in {"auto", "first"})
-    _write_if_other(root / "policies" / "first.py", POLICY.format(names=("first", *names)))
+    _write_if_other(root / "policies" / "first.py", POLICY.format(names=("first", *standard_policies(root))))
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
     done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
+
+
+def standard_policies(root: Path) -> list[str]:
+    """Return the policies that propose, which leaves out those that stand for others, as `auto` does."""
+    return [name for name in plugin_names("policies", root) if name != "first" and not hasattr(load_policy(root, name), "BY_KIND")]
 
 
 def _write_if_other(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.stores.local import NEVER, Miss, Record
 from kerneldecl.task import BUILD_SECS, Runner
 from kerneldecl.toolchain import PACKAGES, installed, is_cuda
-from kerneldecl.winners import make_objects, tune_entries
+from kerneldecl.winners import built_at_once, make_objects, tune_entries
 from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
@@ -219,11 +219,13 @@ def _check_cuda(entry: EntryPlan, declared: str) -> None:
 
 
 def lower_entries(at_work: Build) -> None:
-    """Lower what has no known computation."""
+    """Lower what has no known computation, while the workers start that candidates will want."""
     wanted = at_work.pending("lower")
     root = str(at_work.workspace.root)
     requests = [{"do": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
-    for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):
+    answers = at_work.the_runner.run_all(requests, BUILD_SECS)
+    at_work.the_runner.start(built_at_once(at_work))  # they import while the first ones lower
+    for index, answer in answers:
         entry, action = wanted[index], wanted[index].action("lower")
         if "failure" in answer:
             at_work.fail(action, f"lowering failed: {answer['failure']}")

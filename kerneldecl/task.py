@@ -25,6 +25,10 @@ VERIFY_SECS = 20.0
 class Runner(Protocol):
     """Runs requests in processes of their own."""
 
+    def start(self, count: int) -> None:
+        """Have so many of the processes that build start before they are asked, if there are so many, and do not wait for them."""
+        ...
+
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Answers:
         """Have requests answered, several at a time, of those that wait the ones of a lower turn first."""
         ...

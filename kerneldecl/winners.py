@@ -23,7 +23,7 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stores.local import Record
 from kerneldecl.task import BUILD_SECS, Answers, Task
 from kerneldecl.task import Step as Told
-from kerneldecl.tune import Outcome, ask_first, rank, recalled, record_result, tune, winner_object
+from kerneldecl.tune import BUILT_AT_ONCE, Outcome, ask_first, rank, recalled, record_result, tune, winner_object
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build
@@ -46,17 +46,29 @@ class Turn(NamedTuple):
     """The next one's."""
 
 
+def built_at_once(at_work: Build) -> int:
+    """Return how many candidates will be built side by side, as far as the plan tells; 0 where nothing is to be tuned.
+
+    Entries that are not lowered yet count, though their computations may turn out to be tuned.
+    """
+    waiting = list({e.action("tune").key or e.entry: e for e in at_work.entries if not e.action("tune").is_hit}.values())
+    measures, objections = at_work.options.measure, _objections(waiting)
+    alone = [min(e.workload.top_k, BUILT_AT_ONCE) if measures and objections[e.arch.name] else e.workload.top_k for e in waiting]
+    ahead = [e.workload.top_k for e in waiting if measures and e.arch.gpu and not objections[e.arch.name]]
+    return max(sum(ahead[: 1 + BUILT_AHEAD]), *alone, 0)
+
+
 def tune_entries(at_work: Build) -> None:
     """Give every entry without a tuning record its winner: measured, or ranked where it cannot be measured here."""
     waiting = at_work.pending("tune")
     _count_own_functions(at_work, waiting)
     waiting = [entry for entry in waiting if entry.entry not in at_work.failures]
-    objections = {entry.arch.name: cannot_measure(entry.arch) for entry in waiting}
+    objections = _objections(waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        for turn in _turns(at_work, to_tune, Path(folder)):
-            _tune_entry(at_work, turn)
+        if to_tune:
+            _tune_in_turns(at_work, to_tune, Path(folder))
         if to_bundle and not at_work.is_over:
             _bundle_entries(at_work, to_bundle, Path(folder))
         for entry in waiting:
@@ -64,6 +76,11 @@ def tune_entries(at_work: Build) -> None:
                 _rank_entry(at_work, entry, Path(folder), objections[entry.arch.name])
     at_work.shows_ranked = not at_work.options.require_measured
     at_work.replan()
+
+
+def _objections(waiting: Sequence[EntryPlan]) -> dict[str, str]:
+    """Return why this machine cannot measure for an arch, by its name; empty where it can."""
+    return {name: cannot_measure(arch) for name, arch in {entry.arch.name: entry.arch for entry in waiting}.items()}
 
 
 def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
@@ -78,6 +95,24 @@ def _count_own_functions(at_work: Build, waiting: Sequence[EntryPlan]) -> None:
         at_work.variants[entry.entry] = answer["variants"]
         if not answer["variants"]:
             at_work.report(Note(f"{entry.entry}: {entry.workload.specialize} gives no function for it"))
+
+
+def _tune_in_turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> None:
+    """Tune the entries that no other build has tuned meanwhile.
+
+    The lock is held until all are tuned: who has begun to measure keeps the GPU, and must not wait for one that waits for it.
+    """
+    store = at_work.workspace.store
+
+    def say(text: str) -> None:
+        at_work.report(Note(text))
+
+    def is_tuned(entry: EntryPlan) -> bool:
+        return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
+
+    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
+        for turn in _turns(at_work, [entry for entry in waiting if not is_tuned(entry)], folder):
+            _tune_entry(at_work, turn)
 
 
 def _turns(at_work: Build, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
@@ -112,21 +147,13 @@ def _step(at_work: Build, entry: EntryPlan) -> Told:
 
 def _tune_entry(at_work: Build, turn: Turn) -> None:
     entry, task = turn.entry, turn.task
-    action, store = entry.action("tune"), at_work.workspace.store
-
-    def say(text: str) -> None:
-        at_work.report(Note(text))
-
-    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=at_work.options.wait):
-        if isinstance(store.read("tune", action.key, is_local=entry.arch.is_detected), Record):
-            return  # another build has done it meanwhile
-        outcome = tune(task, at_work.the_runner, store, _step(at_work, entry), turn.ahead, turn.following)
-        for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
-            at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
-        if outcome.policy:
-            _record(at_work, entry, task, outcome)
-        else:
-            at_work.fail(action, no_winner(outcome.measurements))
+    outcome = tune(task, at_work.the_runner, at_work.workspace.store, _step(at_work, entry), turn.ahead, turn.following)
+    for failed in (m for m in outcome.measurements if m.candidate.template == SPECIALIZE and m.failure):
+        at_work.report(Note(f"{entry.entry}: {lockfile.shown(failed.candidate)} of {entry.workload.specialize}: {failed.failure}"))
+    if outcome.policy:
+        _record(at_work, entry, task, outcome)
+    else:
+        at_work.fail(entry.action("tune"), no_winner(outcome.measurements))
 
 
 def _record(at_work: Build, entry: EntryPlan, task: Task, outcome: Outcome) -> None:

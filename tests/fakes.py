@@ -102,6 +102,8 @@ class FakeRunner:
     def __init__(self) -> None:
         self.asked: list[Request] = []
         self.compiled = 0
+        self.started = 0
+        """Processes that were told to start before anything was asked."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -114,6 +116,9 @@ class FakeRunner:
         """Return rule and attributes, as JSON, of the requests of some kinds."""
         cases = [request.get("case", request) for request in self.asked if request["do"] in kinds]
         return {json.dumps([case["rule"], case["attrs"]], sort_keys=True) for case in cases}
+
+    def start(self, count: int) -> None:
+        self.started = 0 if self.asked else count
 
     def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
@@ -136,6 +141,9 @@ class FakeRunner:
 
 class DieRunner:
     """Must not be asked anything."""
+
+    def start(self, count: int) -> None:
+        assert not count
 
     def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         assert not requests, f"asked within {limit_secs} s, in turn {turn}: {requests}"

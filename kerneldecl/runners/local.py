@@ -6,31 +6,38 @@ Knows nothing of candidates, records or of what is asked of the workers, but for
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.gpus import held_gpu
 from kerneldecl.runners.process import Answer, Worker
+from kerneldecl.runners.worker import COMPILING
 
 Request = Mapping[str, Any]
-_Waiting = tuple[int, int, Future[Answer], Request, float]
-"""Turn, number, what waits for the answer, request, limit in seconds: they are compared by the first two."""
+_Answered = queue.SimpleQueue[tuple[int, Answer | BaseException]]
+_Waiting = tuple[int, int, int, Request, float, _Answered]
+"""Turn, number, position, request, limit in seconds, where the answer goes: they are compared by the first two."""
+_WAKE_SECS = 0.1
+"""An interrupt that comes just before a thread begins to wait does not wake it."""
 
 
 class LocalRunner:
-    """Runs requests in worker processes that start when they are first needed. Use as a context manager."""
+    """Runs requests in worker processes that start when they are first needed, or told to. Use as a context manager."""
 
     def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
         """`say` hears of what is waited for."""
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._builders = [Worker({"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}) for _ in range(jobs)]
-        for worker in self._builders:
+        threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._builders = [Worker(threads, COMPILING) for _ in range(jobs)]
+        # Who was idle last is asked next, and the first of those that nobody has asked yet: they have started before the others.
+        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
+        for worker in reversed(self._builders):
             self._idle.put(worker)
         self._threads_of_one = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
         self._measurers = {("cpu", ""): Worker(self._threads_of_one)}
@@ -39,7 +46,9 @@ class LocalRunner:
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
-        self._waiting: queue.PriorityQueue[_Waiting] = queue.PriorityQueue()
+        # An interrupt leaves queues and futures that are written in Python locked for ever if it comes while they take their lock.
+        self._waiting: list[_Waiting] = []
+        self._asking = threading.Lock()
         self._order = itertools.count()
 
     def __enter__(self) -> Self:
@@ -51,26 +60,32 @@ class LocalRunner:
         self._threads.shutdown()  # stopped workers answer at once what still waits
         self._held.close()
 
+    def start(self, count: int) -> None:
+        """Have so many of the building workers start, if there are so many; they import what they need while the caller goes on."""
+        # In other threads: an interrupt would leave this one without a handle on a process that it is starting.
+        for worker in self._builders[:count]:
+            self._threads.submit(worker.start)  # one that cannot start says so when it is asked
+
     def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
         """Ask the building workers at once; yield (position, answer) of each request, as they are answered.
 
         Of the requests that wait for a worker, those of the lowest turn are the next, in the order in which they were asked.
         """
-        pending: dict[Future[Answer], int] = {}
+        answered: _Answered = queue.SimpleQueue()
         for index, request in enumerate(requests):
-            answer = Future[Answer]()
-            pending[answer] = index
-            self._waiting.put((turn, next(self._order), answer, request, limit_secs))
+            with self._asking:
+                heapq.heappush(self._waiting, (turn, next(self._order), index, request, limit_secs, answered))
             self._threads.submit(self._run_next)
-        return ((pending[answer], answer.result()) for answer in as_completed(pending))
+        return _awaited(answered, len(requests))
 
     def _run_next(self) -> None:
-        _, _, answer, request, limit_secs = self._waiting.get()
+        with self._asking:
+            _, _, index, request, limit_secs, answered = heapq.heappop(self._waiting)
         try:
-            answer.set_result(self._run(request, limit_secs))
+            answered.put((index, self._run(request, limit_secs)))
         finally:
             if error := sys.exception():
-                answer.set_exception(error)  # it is raised where the answer is waited for
+                answered.put((index, error))  # it is raised where the answer is waited for
 
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()
@@ -96,6 +111,18 @@ class LocalRunner:
             # A process sees its own GPU alone.
             self._measurers[which] = Worker({**self._threads_of_one, "CUDA_VISIBLE_DEVICES": gpu.uuid})
         return self._measurers[which]
+
+
+def _awaited(answered: _Answered, count: int) -> Iterator[tuple[int, Answer]]:
+    while count:
+        try:
+            index, answer = answered.get(timeout=_WAKE_SECS)
+        except queue.Empty:
+            continue
+        if isinstance(answer, BaseException):
+            raise answer
+        count -= 1
+        yield index, answer
 
 
 def in_order(answers: Iterable[tuple[int, Answer]], count: int) -> list[Answer]:

@@ -26,16 +26,23 @@ _INTERRUPTED: Answer = {"failure": "interrupted"}
 
 
 class Worker:
-    """A handle on one worker process. Not to be shared between threads, but for `stop`."""
+    """A handle on one worker process. Not to be shared between threads, but for `start` and `stop`."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = {**os.environ, **environment}
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
+        """`modules` are imported as soon as the process starts; others when a request needs them."""
+        self._environment, self._modules = {**os.environ, **environment}, modules
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         self._is_stopped = False
         self._changing = threading.RLock()
-        """Held while the process starts or ends: `stop` comes from another thread than requests do."""
+        """Held while the process starts or ends: `start` and `stop` come from other threads than requests do."""
+
+    def start(self) -> None:
+        """Start the process, if there is none, and do not wait until it is ready."""
+        with self._changing:
+            if self._process is None:
+                self._started()
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         """Return the worker's answer, or `{"failure": reason}` if it dies or takes longer than the limit."""
@@ -86,7 +93,7 @@ class Worker:
         self._words.truncate()
         # The kernel signals the worker when the last writer of this pipe is gone, even if a kernel hangs in it.
         reading, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "kerneldecl.runners.worker", str(reading)]
+        command = [sys.executable, "-m", "kerneldecl.runners.worker", str(reading), *self._modules]
         try:
             return subprocess.Popen(
                 command,

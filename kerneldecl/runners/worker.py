@@ -1,7 +1,8 @@
 """Owns the child's side of a worker: reads a request a line, answers each with a line, imports what a request needs.
 
 Knows nothing of limits, of other workers or of what is done with the answers. Run as
-`python -m kerneldecl.runners.worker DESCRIPTOR`; the descriptor is the pipe whose closing ends this process.
+`python -m kerneldecl.runners.worker DESCRIPTOR [MODULE]`; the descriptor is the pipe whose closing ends this process, the
+module what is imported before the first request comes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 # Each request names an action; the module that knows it is imported when it is first asked for.
-_COMPILING = "kerneldecl.compiler.actions"
+COMPILING = "kerneldecl.compiler.actions"
 _MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda"}
 """By the `device` that a request to measure names; requests to compile name none."""
 
@@ -28,6 +29,8 @@ def main() -> None:
     # What rules, compilers or kernels print must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    for module in sys.argv[2:]:
+        _imported(module)
     for line in sys.stdin:
         answers.write(json.dumps(_answered(json.loads(line))) + "\n")
         answers.flush()
@@ -43,7 +46,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
-    module = _imported(_MEASURING[device] if device else _COMPILING)
+    module = _imported(_MEASURING[device] if device else COMPILING)
     action: Callable[..., dict[str, Any]] = getattr(module, request.pop("do"))
     try:
         return action(**request)

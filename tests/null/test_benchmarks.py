@@ -1,10 +1,11 @@
-"""The benchmarks' modules give each other what they ask for, also where only a GPU would run the line that asks."""
+"""The benchmarks' modules give each other what they ask for, also where only a GPU would run it; that of null builds runs."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import null_build
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -31,3 +32,13 @@ def test_what_is_imported_is_there(name: str) -> None:
         f"{node.module}.{alias.name}" for node in asked for alias in node.names if alias.name not in names_of(MODULES[node.module or ""])
     ]
     assert not missing
+
+
+def test_null_builds_and_plans_after_edits_are_measured(tmp_path: Path) -> None:
+    """Each run says what it is to say, or ends this process."""
+    rows = null_build.null_builds(tmp_path, 2, rounds=1)
+    assert {"kerneldecl, a table each", "kerneldecl, one table"} <= {row["tool"] for row in rows}
+    editor = null_build.Editor(tmp_path / "one-table", null_build.one_table, null_build.shapes_of(2))
+    editor.after_comment("build")
+    editor.after_change()
+    editor.restore()

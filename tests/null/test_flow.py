@@ -403,6 +403,18 @@ def test_a_toolchain_that_is_not_installed_is_named(fakes: Space, monkeypatch: p
         fakes.build(DieRunner())
 
 
+def test_workers_start_before_they_are_asked_where_something_is_to_be_tuned(fakes: Space, tmp_path: Path) -> None:
+    """On a CPU one entry is tuned after the other."""
+    tuning, making = FakeRunner(), FakeRunner()
+    fakes.build(tuning)
+    assert tuning.started == CANDIDATES
+    fakes.copy_of(tmp_path / "clone", "cache/record", "cache/local").build(making)
+    assert making.counts["compile"] == 3
+    assert not making.started
+    shutil.rmtree(fakes.root / "dist")
+    assert fakes.build(DieRunner()).links == 1
+
+
 # Records without blobs, blobs without sense
 
 

@@ -1,10 +1,11 @@
-"""Owns the tests of which request is answered next, and of what becomes of those that wait when a runner ends.
+"""Owns the tests of which request is answered next, by which worker, and of what becomes of those that wait when a runner ends.
 
 Knows nothing of processes: workers are stood in for.
 """
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,14 +20,22 @@ from kerneldecl.runners.process import Answer
 class HeldWorker:
     """Begins with no request before it is let go, and answers with how many it has answered before."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        del environment
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
+        del environment, modules
+        self.is_started = threading.Event()
         self.go = threading.Event()
         self._is_stopped = False
         self._answered = 0
+        self.is_asked = False
+
+    def start(self) -> None:
+        self.is_started.set()
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
-        assert self.go.wait(limit_secs)
+        self.is_asked = True
+        is_let_go = self.go.wait(limit_secs)
+        self.is_asked = False
+        assert is_let_go
         if self._is_stopped:
             return {"failure": "interrupted"}
         if request["name"] == "bad":
@@ -81,3 +90,35 @@ def test_what_a_worker_raises_is_raised_where_answers_are_awaited(runner: LocalR
         go(runner)
         with pytest.raises(OSError, match="no process can be started"):
             next(answers)
+
+
+def test_an_interrupt_that_does_not_wake_who_waits_is_noticed(runner: LocalRunner) -> None:
+    with runner:
+        (worker,) = runner._builders
+        answers = runner.run_all(named("a"), 5)
+        threading.Timer(0.3, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(answers)
+        assert worker.is_asked  # type: ignore[attr-defined]
+        assert not worker.go.is_set()  # type: ignore[attr-defined]
+
+
+def test_requests_go_to_workers_that_have_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Worker", HeldWorker)
+    with LocalRunner(4, 1) as runner:
+        workers: list[HeldWorker] = runner._builders  # type: ignore[assignment]
+        runner.start(2)
+        assert all(worker.is_started.wait(60) for worker in workers[:2])
+        assert not any(worker.is_started.is_set() for worker in workers[2:])
+        go(runner)
+        for _ in range(3):
+            in_order(runner.run_all(named("a"), 60), 1)
+            in_order(runner.run_all(named("a", "b"), 60), 2)
+        assert sum(worker._answered for worker in workers[:2]) == 9
+
+
+def test_no_more_workers_start_than_there_are(runner: LocalRunner) -> None:
+    with runner:
+        runner.start(3)
+        (worker,) = runner._builders
+        assert worker.is_started.wait(60)  # type: ignore[attr-defined]

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import shutil
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DieRunner, FakeRunner
+from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
-from kerneldecl import api, bundle, winners
+from kerneldecl import api, bundle, flow, winners
+from kerneldecl import gpus as machine
+from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
+from kerneldecl.lock import exclusive
 from kerneldecl.model import Measurement
+from kerneldecl.progress import Event, Finished, Note, Report
 from kerneldecl.report import show_json, show_text
+from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain import is_cuda
-from kerneldecl.tune import Group, chosen
+from kerneldecl.tune import BUILT_AT_ONCE, Group, chosen
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -185,6 +195,84 @@ def test_entries_are_asked_for_in_their_order_and_what_one_asks_has_its_turn(gpu
     gpus.build(runner)
     for action in ("build", "describe"):
         assert [turn for turn, asked in runner.asked_of_compilers if asked == action] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "measure", "started"), [(True, True, 18), (False, True, BUILT_AT_ONCE), (False, False, 6)], ids=["tune", "rank", "bundle"]
+)
+def test_as_many_workers_start_at_once_as_build_side_by_side(
+    gpus: Space, has_gpu: bool, measure: bool, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three entries with six candidates each."""
+    if has_gpu:
+        _with_gpu(monkeypatch)
+    gpus.edit("workloads.toml", "top_k = 3", "top_k = 6")
+    runner = FakeRunner()
+    gpus.build(runner, measure=measure)
+    assert runner.started == started
+
+
+class FakeWorker:
+    """Answers in process what a runner with real locks asks it."""
+
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
+        del environment, modules
+        self.call = FakeRunner().measure
+
+    def start(self) -> None:
+        pass
+
+    stop = start
+
+
+@pytest.fixture
+def one_gpu(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """Return a workspace on a machine with its GPU, where the locks are real and what workers do is not."""
+    fields = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
+    monkeypatch.setattr(machine, "_here", lambda: (DriverGpu("Test GPU", **fields, uuid="GPU-0"),))
+    monkeypatch.setattr(tempfile, "tempdir", str(gpus.root.parent))
+    monkeypatch.setattr(local, "Worker", FakeWorker)
+    return gpus
+
+
+def _build_on_gpu(space: Space, entries: set[str], report: Report) -> flow.Build:
+    runners = functools.partial(local.LocalRunner, 1, 1, lambda text: report(Note(text)))
+    return flow.build(space.open(), flow.Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
+
+
+def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first keeps its GPU to its end; the second comes while it tunes, and has `tune.lock` as soon as the first lets go of it."""
+    second_waits, second_tunes = threading.Event(), threading.Event()
+    said: list[Event] = []
+    second: list[Future[flow.Build]] = []
+
+    @contextlib.contextmanager
+    def handed_over(*arguments: Any, **options: Any) -> Iterator[None]:
+        is_first = threading.current_thread() is threading.main_thread()
+        with exclusive(*arguments, **options):
+            if not is_first:
+                second_tunes.set()
+            yield
+        assert not is_first or second_tunes.wait(60)
+
+    def first_says(event: Event) -> None:
+        assert not isinstance(event, Note), f"who holds the GPU waits for nobody: {event}"
+        said.append(event)
+        if isinstance(event, Finished) and not second:
+            second.append(other.submit(_build_on_gpu, one_gpu, {"large@box", "tabled@box"}, second_says))
+            assert second_waits.wait(60)
+
+    def second_says(event: Event) -> None:
+        said.append(event)
+        if isinstance(event, Note):
+            second_waits.set()
+
+    monkeypatch.setattr(winners, "exclusive", handed_over)
+    with ThreadPoolExecutor(1) as other:
+        builds = [_build_on_gpu(one_gpu, {"small@box", "large@box"}, first_says), second[0].result()]
+    assert not any(build.failures for build in builds)
+    tuned = [event.entry for event in said if isinstance(event, Finished) and event.kind == "tune"]
+    assert tuned == ["small@box", "large@box", "tabled@box"]
 
 
 def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_gives(

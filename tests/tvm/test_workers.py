@@ -237,3 +237,24 @@ except SystemExit as error:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tmp_path), environment.get("PYTHONPATH", ""))))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "torch was imported\n", done.stderr
+
+
+def has_tvm(process: psutil.Process) -> bool:
+    return any("tvm" in Path(mapped.path).name for mapped in process.memory_maps())
+
+
+def test_workers_that_are_started_import_tvm_while_nobody_asks_them_and_end_with_their_runner() -> None:
+    def workers() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if "kerneldecl.runners.worker" in child.cmdline()]
+
+    with LocalRunner(3, 1) as runner:
+        runner.start(2)
+        deadline = time.monotonic() + 60
+        while len(started := workers()) < 2 or not all(map(has_tvm, started)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert len(started) == 2
+    assert not workers()
+    with LocalRunner(3, 1) as runner:
+        runner.start(2)
+    assert not workers(), "one that has hardly begun ends, too"
