@@ -53,6 +53,8 @@ _SLOW_HEADERS = (("#include <cuda/barrier>", "cuda::"), ("#include <cooperative_
 _FOR_NVRTC = re.compile(r"#ifdef __CUDACC_RTC__.*?#else", re.DOTALL)
 _EXTREME = re.compile(r"return __h(?P<than>[gl])t\((?:__half\()?a\)?, (?:__half\()?b\)?\) \? a : b;")
 """What TVM makes of the larger and of the smaller of two numbers of 16 bits: a comparison and a choice, which waits for it."""
+FIRST_EXTREME = 80
+"""Of archs, with an instruction for that (PTX ISA, "max")."""
 _STACK = re.compile(r"Function properties for (?P<name>\w+)\n\s*(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores")
 
 
@@ -148,7 +150,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     """
     command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.cubin", "kernel.cu"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cu").write_text(lean(direct(source)), encoding="utf-8")
+        (Path(folder) / "kernel.cu").write_text(prepared(source, arch), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {_last_words(result)}")
@@ -158,8 +160,18 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     return Cubin(content, _usage(result.stderr))
 
 
-def direct(source: str) -> str:
-    """Return the source with the larger (smaller) of two numbers of 16 bits in one instruction; as in float32, what is none loses."""
+def prepared(source: str, arch: str) -> str:
+    """Return the source as it is compiled for an arch: `lean` and `direct`."""
+    return lean(direct(source, arch))
+
+
+def direct(source: str, arch: str) -> str:
+    """Return the source with the larger (smaller) of two numbers of 16 bits in one instruction; as in float32, what is none loses.
+
+    As it is for an arch that has no such instruction.
+    """
+    if int(arch.removeprefix("sm_").rstrip("af")) < FIRST_EXTREME:
+        return source
     return _EXTREME.sub(lambda found: f"return __h{'max' if found['than'] == 'g' else 'min'}(a, b);", source)
 
 

@@ -66,8 +66,8 @@ def tune_entries(at_work: Build) -> None:
     objections = _objections(waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not at_work.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not objections[e.arch.name]]
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        if to_tune:
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
+        if to_tune and not at_work.is_over:
             _tune_in_turns(at_work, to_tune, Path(folder))
         if to_bundle and not at_work.is_over:
             _bundle_entries(at_work, to_bundle, Path(folder))
@@ -246,7 +246,7 @@ def cannot_measure(arch: Arch) -> str:
 def make_objects(at_work: Build) -> None:
     """Make winners' objects, database lines and sources that the store has lost, or never had, from their records."""
     wanted = at_work.pending("build")
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
         tasks = [_task(at_work, e, Path(folder)) for e in wanted]
         requests = [task.build_request(_winner(e), afresh=True) for task, e in zip(tasks, wanted, strict=True)]
         for index, answer in at_work.the_runner.run_all(requests, BUILD_SECS):

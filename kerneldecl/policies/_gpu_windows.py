@@ -1,4 +1,4 @@
-"""Owns which parts of an image a GPU's tensor cores should convolve at once, out of shared memory, and how long that takes.
+"""Owns how convolutions look at an image, and which parts of it tensor cores should convolve at once out of shared memory.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -99,6 +99,8 @@ def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
 
 def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:
     """Return an axis's step through the image and the reach of the reduction beside it, None where it is in no dimension alone."""
+    if block.axes[axis].extent == 1:  # such as one image: no index shows it
+        return 0, 0
     for index in image.index:
         steps = dict(index or ())
         if axis in steps:

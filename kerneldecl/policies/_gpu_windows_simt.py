@@ -31,6 +31,8 @@ MOST_UNROLLED = 36
 OTHER_REGISTERS = 12
 PARTITIONS = 4
 VECTOR_BYTES, LEAST_COPY_BYTES = 16, 4
+BETWEEN_BYTES = 128
+"""At most, that lie between arrays in shared memory."""
 LOAD = 1.2
 """Cycles of a scheduler for a load of 16 bytes from shared memory, as for products (`gpu_matmul_simt`)."""
 IMAGE_CYCLES, WEIGHTS_CYCLES, RESULT_CYCLES = 12.0, 6.0, 4.0
@@ -69,7 +71,8 @@ class Tiling:
 
 def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Estimate]:
     """Yield what a GPU can hold, with its time."""
-    if product.right.is_k_last or product.extents[3] // windows.lines > MOST_UNROLLED:
+    has_both_sides = windows.row_reach and windows.column_reach
+    if not has_both_sides or product.right.is_k_last or product.extents[3] // windows.lines > MOST_UNROLLED:
         return
     for tiling in tilings(windows, product, gpu):
         if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
@@ -99,7 +102,7 @@ def registers(windows: Windows, tiling: Tiling, gpu: Gpu) -> int:
 
 def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: its part of the image, with rows of whole vectors, and its weights."""
-    weights = product.extents[3] * tiling.block_n * dtype_bytes(product.left.dtype)
+    weights = product.extents[3] * tiling.block_n * dtype_bytes(product.left.dtype) + BETWEEN_BYTES
     return min(tiling.walk, 2) * _image_bytes(windows, product, tiling) + weights
 
 

@@ -13,6 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
+from kerneldecl.compiler.ahead_cuda import AHEAD_BYTES
 from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, prefetched, started
 from kerneldecl.model import Gpu
 
@@ -24,8 +25,6 @@ GROUPS = (128, 256, 512, 1024)
 """Weights with one scale: at least the four lanes whose weights tensor cores add up."""
 VECTOR_BYTES = 16
 LEAST_COPY_BYTES = 4
-AHEAD_BYTES = 64 * 1024
-"""That a multiprocessor's blocks ask for while the kernel in front ends, as other kernels do (compiler/ahead_cuda.py)."""
 LINE_BYTES = 128
 HELD = 4
 """Vectors of factors that a thread has on their way together."""

@@ -87,6 +87,8 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         return False
     if epilogue:
         merge(sch, epilogue)
+    if not all(_is_seen(sch.get(block), product.left.position, axis) for axis in product.k):
+        return False
     margin = sch.get_producers(block)
     normalize_windows(sch, block, product, [(axis,) for axis in product.k])
     sch.pad_einsum(block, [1, tiles.rows * tiles.walk, tiles.columns, tiles.block_n, *[1] * len(product.k)])
@@ -142,6 +144,12 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         sch.annotate(walk, "software_pipeline_order", [0, 1, 2, 3])
         sch.annotate(walk, "software_pipeline_async_stages", [0])
     return True
+
+
+def _is_seen(stage: Any, position: int, axis: int) -> bool:
+    """Say whether an axis stays in an operand's index: one of one place does so where it is an index by itself."""
+    found = stage.iter_vars[axis]
+    return int(found.dom.extent) > 1 or any(dim.min.same_as(found.var) for dim in stage.reads[position].region)
 
 
 def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, product: Contraction) -> None:

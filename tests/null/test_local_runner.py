@@ -6,6 +6,7 @@ Knows nothing of processes: workers are stood in for.
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -92,6 +93,15 @@ def test_what_a_worker_raises_is_raised_where_answers_are_awaited(runner: LocalR
             next(answers)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Have interrupts raise KeyboardInterrupt, which they do not where a shell has started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_that_does_not_wake_who_waits_is_noticed(runner: LocalRunner) -> None:
     with runner:
         (worker,) = runner._builders

@@ -418,6 +418,11 @@ def test_the_larger_of_two_short_numbers_takes_one_instruction(op: str, dtype: s
     assert not re.search(r"\b(HSETP2|SEL)\b", code)
 
 
+def test_older_gpus_have_no_such_instruction_and_keep_the_comparison() -> None:
+    source = "__device__ half max(half a, half b)\n{\n  return __hgt(__half(a), __half(b)) ? a : b;\n}\n"
+    assert [nvcc.prepared(source, arch) == source for arch in ("sm_75", "sm_80", "sm_90a", "sm_120")] == [True, False, False, False]
+
+
 @needs_nvcc
 @pytest.mark.parametrize(
     ("value", "slow"),
