@@ -9,6 +9,7 @@ import contextlib
 import heapq
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,9 +83,9 @@ class LocalRunner:
             _, _, index, request, limit_secs, answered = heapq.heappop(self._waiting)
         try:
             answered.put((index, self._run(request, limit_secs)))
-        except BaseException as error:
-            answered.put((index, error))  # it is raised where the answer is waited for
-            raise
+        finally:
+            if error := sys.exception():
+                answered.put((index, error))  # it is raised where the answer is waited for
 
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()
