@@ -53,8 +53,11 @@ _SLOW_HEADERS = (("#include <cuda/barrier>", "cuda::"), ("#include <cooperative_
 _FOR_NVRTC = re.compile(r"#ifdef __CUDACC_RTC__.*?#else", re.DOTALL)
 _EXTREME = re.compile(r"return __h(?P<than>[gl])t\((?:__half\()?a\)?, (?:__half\()?b\)?\) \? a : b;")
 """What TVM makes of the larger and of the smaller of two numbers of 16 bits: a comparison and a choice, which waits for it."""
-FIRST_EXTREME = 80
-"""Of archs, with an instruction for that (PTX ISA, "max")."""
+_WHERE_THERE_IS_ONE = """#if __CUDA_ARCH__ >= 800  // PTX ISA, "max"
+  return __h{}(a, b);
+#else
+  {}
+#endif"""
 _STACK = re.compile(r"Function properties for (?P<name>\w+)\n\s*(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores")
 
 
@@ -150,7 +153,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     """
     command = [compiler_for(arch).path, *flags, f"-arch={arch}", "-o", "kernel.cubin", "kernel.cu"]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cu").write_text(prepared(source, arch), encoding="utf-8")
+        (Path(folder) / "kernel.cu").write_text(prepared(source), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise ValueError(f"nvcc: {_last_words(result)}")
@@ -160,19 +163,17 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
     return Cubin(content, _usage(result.stderr))
 
 
-def prepared(source: str, arch: str) -> str:
-    """Return the source as it is compiled for an arch: `lean` and `direct`."""
-    return lean(direct(source, arch))
+def prepared(source: str) -> str:
+    """Return the source as it is compiled: `lean` and `direct`."""
+    return lean(direct(source))
 
 
-def direct(source: str, arch: str) -> str:
+def direct(source: str) -> str:
     """Return the source with the larger (smaller) of two numbers of 16 bits in one instruction; as in float32, what is none loses.
 
-    As it is for an arch that has no such instruction.
+    GPUs that have no such instruction keep the comparison: nvcc knows what it compiles for.
     """
-    if int(arch.removeprefix("sm_").rstrip("af")) < FIRST_EXTREME:
-        return source
-    return _EXTREME.sub(lambda found: f"return __h{'max' if found['than'] == 'g' else 'min'}(a, b);", source)
+    return _EXTREME.sub(lambda found: _WHERE_THERE_IS_ONE.format("max" if found["than"] == "g" else "min", found[0]), source)
 
 
 def lean(source: str) -> str:

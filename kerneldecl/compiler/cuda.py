@@ -238,7 +238,7 @@ def _flags(func: Any) -> tuple[str, ...]:
 def _cubin(source: str, arch: str, flags: tuple[str, ...], store: LocalStore) -> Cubin:
     """Return what nvcc makes of the source, from the store if it is known there."""
     compiler = nvcc.compiler_for(arch)
-    fields = {"source": digest(nvcc.prepared(source, arch).encode()), "arch": arch, "flags": flags, "nvcc": compiler.version}
+    fields = {"source": digest(nvcc.prepared(source).encode()), "arch": arch, "flags": flags, "nvcc": compiler.version}
     described = manifest("cubin", fields)
     # Local: anyone can make it again, and nothing that is measured refers to it.
     known = store.read("cubin", key(described), is_local=True)
