@@ -1,0 +1,122 @@
+"""Owns all that the replay asks of the project: here alone are its modules imported.
+
+Knows nothing of which workloads there are or of what is frozen. TVM is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from kerneldecl.key import digest
+from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
+from kerneldecl.plugins import STANDARD, load_arch, load_policy, load_rule, plugin_names
+from kerneldecl.policies.auto import BY_KIND as POLICIES_OF_AUTO
+from kerneldecl.policies.traced import BY_KIND as POLICIES_OF_TRACED
+from kerneldecl.serial import space_from_json, to_json
+
+__all__ = ["POLICIES_OF_AUTO", "POLICIES_OF_TRACED", "Candidate", "IterSpace", "Value", "digest", "space_from_json", "to_json"]
+
+ROOT = Path(__file__).parents[2]
+"""Where the rules and the files of `tensor_ir` are."""
+TOP_K = 20
+_LLVM = (("kind", "llvm"), ("mcpu", "x86-64-v3"), ("num-cores", 16))
+_SERVER = Cpu(
+    cores=16,
+    vector_bytes=64,
+    vector_registers=32,
+    fma_per_cycle=2.0,
+    l1d_bytes=48 << 10,
+    l2_bytes=2 << 20,
+    l3_bytes=32 << 20,
+    line_bytes=64,
+    clock_hz=2.9e9,
+    l1_bytes_per_cycle=128.0,
+    l2_bytes_per_cycle=48.0,
+    l3_bytes_per_cycle=12.0,
+    dram_bytes_per_s=1.5e11,
+    parallel_secs=5e-6,
+)
+_DESKTOP = replace(
+    _SERVER,
+    cores=4,
+    vector_bytes=32,
+    vector_registers=16,
+    l1d_bytes=32 << 10,
+    l2_bytes=256 << 10,
+    l3_bytes=6 << 20,
+    clock_hz=3.6e9,
+    l1_bytes_per_cycle=64.0,
+    l2_bytes_per_cycle=32.0,
+    dram_bytes_per_s=3e10,
+)
+CPUS = {name: Arch(name, "cpu", "", _LLVM, cpu) for name, cpu in (("server", _SERVER), ("desktop", _DESKTOP))}
+"""In the place of `host`, which differs from machine to machine."""
+
+
+def arch_named(name: str) -> Arch:
+    return CPUS.get(name) or load_arch(ROOT, name)
+
+
+def policy_names() -> tuple[str, ...]:
+    return plugin_names("policies", STANDARD)
+
+
+def template_names() -> tuple[str, ...]:
+    return plugin_names("templates", STANDARD)
+
+
+def asked_policies(kind: str) -> list[str]:
+    """Return the policies of `auto` for a kind of arch, in their order, and then those that only other policies ask."""
+    others = {name for names in POLICIES_OF_AUTO.values() for name in names}
+    inner = [name for name in policy_names() if name not in others and hasattr(load_policy(STANDARD, name), "propose")]
+    return [*POLICIES_OF_AUTO[kind], *(inner if kind == "cuda" else ())]
+
+
+def policy(name: str) -> ModuleType:
+    return load_policy(STANDARD, name)
+
+
+def proposed(name: str, space: IterSpace, arch: Arch) -> list[tuple[str, dict[str, Value], float]]:
+    """Return what a policy proposes: templates with their parameters and predicted seconds, best first."""
+    found = policy(name).propose(space, arch, TOP_K, ())
+    return [(one.candidate.template, dict(one.candidate.params), one.predicted_secs) for one in found]
+
+
+def lowered(rule: str, attrs: Mapping[str, Any]) -> Any:
+    """Return the module of a workload of a standard rule; raise ValueError where its attributes make no sense together."""
+    from kerneldecl.compiler import tensorir
+
+    declared = load_rule(ROOT, rule).of(ROOT, attrs)
+    if problems := list(declared.problems()):
+        raise ValueError(f"{rule} {attrs}: {'; '.join(problems)}")
+    return tensorir.lower(declared)
+
+
+def space_of(mod: Any) -> IterSpace:
+    from kerneldecl.compiler.space import iter_space
+
+    return iter_space(mod)
+
+
+class Schedule(NamedTuple):
+    """What a template makes of a module."""
+
+    digest: str
+    """What stands for it in keys. It depends on the names of variables unless there is a trace."""
+    has_trace: bool
+    text: str
+
+
+def schedule(mod: Any, template: str, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
+    """Return what a template makes of a module, None where it does not apply."""
+    from kerneldecl.compiler.codegen import apply_candidate
+
+    applied = apply_candidate(STANDARD, mod, Candidate.of(template, params), arch)
+    if applied is None:
+        return None
+    has_trace = applied.schedule is not None
+    return Schedule(applied.digest, has_trace, "" if has_trace else applied.mod["main"].script(show_meta=True))

@@ -1,0 +1,80 @@
+"""Owns the comparison of what policies and templates make now with what is frozen: see the package's docstring.
+
+Knows nothing of which of both is right.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from replay import project, replay
+from replay.difference import RENEW, difference, report, space_difference
+from replay.frozen import Line, Lists, read_lists, read_names, read_spaces
+from replay.workloads import read_workloads
+
+WORKLOADS = read_workloads()
+ARCHS = list(dict.fromkeys(arch for each in WORKLOADS for arch in each.archs))
+NOT_FROZEN_POLICIES = {
+    "auto": "names other policies; which ones and in which order is frozen before all workloads",
+    "traced": "same",
+}
+"""Policies that propose nothing themselves, each with what is frozen instead."""
+NOT_FROZEN_TEMPLATES: dict[str, str] = {}
+
+
+def compare(kind: str, arch: str, now: Lists) -> None:
+    names, frozen = read_names(), read_lists(kind, arch)
+    if text := report(*difference(frozen, now, names, arch), len(frozen)):
+        pytest.fail(text, pytrace=False)
+
+
+def candidates(kind: str) -> list[tuple[str, Line]]:
+    """Return each frozen candidate of a kind with its policy."""
+    several = [pair for arch in ARCHS for pair in read_lists(kind, arch).items()]
+    return [(policy, line) for (workload, policy), lines in several if workload != replay.EVERYTHING for line in lines]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_policies_propose_what_is_frozen(arch: str) -> None:
+    names = read_names()
+    found = replay.proposals(WORKLOADS, arch, read_spaces())
+    compare("proposals", arch, replay.proposal_lists(found, arch, names))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_templates_make_the_frozen_schedules(arch: str) -> None:
+    compare("schedules", arch, replay.digests(WORKLOADS, arch, read_lists("schedules", arch), read_names()))
+
+
+def test_rules_are_lowered_to_the_frozen_spaces() -> None:
+    now = json.loads(json.dumps(replay.spaces(WORKLOADS)))
+    if text := space_difference(read_spaces(), now):
+        pytest.fail(text, pytrace=False)
+
+
+def test_every_workload_has_a_frozen_space_proposals_and_a_schedule() -> None:
+    assert read_spaces().keys() == {each.text for each in WORKLOADS}, RENEW
+    for arch in ARCHS:
+        wanted = {each.text for each in WORKLOADS if arch in each.archs}
+        assert {workload for workload, _ in read_lists("proposals", arch)} == {*wanted, replay.EVERYTHING}, RENEW
+        assert {workload for workload, _ in read_lists("schedules", arch)} == wanted, RENEW
+
+
+def test_every_policy_occurs_in_the_frozen_proposals() -> None:
+    names = read_names()
+    proposing = {names.policies.get(policy, policy) for policy, _ in candidates("proposals")}
+    assert set(project.policy_names()) - proposing == NOT_FROZEN_POLICIES.keys()
+
+
+@pytest.mark.parametrize("kind", ["proposals", "schedules"])
+def test_every_template_occurs_among_the_frozen_candidates(kind: str) -> None:
+    names = read_names()
+    used = {names.templates.get(frozen, frozen) for frozen in (line.candidate.split()[0] for _, line in candidates(kind))}
+    assert set(project.template_names()) - used == NOT_FROZEN_TEMPLATES.keys()
+
+
+def test_no_frozen_schedule_stands_for_an_exception() -> None:
+    assert not [line for _, line in candidates("schedules") if line.outcome.startswith("raises:")]
