@@ -106,8 +106,11 @@ def records(root: str) -> str:
     return _listing(root, _RECORDS)
 
 
-def _package_folders() -> list[str]:
-    return sorted(entry.name for entry in os.scandir(_PACKAGE) if entry.is_dir() and entry.name != "__pycache__")
+def _package_folders(below: str = "") -> list[str]:
+    """Return all folders of this package, however deep, as paths from its own."""
+    entries = os.scandir(os.path.join(_PACKAGE, below))
+    folders = [os.path.join(below, entry.name) for entry in entries if entry.is_dir() and entry.name != "__pycache__"]
+    return sorted([*folders, *(deeper for folder in folders for deeper in _package_folders(folder))])
 
 
 def _sources(folder: str) -> list[str]:

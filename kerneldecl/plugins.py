@@ -16,7 +16,7 @@ import itertools
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -36,7 +36,7 @@ STANDARD = _PACKAGE
 """A root that has the standard plug-ins alone."""
 _SYNTHETIC = "_kerneldecl_"
 _SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
-_SINGULAR = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}
+_SINGULAR: Mapping[Kind, str] = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}
 _METHODS = ("signature", "lower", "reference", "flops")
 # Attributes share a table with these keys of every workload.
 _RESERVED = frozenset({"name", "rule", "targets", "policy", "top_k", "tolerance", "generation", "specialize", "tags", "cases"})
@@ -114,6 +114,15 @@ def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
     return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root)
 
 
+def path_in_digests(file: Path, root: Path) -> str:
+    """Return the name under which a file's content stands in digests: its path below its kind's folder, or below the workspace."""
+    for kind in _SINGULAR:
+        for folder in plugin_folders(kind, root):
+            if file.is_relative_to(folder):
+                return f"{kind}/{file.relative_to(folder)}"
+    return str(file.relative_to(root))
+
+
 def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
     """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
     return _with_imports(root / path, ((root / path).parent,), root)
@@ -130,24 +139,30 @@ def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[P
 
 def _imported_files(file: Path, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
     """Yield the files that a file's import statements resolve to."""
-    for module, is_relative in _imported_modules(file.read_bytes()):
-        yield from _resolved(module, folders) if is_relative else _module_files(module, folders, root)
+    for module, level in _imported_modules(file.read_bytes()):
+        yield from _resolved(_absolute(module, level, file, folders), folders) if level else _module_files(module, folders, root)
+
+
+def _absolute(module: str, level: int, file: Path, folders: tuple[Path, ...]) -> str:
+    """Return a relative import's module as seen from the folder that the importing file lies below."""
+    base = next((file.relative_to(folder).parent.parts for folder in folders if file.is_relative_to(folder)), ())
+    return ".".join((*base[: len(base) - level + 1], module))
 
 
 @functools.lru_cache(maxsize=256)  # neighbours that several rules import are parsed once
-def _imported_modules(source: bytes) -> tuple[tuple[str, bool], ...]:
-    """Return the modules that a source imports, and whether relatively. What does not parse imports nothing."""
+def _imported_modules(source: bytes) -> tuple[tuple[str, int], ...]:
+    """Return the modules that a source imports, each with its leading dots; none if it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ()
-    found: list[tuple[str, bool]] = []
+    found: list[tuple[str, int]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, False) for alias in node.names]
+            found += [(alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
-            found += [(name, node.level > 0) for name in filter(None, (node.module, *names))]
+            found += [(name, node.level) for name in filter(None, (node.module, *names))]
     return tuple(found)
 
 

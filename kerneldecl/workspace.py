@@ -14,7 +14,7 @@ from kerneldecl.declare import Declaration, declare
 from kerneldecl.key import digest
 from kerneldecl.memo import plugins_key
 from kerneldecl.planning import Inputs
-from kerneldecl.plugins import load_arch, load_policy, load_rule, plugin_files, rule_files, specialize_files
+from kerneldecl.plugins import load_arch, load_policy, load_rule, path_in_digests, plugin_files, rule_files, specialize_files
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.stores.local import LocalStore
 
@@ -58,17 +58,17 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     rules = {name: rule_files(root, name) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
-    found = {chosen: {name: _digest(files) for name, files in several.items()} for chosen, several in plugins.items()}
+    found = {chosen: {name: _digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
     own_functions = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: _digest(files) for name, files in rules.items()},
+        rules={name: _digest(root, files) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
-        specialize={path: _digest(files) for path, files in own_functions.items()},
+        specialize={path: _digest(root, files) for path, files in own_functions.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
@@ -96,6 +96,7 @@ def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, 
     return files | {f"template.{name}": plugin_files("templates", root, name) for name in sorted(templates)}
 
 
-def _digest(files: Iterable[Path]) -> str:
-    """Return one digest of several files' contents; where they lie plays no part."""
-    return digest("".join(f"{file.name} {digest(file.read_bytes())}\n" for file in sorted(files, key=lambda f: f.name)).encode())
+def _digest(root: Path, files: Iterable[Path]) -> str:
+    """Return one digest of several files' contents, each under its path below its plug-in folder; where that lies plays no part."""
+    contents = {path_in_digests(file, root): digest(file.read_bytes()) for file in files}
+    return digest("".join(f"{path} {content}\n" for path, content in sorted(contents.items())).encode())

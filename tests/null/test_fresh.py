@@ -18,7 +18,7 @@ import pytest
 from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
 from spaces import Space, clean_environment
 
-from kerneldecl.fresh import STAMP, is_fresh, restamp
+from kerneldecl.fresh import STAMP, context, is_fresh, restamp
 
 Edit = Callable[[Space], object]
 HEAVY = {"tvm", "tvm_ffi", "numpy", "pydantic", "rich", "click", "filelock", "tomli", "psutil", "ml_dtypes"}
@@ -71,6 +71,17 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, kerneldecl; print(' '.join(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True)
     assert {name.partition(".")[0] for name in done.stdout.split()} & HEAVY == set()
+
+
+def test_an_edit_in_a_nested_folder_of_the_package_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    deep = package / "policies" / "shared" / "traffic.py"
+    deep.parent.mkdir(parents=True)
+    deep.write_text("A = 1\n", encoding="utf-8")
+    monkeypatch.setattr("kerneldecl.fresh._PACKAGE", str(package))
+    before = context(str(tmp_path), ())
+    deep.write_text("A = 12\n", encoding="utf-8")
+    assert context(str(tmp_path), ()) != before
 
 
 def first(pattern: str) -> Callable[[Space], Path]:

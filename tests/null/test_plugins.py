@@ -196,6 +196,27 @@ def test_files_of_a_rule_are_all_that_it_imports_from_the_workspace(write_files:
     assert list(files[1:]) == sorted(files[1:])
 
 
+def test_relative_imports_in_a_nested_folder_are_followed_from_there(write_files: Write) -> None:
+    root = write_files(
+        {
+            "policies/mine.py": "from .near.model import A\n",
+            "policies/near/model.py": "from .facts import B\nfrom ..far.facts import C\n",
+            "policies/near/facts.py": "B = 1\n",
+            "policies/far/facts.py": "C = 1\n",
+            "policies/facts.py": "",
+        }
+    )
+    found = [str(file.relative_to(root / "policies")) for file in plugins.plugin_files("policies", root, "mine")]
+    assert found == ["mine.py", "far/facts.py", "near/facts.py", "near/model.py"]
+
+
+def test_two_files_of_one_name_in_two_folders_stand_in_a_digest_under_their_own_paths(write_files: Write) -> None:
+    files = ("policies/near/facts.py", "policies/far/facts.py", "kernels/facts.py")
+    root = write_files(dict.fromkeys(files, ""))
+    assert [plugins.path_in_digests(root / file, root) for file in files] == list(files)
+    assert plugins.path_in_digests(STANDARD / "policies" / "auto.py", root) == "policies/auto.py"
+
+
 def test_a_shadowed_neighbour_is_the_one_that_counts(write_files: Write) -> None:
     root = write_files({"rules/_precision.py": ""})
     files = plugins.rule_files(root, "matmul")
