@@ -11,11 +11,11 @@ from typing import Any
 
 import tomli
 
+from kerneldecl.diagnostics.line_numbers import Path, key_lines, line_of
+from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.locate import Path, key_lines, line_of
 from kerneldecl.model import Arch, Cpu, Gpu, frozen
 from kerneldecl.toolchain import cuda_release
-from kerneldecl.wording import show, unknown
 
 Mistake = tuple[Path, str, str]
 """Where it is, its sentence, its hint."""

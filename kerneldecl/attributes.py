@@ -16,10 +16,10 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from kerneldecl import plugins
+from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
 from kerneldecl.rule import Rule, WorkspaceFile
-from kerneldecl.wording import show, unknown
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _SCALARS = frozenset({int, str, float, bool})

@@ -12,7 +12,9 @@ from typing import Any
 
 import tomli
 
-from kerneldecl import locate, plugins
+from kerneldecl import plugins
+from kerneldecl.diagnostics import line_numbers
+from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.expand import Scope, expand_table
 from kerneldecl.key import digest
@@ -35,7 +37,6 @@ from kerneldecl.tables import (
     wrong_values,
 )
 from kerneldecl.toolchain import PINS, cuda_objection
-from kerneldecl.wording import show, unknown
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 
@@ -63,7 +64,7 @@ def declare(root: Path, content: bytes | None = None) -> Declaration:
     content = _read(root) if content is None else content
     document, text = parse(content), decode(content)
     tables = _workload_tables(document)
-    lines = locate.array_lines(text, "workload", len(tables))
+    lines = line_numbers.array_lines(text, "workload", len(tables))
     scope = scope_of(root, document)
     findings = list(_document_findings(document, root))
     expansions = [expand_table(table, scope, line) for table, line in zip(tables, lines, strict=True)]
@@ -102,7 +103,9 @@ def parse(content: bytes) -> Document:
         supported = f"supported {'edition' if len(EDITIONS) == 1 else 'editions'}: {', '.join(map(str, EDITIONS))}"
         if edition is None:
             raise _failure(f"edition is missing; {supported}", hint=f"write edition = {EDITIONS[-1]} as the first line")
-        raise _failure(f"edition {show(edition)} is not supported; {supported}", locate.line_of(locate.key_lines(text), ("edition",)))
+        raise _failure(
+            f"edition {show(edition)} is not supported; {supported}", line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
+        )
     return document
 
 
@@ -168,7 +171,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
         yield Finding.of((), "no workloads; expected at least one [[workload]] table")
 
 
-def _table_findings(document: Document, path: locate.Path, keys: Mapping[str, Key], *, required: bool = False) -> Iterator[Finding]:
+def _table_findings(document: Document, path: line_numbers.Path, keys: Mapping[str, Key], *, required: bool = False) -> Iterator[Finding]:
     """Yield the mistakes of the table at the end of a path, one that must stand there if its keys are required."""
     name = ".".join(map(str, path))
     table = document.get(str(path[-1]), {})
@@ -231,12 +234,12 @@ def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) 
 
 def _located(findings: Iterable[Finding], text: str) -> list[Problem]:
     """Return the problems in order of their lines, each once: a broken rule is one mistake, however many entries use it."""
-    lines = locate.key_lines(text)
+    lines = line_numbers.key_lines(text)
     problems: dict[tuple[str, ...], Problem] = {}
     for finding in findings:
         problem = finding.problem
         if problem.file == FILE:
-            problem = replace(problem, line=problem.line or locate.line_of(lines, finding.path))
+            problem = replace(problem, line=problem.line or line_numbers.line_of(lines, finding.path))
         where = (problem.entry,) if problem.file == FILE else ()
         problems.setdefault((problem.file, str(problem.line), problem.sentence, *where), problem)
     return sorted(problems.values(), key=lambda problem: (problem.file != FILE, problem.file, problem.line))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from kerneldecl.attributes import RuleAttributes, expected, rule_attributes
 from kerneldecl.axes import Attrs, Axis, combinations, label_findings, size_findings, split
+from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
 from kerneldecl.plugins import blamed, specialize_problem
 from kerneldecl.tables import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
-from kerneldecl.wording import nearest, show, unknown
 
 _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 

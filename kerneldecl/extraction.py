@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import locate
 from kerneldecl.declare import declare, decode, parse
+from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
 from kerneldecl.initial import ignore_results
@@ -99,7 +99,7 @@ def _tables(root: Path, content: bytes) -> list[Table]:
         return []
     workloads = declare(root, content).workloads
     text = decode(content)
-    lines = locate.array_lines(text, "workload", len(tables))
+    lines = line_numbers.array_lines(text, "workload", len(tables))
     if not text.split("\n")[lines[0] - 1].lstrip().startswith("[["):
         sentence = "the entries stand in an inline array, to which no table can be added"
         raise DeclarationError([Problem(FILE, lines[0], "", sentence, "write each as a table [[workload]]")])

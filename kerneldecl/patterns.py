@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from kerneldecl.diagnostics.messages import nearest, show
 from kerneldecl.errors import PatternError
 from kerneldecl.model import Workload
-from kerneldecl.wording import nearest, show
 
 
 def select(workloads: Sequence[Workload], patterns: Sequence[str]) -> tuple[Workload, ...]:

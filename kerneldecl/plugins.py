@@ -21,10 +21,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from kerneldecl.diagnostics.messages import unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import SPECIALIZE, Arch
 from kerneldecl.rule import Rule
-from kerneldecl.wording import unknown
 
 Kind = Literal["rules", "policies", "templates", "archs"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerneldecl.diagnostics.line_numbers import Path
+from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
-from kerneldecl.locate import Path
 from kerneldecl.toolchain import PINS
-from kerneldecl.wording import show, unknown
 
 FILE = "workloads.toml"
 EDITIONS = (1,)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.lockfile import shown
@@ -16,7 +17,6 @@ from kerneldecl.model import Arch, Candidate, Proposal, Value
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import gpu_matmul, gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
-from kerneldecl.wording import show, unknown
 
 _TENSOR_CORES = ("gpu_matmul", "gpu_matmul_tc")
 _ON_TENSOR_CORES = tuple(name for policy in gpu_matmul.ON_TENSOR_CORES for name in policy.TEMPLATES)

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kerneldecl import locate, plugins
+from kerneldecl import plugins
 from kerneldecl.declare import Declaration, declare, parse, scope_of
+from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, ExitCode, PatternError
 from kerneldecl.expand import expand_table
 from kerneldecl.model import Workload
@@ -300,8 +301,8 @@ def test_tables_are_numbered_by_their_header_whatever_strings_and_comments_hold(
             text, i = text + piece.format(i=i), i + 1
         text += f"[workload.sub]\nx = {i}\n[[workload.many]]\n[[workload.many]]\ny = 1\n"
     parse(b"edition = 1\n" + text.encode())
-    assert locate.array_lines(text, "workload", len(bodies)) == tuple(wanted)
-    lines = locate.key_lines(text)
+    assert line_numbers.array_lines(text, "workload", len(bodies)) == tuple(wanted)
+    lines = line_numbers.key_lines(text)
     assert [lines["workload", position] for position in range(len(bodies))] == wanted
     for position in range(len(bodies)):
         assert text.split("\n")[lines["workload", position, "sub", "x"] - 1].startswith("x = ")
@@ -309,7 +310,7 @@ def test_tables_are_numbered_by_their_header_whatever_strings_and_comments_hold(
 
 
 def test_an_inline_array_of_tables_is_located_at_its_key() -> None:
-    assert locate.array_lines('a = 1\nworkload = [\n {name = "a"},\n {name = "b"},\n]\n', "workload", 2) == (2, 2)
+    assert line_numbers.array_lines('a = 1\nworkload = [\n {name = "a"},\n {name = "b"},\n]\n', "workload", 2) == (2, 2)
 
 
 # Patterns
