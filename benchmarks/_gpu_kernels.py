@@ -99,7 +99,7 @@ def build_default(case: Case, folder: str) -> Built:
 def _linked(label: str, mod: Any, case: Case, folder: str) -> Built:
     from kerneldecl.compiler.cuda import compile_cuda_object
     from kerneldecl.cudalink import link_cuda_library
-    from kerneldecl.stores.local import LocalStore
+    from kerneldecl.store.local import LocalStore
 
     work = Path(tempfile.mkdtemp(dir=folder))
     path = work / "kernel.o"

@@ -16,14 +16,14 @@ from typing import Any
 from kerneldecl import bundle, flow, fresh, host, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import ToolchainError, TuningError
-from kerneldecl.key import digest
 from kerneldecl.link import LINKERS, Linker
 from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.keys import digest
+from kerneldecl.store.local import LocalStore
 from kerneldecl.task import Task
 from kerneldecl.winners import cannot_measure, no_winner
 from kerneldecl.workspace import FILE, Workspace, open_workspace

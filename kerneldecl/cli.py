@@ -384,7 +384,7 @@ def cache() -> None:
 @click.pass_obj
 def stats(settings: Settings, as_json: bool) -> None:
     """Count what the store holds, and what of it is damaged."""
-    from kerneldecl.stores.local import LocalStore, store_stats
+    from kerneldecl.store.local import LocalStore, store_stats
 
     found = store_stats(LocalStore(settings.root / "cache"))
 

@@ -17,8 +17,8 @@ from kerneldecl.diagnostics import line_numbers
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.expand import Scope, expand_table
-from kerneldecl.key import digest
 from kerneldecl.model import Workload
+from kerneldecl.store.keys import digest
 from kerneldecl.tables import (
     ARTIFACT,
     EDITIONS,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kerneldecl.cudadriver import DriverGpu, read_gpus
 from kerneldecl.errors import ToolchainError
-from kerneldecl.lock import exclusive_of
+from kerneldecl.store.lock import exclusive_of
 
 
 @functools.cache

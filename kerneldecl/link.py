@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError
-from kerneldecl.key import arch_fields, compilers, digest
 from kerneldecl.model import Arch, Workload
 from kerneldecl.planning import is_measured
-from kerneldecl.stores.local import LocalStore, Miss, Record
+from kerneldecl.store.keys import arch_fields, compilers, digest
+from kerneldecl.store.local import LocalStore, Miss, Record
 
 SCHEMA = 3
 MANIFEST = "manifest.json"

@@ -12,7 +12,7 @@ import tomli
 
 from kerneldecl.model import Arch, Candidate, Workload, frozen
 from kerneldecl.planning import is_measured
-from kerneldecl.stores.local import Record
+from kerneldecl.store.local import Record
 
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
 

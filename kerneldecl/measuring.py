@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from kerneldecl.errors import KerneldeclError
-from kerneldecl.key import key, measure_manifest
 from kerneldecl.model import Candidate, Measurement
 from kerneldecl.race import PACES, race
 from kerneldecl.runners.process import Answer
-from kerneldecl.stores.local import LocalStore, Record
+from kerneldecl.store.keys import key, measure_manifest
+from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.task import PREPARE_SECS, VERIFY_SECS, Runner, Step, Task
 
 SPILLING_SECS = 1.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from kerneldecl import key as keys
 from kerneldecl.model import SPECIALIZE, Arch, Workload
-from kerneldecl.stores.local import NEVER, Miss, Record
+from kerneldecl.store import keys
+from kerneldecl.store.local import NEVER, Miss, Record
 
 Kind = Literal["lower", "tune", "build", "link"]
 Read = Callable[[str, str, bool], Record | Miss]

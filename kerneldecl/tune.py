@@ -16,7 +16,7 @@ from kerneldecl.plugins import load_policy
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.task import BUILD_SECS, Answers, Runner, Step, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kerneldecl import bundle, gpus, host, lockfile
-from kerneldecl.key import key
-from kerneldecl.lock import exclusive
 from kerneldecl.measuring import measured_on
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
 from kerneldecl.planning import MEASURING, EntryPlan, tolerance
 from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
-from kerneldecl.stores.local import Record
+from kerneldecl.store.keys import key
+from kerneldecl.store.local import Record
+from kerneldecl.store.lock import exclusive
 from kerneldecl.task import BUILD_SECS, Answers, Task
 from kerneldecl.task import Step as Told
 from kerneldecl.tune import BUILT_AT_ONCE, Outcome, ask_first, rank, recalled, record_result, tune, winner_object

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kerneldecl.declare import Declaration, declare
-from kerneldecl.key import digest
 from kerneldecl.memo import plugins_key
 from kerneldecl.planning import Inputs
 from kerneldecl.plugins import load_arch, load_policy, load_rule, path_in_digests, plugin_files, rule_files, specialize_files
 from kerneldecl.rule import WorkspaceFile
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.keys import digest
+from kerneldecl.store.local import LocalStore
 
 FILE = "workloads.toml"
 LOCK = "workloads.lock"

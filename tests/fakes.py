@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.errors import DeclarationError
-from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.model import Arch
 from kerneldecl.plugins import load_rule, load_template, own_functions
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
-from kerneldecl.stores.local import LocalStore, Record
+from kerneldecl.store.keys import build_manifest, digest, key
+from kerneldecl.store.local import LocalStore, Record
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]

@@ -24,10 +24,10 @@ from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunne
 
 import kerneldecl.__main__
 from kerneldecl import api, flow
-from kerneldecl.key import digest
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan
 from kerneldecl.progress import Event
+from kerneldecl.store.keys import digest
 from kerneldecl.task import Runner
 from kerneldecl.workspace import Workspace, open_workspace
 

@@ -20,13 +20,13 @@ from kerneldecl.compiler.sizes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.specialised import specialised_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.key import build_manifest, digest, key
 from kerneldecl.link import LINKERS
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.plugins import blamed, load_rule, own_functions
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
-from kerneldecl.stores.local import LocalStore, Record
+from kerneldecl.store.keys import build_manifest, digest, key
+from kerneldecl.store.local import LocalStore, Record
 
 Json = Mapping[str, Any]
 Case = Mapping[str, Any]

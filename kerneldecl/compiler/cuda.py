@@ -38,10 +38,10 @@ from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.cudaarrays import in_parts
 from kerneldecl.cudalink import embed, sized
-from kerneldecl.key import digest, key, manifest
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.nvcc import Cubin, Usage
-from kerneldecl.stores.local import LocalStore, Record
+from kerneldecl.store.keys import digest, key, manifest
+from kerneldecl.store.local import LocalStore, Record
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"

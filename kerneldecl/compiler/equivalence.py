@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code_lines
-from kerneldecl.key import digest
+from kerneldecl.store.keys import digest
 
 _WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
 _OPERATORS = {ast.Add: "+", ast.Mult: "*"}

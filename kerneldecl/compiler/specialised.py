@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler.tensorir import load, save, signature_of
-from kerneldecl.key import digest
+from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"
 """The attribute with which TVM's passes tell each other that a function has its schedule."""

@@ -14,9 +14,9 @@ from typing import Any
 import tvm
 from tvm import te
 
-from kerneldecl.key import digest
 from kerneldecl.model import Signature
 from kerneldecl.rule import Rule
+from kerneldecl.store.keys import digest
 
 _NAME = re.compile(r'(?P<string>"[^"\n]*")|(?P<number>\d[\w.]*)|(?P<dotted>\.\s*[A-Za-z_]\w*)|(?P<name>[A-Za-z_]\w*)(?P<keyword>=(?!=))?')
 _DEFINITION = re.compile(r"(?P<indent>\s*)(?P<loop>for )?(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*)(?=(?: in |: [\w.]+ = | = ))")

@@ -33,7 +33,7 @@ from kerneldecl.plugins import STANDARD
 from kerneldecl.race import ranking
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.task import Task
 from kerneldecl.toolchain import PACKAGES, installed
 from kerneldecl.tune import build_all

@@ -19,7 +19,7 @@ import pytest
 from spaces import REAL, Space
 
 from kerneldecl.link import artifact_defect
-from kerneldecl.stores.local import LocalStore, store_stats
+from kerneldecl.store.local import LocalStore, store_stats
 
 COMPUTATIONS = 4
 KILLS = 30

@@ -24,7 +24,7 @@ from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.runners.checks import DTYPES, Checks
 from kerneldecl.runners.driver import device
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
 
 pytestmark = pytest.mark.gpu

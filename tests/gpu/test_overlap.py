@@ -16,7 +16,7 @@ from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.runners.driver import device
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
 
 pytestmark = pytest.mark.gpu

@@ -18,11 +18,11 @@ from kerneldecl import link
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.key import digest
 from kerneldecl.model import Arch
 from kerneldecl.plugins import STANDARD, load_arch
 from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.keys import digest
+from kerneldecl.store.local import LocalStore
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,6 @@ import pytest
 from compilers import needs_nvcc
 
 from kerneldecl import cxx, doctor, nvcc, plugins
-from kerneldecl import key as keys
 from kerneldecl.archfile import read_arch
 from kerneldecl.archproposal import proposed_arch
 from kerneldecl.cudadriver import DriverGpu, read_gpus
@@ -25,6 +24,7 @@ from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.serial import arch_from_json, to_json
+from kerneldecl.store import keys
 from kerneldecl.toolchain import cuda_objection
 
 Write = Callable[[Mapping[str, str]], Path]

@@ -18,10 +18,10 @@ from spaces import ENTRIES, FAKES, HEAD, Built, Space
 
 from kerneldecl import flow, host, report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
-from kerneldecl.lock import exclusive
 from kerneldecl.progress import Finished, Started, Step
 from kerneldecl.state import read_state
-from kerneldecl.stores.local import Record
+from kerneldecl.store.local import Record
+from kerneldecl.store.lock import exclusive
 
 ALL = frozenset({"small", "large", "tabled"})
 NONE: frozenset[str] = frozenset()

@@ -28,7 +28,7 @@ SECOND = dataclasses.replace(H200, uuid="GPU-2")
 HOLDER = """
 import sys
 from pathlib import Path
-from kerneldecl.lock import exclusive_of
+from kerneldecl.store.lock import exclusive_of
 with exclusive_of([Path(path) for path in sys.argv[1:]], "measuring on it", print) as path:
     print(path, flush=True)
     sys.stdin.read()

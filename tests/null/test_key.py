@@ -15,9 +15,9 @@ from fakes import ARCH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl import key as keys
 from kerneldecl.archfile import read_arch
 from kerneldecl.model import Arch, Workload
+from kerneldecl.store import keys
 
 TOOLCHAIN = {"tvm": "1.0", "tvm_ffi": "2.0", "cuda": "3.0"}
 WORKLOAD = Workload("a[m=16]", "box", "scale", (("dtype", "float32"), ("m", 16), ("steps", ("bias", "relu"))), "plain", 4, None, (), 7)

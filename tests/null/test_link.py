@@ -17,7 +17,7 @@ from spaces import ENTRIES, HEAD, Space
 from kerneldecl import link
 from kerneldecl.artifact import load
 from kerneldecl.errors import ArtifactError, ToolchainError
-from kerneldecl.key import digest
+from kerneldecl.store.keys import digest
 
 Damage = Callable[[Path], object]
 

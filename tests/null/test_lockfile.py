@@ -17,7 +17,7 @@ from spaces import Space
 from kerneldecl.archfile import read_arch
 from kerneldecl.lockfile import lock_text, shown
 from kerneldecl.model import Candidate, Workload
-from kerneldecl.stores.local import Record
+from kerneldecl.store.local import Record
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
 

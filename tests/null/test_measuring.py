@@ -20,7 +20,7 @@ from kerneldecl.model import Arch, Candidate, Measurement, Workload
 from kerneldecl.planning import MEASURING
 from kerneldecl.plugins import load_arch
 from kerneldecl.runners.process import Answer
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.task import Task
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fakes import ARCH
 
-from kerneldecl import key as keys
 from kerneldecl.archfile import read_arch
 from kerneldecl.model import Workload
 from kerneldecl.planning import BLOBS, Inputs, Kind, Past, Plan, plan
-from kerneldecl.stores.local import NEVER, Miss, Record
+from kerneldecl.store import keys
+from kerneldecl.store.local import NEVER, Miss, Record
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)

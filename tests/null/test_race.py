@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl.key import digest
 from kerneldecl.model import Candidate, Measurement
 from kerneldecl.race import PACES, race, ranking
+from kerneldecl.store.keys import digest
 
 SECS = st.floats(1e-6, 1.0)
 ROUNDS = PACES["cpu"].rounds

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spaces import clean_environment
 
-from kerneldecl.key import digest, key, manifest
-from kerneldecl.stores.local import NEVER, LocalStore, Miss, Record, store_stats
+from kerneldecl.store.keys import digest, key, manifest
+from kerneldecl.store.local import NEVER, LocalStore, Miss, Record, store_stats
 
 MANIFEST = manifest("tune", {"a": 1})
 RESULT = {"winner": [1, 2], "text": 'line "one"\nline two', "secs": 1.5e-4, "nested": {"x": None}}
@@ -164,7 +164,7 @@ def test_a_reader_never_sees_half_a_record(store: LocalStore) -> None:
 
 KILLED = """
 import os, pathlib, signal, sys
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -23,12 +23,12 @@ from kerneldecl import gpus as machine
 from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
-from kerneldecl.lock import exclusive
 from kerneldecl.model import Measurement
 from kerneldecl.progress import Event, Finished, Note, Report
 from kerneldecl.report import show_json, show_text
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
+from kerneldecl.store.lock import exclusive
 from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain import is_cuda
 from kerneldecl.tune import BUILT_AT_ONCE, Group, chosen

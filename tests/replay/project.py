@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kerneldecl.key import digest
 from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
 from kerneldecl.plugins import STANDARD, load_arch, load_policy, load_rule, plugin_names
 from kerneldecl.policies.auto import BY_KIND as POLICIES_OF_AUTO
 from kerneldecl.policies.traced import BY_KIND as POLICIES_OF_TRACED
 from kerneldecl.serial import space_from_json, to_json
+from kerneldecl.store.keys import digest
 
 __all__ = ["POLICIES_OF_AUTO", "POLICIES_OF_TRACED", "Candidate", "IterSpace", "Value", "digest", "space_from_json", "to_json"]
 

@@ -26,7 +26,7 @@ from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_rule
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 
 ARCHS = Path(nvcc.__file__).parent / "archs"
@@ -141,7 +141,7 @@ BUILD = """
 import tvm, tvm_ffi
 sys.path[:0] = [sys.argv[4], str(Path(sys.argv[4]).parent)]
 import test_cuda_build as cases
-from kerneldecl.key import digest
+from kerneldecl.store.keys import digest
 made = cases.compile_cuda_object(cases.bound(cases.addition()), cases.H200, "kd_add", cases.LocalStore(folder))
 has_runtime = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
 print(json.dumps({"code": made.code, "content": digest(made.content), "has_runtime": has_runtime}))

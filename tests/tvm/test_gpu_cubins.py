@@ -15,7 +15,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.model import Arch, Proposal
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.policies.auto import BY_KIND
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
 GPUS = ["t4", "a100-80gb", "l4", "h200", "b200"]

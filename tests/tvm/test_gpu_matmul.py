@@ -26,7 +26,7 @@ from kerneldecl.compiler.space import iter_space
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
 
 ROOT = Path(kerneldecl.__file__).parent.parent

@@ -25,7 +25,7 @@ from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import _gpu_windows_simt
 from kerneldecl.policies import gpu_matmul_simt as policy
 from kerneldecl.policies._gpu_windows import windows_of
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from kerneldecl.compiler.registers_cuda import narrowed
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
 H200, A100 = load_arch(ROOT, "h200"), load_arch(ROOT, "a100-80gb")

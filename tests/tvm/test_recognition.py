@@ -36,7 +36,7 @@ from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
 from kerneldecl.policies.gpu_matmul import tensor_cores
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 
 
 def read(func: Any) -> Contraction:

@@ -25,7 +25,7 @@ from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import canonical_module, load, lower, module_digest
 from kerneldecl.plugins import STANDARD, load_arch, load_rule
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, pipeline
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 
 H200 = load_arch(STANDARD, "h200")
 

@@ -110,7 +110,7 @@ import sys
 from pathlib import Path
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.host import detect
-from kerneldecl.key import digest
+from kerneldecl.store.keys import digest
 from kerneldecl.plugins import load_rule
 cases = [
     ("matmul", {"m": 16, "n": 24, "k": 8, "epilogue": ("bias", "gelu")}),

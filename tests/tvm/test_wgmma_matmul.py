@@ -19,7 +19,7 @@ from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.overlap_cuda import TAG
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]

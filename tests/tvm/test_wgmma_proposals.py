@@ -16,7 +16,7 @@ from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.plugins import load_arch, load_policy, load_rule
-from kerneldecl.stores.local import LocalStore
+from kerneldecl.store.local import LocalStore
 from kerneldecl.templates._wgmma_product import read_product
 from kerneldecl.templates._wgmma_tiles import Tiles
 from kerneldecl.templates.wgmma_matmul import kernel_of

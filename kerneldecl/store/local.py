@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.key import digest, key
+from kerneldecl.store.keys import digest, key
 
 SCHEMA = 1
 Result = Mapping[str, Any]
