@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kerneldecl import __version__
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 
 SCHEMA = 1
 Row = Mapping[str, Any]

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import bundle, flow, fresh, host, memo
+from kerneldecl import bundle, flow, fresh, memo
 from kerneldecl.artifact import Artifact, load
 from kerneldecl.errors import ToolchainError, TuningError
+from kerneldecl.hardware import host
 from kerneldecl.link import LINKERS, Linker
 from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from kerneldecl.blas import one_thread
+from kerneldecl.hardware.blas_threads import one_thread
 from kerneldecl.model import Arg
 
 Array = np.ndarray[Any, Any]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kerneldecl import cxx, host, nvcc, plugins
-from kerneldecl.archproposal import proposed_arch
-from kerneldecl.cudadriver import read_gpus
+from kerneldecl import cxx, nvcc, plugins
 from kerneldecl.errors import DeclarationError, ToolchainError
+from kerneldecl.hardware import host
+from kerneldecl.hardware.cuda_driver import read_gpus
+from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.toolchain import is_cuda
 
 LEAST_DISK_BYTES = 2 << 30

@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import tvm_ffi
 
-from kerneldecl.cudadriver import LIBRARY
 from kerneldecl.errors import ToolchainError
+from kerneldecl.hardware.cuda_driver import LIBRARY
 from kerneldecl.model import Arg, dtype_bytes
 
 CUDA_RUNTIME = "libcudart.so.13"

@@ -336,10 +336,10 @@ def _defects(rule: Any, name: str, class_name: str) -> Iterator[str]:
 def load_arch(root: Path, name: str) -> Arch:
     """Return the arch that `archs/<name>.toml` describes, or the detected one for `host`; raise DeclarationError for a wrong file."""
     if name == HOST:
-        from kerneldecl.host import detect
+        from kerneldecl.hardware.host import detect
 
         return detect()
-    from kerneldecl.archfile import read_arch
+    from kerneldecl.hardware.arch_file import read_arch
 
     file = plugin_file("archs", root, name)
     return read_arch(name, file.read_bytes(), displayed(file, root))

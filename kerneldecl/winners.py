@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kerneldecl import bundle, gpus, host, lockfile
+from kerneldecl import bundle, lockfile
+from kerneldecl.hardware import gpu_lock, host
 from kerneldecl.measuring import measured_on
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
 from kerneldecl.planning import MEASURING, EntryPlan, tolerance
@@ -234,7 +235,7 @@ def no_winner(measurements: Sequence[Measurement]) -> str:
 def cannot_measure(arch: Arch) -> str:
     """Return why this machine cannot measure for an arch, as a sentence; empty where it can."""
     if arch.gpu:
-        return gpus.missing(arch.model)
+        return gpu_lock.missing(arch.model)
     here = host.detect()
     if arch.model and arch.model != here.model:
         return f"it must be measured on {arch.model}; this is {here.model}"

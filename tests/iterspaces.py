@@ -10,8 +10,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import kerneldecl
-from kerneldecl.archfile import read_arch
 from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Access, Arch, Axis, Block, IterSpace
 
 ARCHS = Path(kerneldecl.__file__).parent / "archs"

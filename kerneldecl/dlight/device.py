@@ -12,11 +12,11 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.archfile import read_arch
-from kerneldecl.archproposal import proposed_arch
 from kerneldecl.compiler.codegen import target_of
-from kerneldecl.cudadriver import DriverGpu, read_gpus
 from kerneldecl.errors import ToolchainError
+from kerneldecl.hardware.arch_file import read_arch
+from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
+from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.plugins import HOST, load_arch, plugin_names
 

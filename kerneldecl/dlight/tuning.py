@@ -21,13 +21,13 @@ import tvm
 
 from kerneldecl import nvcc
 from kerneldecl.api import run_build
-from kerneldecl.archproposal import proposed_arch
 from kerneldecl.compiler.tensorir import canonical_module, module_digest
 from kerneldecl.declare import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extraction import FUNCTIONS
 from kerneldecl.flow import Options
+from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
 from kerneldecl.plugins import plugin_file
 from kerneldecl.progress import Event, Finished, Note

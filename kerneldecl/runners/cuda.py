@@ -20,7 +20,7 @@ import numpy as np
 import tvm_ffi
 
 from kerneldecl.arrays import Array, is_float, numpy_dtype
-from kerneldecl.cudadriver import read_gpus
+from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.runners import nvml

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kerneldecl.arrays import Array
-from kerneldecl.cudadriver import open_driver
+from kerneldecl.hardware.cuda_driver import open_driver
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from kerneldecl.gpus import held_gpu
+from kerneldecl.hardware.gpu_lock import held_gpu
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from spaces import REAL, Space
 
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 
 SMALL_INIT = {"m = [16, 512]": "m = [4, 8]", "n = 512": "n = 16", "k = 512": "k = 8", "top_k = 20": "top_k = 2"}
 ENTRIES = {"add[shape=24x32]@host", "add[shape=7x9]@host", "relu@host", "product@host"}

@@ -18,7 +18,7 @@ import pytest
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error
 from kerneldecl.compiler import cuda, tensorir
 from kerneldecl.cudalink import link_cuda_library
-from kerneldecl.gpus import gpus_of, held_gpu
+from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.runners.checks import DTYPES, Checks
@@ -177,7 +177,7 @@ def test_the_gpu_compares_as_numpy_does(dtype: str, count: int) -> None:
 
 HOLDER = """
 import sys, time
-from kerneldecl.gpus import held_gpu
+from kerneldecl.hardware.gpu_lock import held_gpu
 with held_gpu(sys.argv[1], print):
     print("held", flush=True)
     sys.stdin.read()

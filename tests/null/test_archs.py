@@ -17,11 +17,11 @@ import pytest
 from compilers import needs_nvcc
 
 from kerneldecl import cxx, doctor, nvcc, plugins
-from kerneldecl.archfile import read_arch
-from kerneldecl.archproposal import proposed_arch
-from kerneldecl.cudadriver import DriverGpu, read_gpus
 from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
+from kerneldecl.hardware.arch_file import read_arch
+from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
+from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store import keys

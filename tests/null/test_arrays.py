@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kerneldecl.arrays import BLOCK_ELEMENTS, PERIOD, by_rows, distinct, numpy_dtype, random_array, repeated, widened
-from kerneldecl.blas import one_thread, threads
+from kerneldecl.hardware.blas_threads import one_thread, threads
 from kerneldecl.model import Arg
 
 

@@ -16,8 +16,9 @@ import pytest
 from fakes import POLICY, RULE, TEMPLATE, DieRunner, FakeRunner
 from spaces import ENTRIES, FAKES, HEAD, Built, Space
 
-from kerneldecl import flow, host, report
+from kerneldecl import flow, report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
+from kerneldecl.hardware import host
 from kerneldecl.progress import Finished, Started, Step
 from kerneldecl.state import read_state
 from kerneldecl.store.local import Record

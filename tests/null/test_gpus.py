@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl import gpus
-from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.errors import ToolchainError
-from kerneldecl.gpus import gpus_of, held_gpu, lock_of, missing
+from kerneldecl.hardware import gpu_lock
+from kerneldecl.hardware.cuda_driver import DriverGpu
+from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, missing
 from kerneldecl.runners import nvml
 from kerneldecl.runners.local import LocalRunner
 
@@ -38,7 +38,7 @@ with exclusive_of([Path(path) for path in sys.argv[1:]], "measuring on it", prin
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine with one T4 and two H200, and a temporary folder of its own."""
-    monkeypatch.setattr(gpus, "_here", lambda: (T4, H200, SECOND))
+    monkeypatch.setattr(gpu_lock, "_here", lambda: (T4, H200, SECOND))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
@@ -66,13 +66,13 @@ def test_a_gpu_is_chosen_by_its_name() -> None:
 
 
 def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_here", tuple)
+    monkeypatch.setattr(gpu_lock, "_here", tuple)
     assert missing("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
 
     def no_driver() -> tuple[DriverGpu, ...]:
         raise ToolchainError("no NVIDIA driver here: libcuda.so.1 is not found")
 
-    monkeypatch.setattr(gpus, "_here", no_driver)
+    monkeypatch.setattr(gpu_lock, "_here", no_driver)
     sentence = "it must be measured on NVIDIA H200; no NVIDIA driver here: libcuda.so.1 is not found"
     assert missing("NVIDIA H200") == sentence
     request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
@@ -123,7 +123,7 @@ def test_a_gpu_is_free_again_when_its_holder_is_gone_or_killed() -> None:
 
 
 def test_a_runner_holds_its_gpu_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_here", lambda: (H200,))
+    monkeypatch.setattr(gpu_lock, "_here", lambda: (H200,))
     request = {"do": "no such action", "device": "cuda", "model": "NVIDIA H200"}
     with LocalRunner(1, 1) as runner:
         assert "failure" in runner.measure(request, 60.0)

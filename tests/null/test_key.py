@@ -15,7 +15,7 @@ from fakes import ARCH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl.archfile import read_arch
+from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store import keys
 

@@ -14,7 +14,7 @@ import tomli
 from fakes import ARCH, FakeRunner
 from spaces import Space
 
-from kerneldecl.archfile import read_arch
+from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.lockfile import lock_text, shown
 from kerneldecl.model import Candidate, Workload
 from kerneldecl.store.local import Record

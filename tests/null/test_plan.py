@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fakes import ARCH
 
-from kerneldecl.archfile import read_arch
+from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Workload
 from kerneldecl.planning import BLOBS, Inputs, Kind, Past, Plan, plan
 from kerneldecl.store import keys

@@ -12,7 +12,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Measurement, Signature, Value, dtype_bytes, frozen
 from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json
 from kerneldecl.tune import measurement_from_json, measurement_json

@@ -19,10 +19,10 @@ from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
 from kerneldecl import api, bundle, flow, winners
-from kerneldecl import gpus as machine
-from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
+from kerneldecl.hardware import gpu_lock as machine
+from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Measurement
 from kerneldecl.progress import Event, Finished, Note, Report
 from kerneldecl.report import show_json, show_text

@@ -16,7 +16,6 @@ from spaces import REPOSITORY, clean_environment
 from tvm import te
 
 from kerneldecl.compiler import reference
-from kerneldecl.cudadriver import DriverGpu
 from kerneldecl.dlight import (
     CUDA,
     Config,
@@ -28,6 +27,7 @@ from kerneldecl.dlight import (
     why_no_tensor_cores,
 )
 from kerneldecl.errors import TuningError
+from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Arg, Candidate
 
 PUBLISHED_TAGS = {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_copy": 1}

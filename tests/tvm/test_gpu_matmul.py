@@ -17,12 +17,12 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 import kerneldecl
-from kerneldecl.archfile import read_arch
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.space import iter_space
+from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy

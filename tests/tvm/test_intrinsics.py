@@ -14,7 +14,7 @@ from tvm import te
 from kerneldecl.compiler import codegen
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.cxx import link_shared_library
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 from kerneldecl.kernels import kernel_of, load_library
 
 LANES = 16

@@ -17,11 +17,11 @@ from tvm import relax
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
-from kerneldecl import host
 from kerneldecl.compiler import models, tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.sizes import callees, specialised_sizes
 from kerneldecl.errors import UnmatchedError
+from kerneldecl.hardware import host
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, load_model, pipeline
 
 RNG = np.random.default_rng(8)

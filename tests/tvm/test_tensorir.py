@@ -109,7 +109,7 @@ LOWER = """
 import sys
 from pathlib import Path
 from kerneldecl.compiler import codegen, tensorir
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 from kerneldecl.store.keys import digest
 from kerneldecl.plugins import load_rule
 cases = [

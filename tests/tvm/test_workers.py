@@ -19,7 +19,7 @@ import pytest
 from spaces import REAL, Space, clean_environment
 
 from kerneldecl import tune
-from kerneldecl.host import detect
+from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json

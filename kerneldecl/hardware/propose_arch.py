@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kerneldecl.cudadriver import DriverGpu
+from kerneldecl.hardware.cuda_driver import DriverGpu
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kerneldecl.cudadriver import DriverGpu, read_gpus
 from kerneldecl.errors import ToolchainError
+from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
 from kerneldecl.store.lock import exclusive_of
 
 
