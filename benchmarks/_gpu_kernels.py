@@ -98,8 +98,8 @@ def build_default(case: Case, folder: str) -> Built:
 
 def _linked(label: str, mod: Any, case: Case, folder: str) -> Built:
     from kerneldecl.compiler.cuda import compile_cuda_object
-    from kerneldecl.cudalink import link_cuda_library
     from kerneldecl.store.local import LocalStore
+    from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
     work = Path(tempfile.mkdtemp(dir=folder))
     path = work / "kernel.o"

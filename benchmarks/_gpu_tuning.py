@@ -18,10 +18,10 @@ from _gpu_kernels import Built, Case, label_of, proposals
 
 from kerneldecl import flow
 from kerneldecl.api import run_build
-from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.declare import declare
 from kerneldecl.model import Candidate, Measurement
 from kerneldecl.progress import Event, Finished
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.tune import measurement_from_json
 from kerneldecl.workspace import FILE, Workspace, workspace_of
 

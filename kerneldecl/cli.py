@@ -349,7 +349,7 @@ def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
 def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
     """Check this machine: tool versions, compilers, CPU, GPU, disk; and say what to do."""
     from kerneldecl.doctor import examine, proposal
-    from kerneldecl.toolchain import PINS
+    from kerneldecl.toolchain.versions import PINS
 
     if propose_arch:
         print(proposal(settings.root), end="")

@@ -36,7 +36,7 @@ from kerneldecl.tables import (
     unknown_settings,
     wrong_values,
 )
-from kerneldecl.toolchain import PINS, cuda_objection
+from kerneldecl.toolchain.versions import PINS, cuda_objection
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 

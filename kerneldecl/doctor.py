@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kerneldecl import cxx, nvcc, plugins
+from kerneldecl import plugins
 from kerneldecl.errors import DeclarationError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.hardware.propose_arch import proposed_arch
-from kerneldecl.toolchain import is_cuda
+from kerneldecl.toolchain import cxx, nvcc
+from kerneldecl.toolchain.versions import is_cuda
 
 LEAST_DISK_BYTES = 2 << 30
 _PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import link, lockfile, nvcc, state
+from kerneldecl import link, lockfile, state
 from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.task import BUILD_SECS, Runner
-from kerneldecl.toolchain import PACKAGES, installed, is_cuda
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.versions import PACKAGES, installed, is_cuda
 from kerneldecl.winners import built_at_once, make_objects, tune_entries
 from kerneldecl.workspace import LOCK, Workspace
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kerneldecl.cudalink import link_cuda_library
-from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.planning import is_measured
 from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.local import LocalStore, Miss, Record
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
+from kerneldecl.toolchain.cxx import link_shared_library
 
 SCHEMA = 3
 MANIFEST = "manifest.json"

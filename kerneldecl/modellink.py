@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kerneldecl.cudalink import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, pages_for, run, sized
-from kerneldecl.cxx import compiler
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, pages_for, run, sized
+from kerneldecl.toolchain.cxx import compiler
 
 TABLE = "__tvm_ffi__library_bin"
 _SYMBOL = struct.Struct("<IBBHQQ")

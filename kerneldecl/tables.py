@@ -14,7 +14,7 @@ from typing import Any
 from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
-from kerneldecl.toolchain import PINS
+from kerneldecl.toolchain.versions import PINS
 
 FILE = "workloads.toml"
 EDITIONS = (1,)

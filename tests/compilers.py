@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl import nvcc
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain import nvcc
 
 
 def missing() -> str:

@@ -28,7 +28,6 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
-from kerneldecl import nvcc
 from kerneldecl.compiler.barriers_cuda import one_barrier
 from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
 from kerneldecl.compiler.copies_cuda import spread_copies
@@ -36,12 +35,13 @@ from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, o
 from kerneldecl.compiler.registers_cuda import narrowed, own_parts, unrolled
 from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import signature_of
-from kerneldecl.cudaarrays import in_parts
-from kerneldecl.cudalink import embed, sized
 from kerneldecl.model import Arch, dtype_bytes
-from kerneldecl.nvcc import Cubin, Usage
 from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.cuda_objects import embed, sized
+from kerneldecl.toolchain.nvcc import Cubin, Usage
+from kerneldecl.toolchain.scalarize_arrays import in_parts
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"

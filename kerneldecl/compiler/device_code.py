@@ -11,7 +11,7 @@ import importlib
 import tvm
 import tvm_ffi
 
-from kerneldecl import nvcc
+from kerneldecl.toolchain import nvcc
 
 _COMPILE = "tvm_callback_cuda_compile"
 

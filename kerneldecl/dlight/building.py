@@ -17,7 +17,6 @@ from typing import Any
 
 import tvm
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import actions, tensorir
 from kerneldecl.compiler.codegen import Applied, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
@@ -36,7 +35,8 @@ from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.store.local import LocalStore
 from kerneldecl.task import Task
-from kerneldecl.toolchain import PACKAGES, installed
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tune import build_all
 from kerneldecl.winners import cannot_measure, no_winner
 

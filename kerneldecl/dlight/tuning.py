@@ -19,7 +19,6 @@ from typing import Any
 
 import tvm
 
-from kerneldecl import nvcc
 from kerneldecl.api import run_build
 from kerneldecl.compiler.tensorir import canonical_module, module_digest
 from kerneldecl.declare import parse
@@ -32,7 +31,8 @@ from kerneldecl.model import Arch
 from kerneldecl.plugins import plugin_file
 from kerneldecl.progress import Event, Finished, Note
 from kerneldecl.state import write_whole
-from kerneldecl.toolchain import PACKAGES, installed
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.winners import cannot_measure
 from kerneldecl.workspace import FILE, open_workspace
 

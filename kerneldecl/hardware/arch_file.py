@@ -15,7 +15,7 @@ from kerneldecl.diagnostics.line_numbers import Path, key_lines, line_of
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Arch, Cpu, Gpu, frozen
-from kerneldecl.toolchain import cuda_release
+from kerneldecl.toolchain.versions import cuda_release
 
 Mistake = tuple[Path, str, str]
 """Where it is, its sentence, its hint."""

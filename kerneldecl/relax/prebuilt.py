@@ -22,7 +22,7 @@ from kerneldecl.compiler.specialised import is_tirx
 from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, private_module, symbol
 from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.difference import Shape, shape_of
-from kerneldecl.toolchain import PACKAGES, installed
+from kerneldecl.toolchain.versions import PACKAGES, installed
 
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
 """Of a target's attributes those that say which machines its code runs on."""

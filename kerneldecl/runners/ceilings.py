@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kerneldecl.cxx import compiler
+from kerneldecl.toolchain.cxx import compiler
 
 # Each line depends on the one before: a shift and an exclusive or, a cycle each on every x86-64 and Arm core of this
 # century. The generator (Marsaglia, "Xorshift RNGs", 2003) keeps the compiler from shortening it.

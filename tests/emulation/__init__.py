@@ -28,7 +28,7 @@ import numpy as np
 
 from emulation import host, ptx
 from emulation.ptx import UnknownInstructionError
-from kerneldecl import nvcc
+from kerneldecl.toolchain import nvcc
 
 HERE = Path(__file__).parent
 # Indirect calls of the hooks before loads and stores, which machine.cpp defines; -O1 keeps g++ under two seconds, and with -Og

@@ -17,7 +17,6 @@ import pytest
 
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error
 from kerneldecl.compiler import cuda, tensorir
-from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
@@ -26,6 +25,7 @@ from kerneldecl.runners.driver import device
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
 pytestmark = pytest.mark.gpu
 

@@ -11,13 +11,13 @@ import tvm_ffi
 
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.runners.driver import device
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
 pytestmark = pytest.mark.gpu
 

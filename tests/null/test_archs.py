@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from compilers import needs_nvcc
 
-from kerneldecl import cxx, doctor, nvcc, plugins
+from kerneldecl import doctor, plugins
 from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
 from kerneldecl.hardware.arch_file import read_arch
@@ -25,7 +25,8 @@ from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store import keys
-from kerneldecl.toolchain import cuda_objection
+from kerneldecl.toolchain import cxx, nvcc
+from kerneldecl.toolchain.versions import cuda_objection
 
 Write = Callable[[Mapping[str, str]], Path]
 

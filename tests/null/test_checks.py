@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kerneldecl import cxx, nvcc
 from kerneldecl.arrays import Array, numpy_dtype, poisoned, random_array, relative_error
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arg
 from kerneldecl.runners.checks import DTYPES, PTX
 from kerneldecl.store.keys import digest
+from kerneldecl.toolchain import cxx, nvcc
 
 SOURCE = PTX.with_suffix(".cu")
 FLAGS = ("-ptx", "-O3", "-std=c++17", "-arch=compute_75")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerneldecl import cudaarrays
-from kerneldecl.cudaarrays import in_parts
+from kerneldecl.toolchain import scalarize_arrays
+from kerneldecl.toolchain.scalarize_arrays import in_parts
 
 KERNEL = """\
 __device__ float helper() {
@@ -23,7 +23,7 @@ extern "C" __global__ void kernel(float* Y_ptr) {
 
 @pytest.fixture(autouse=True)
 def _cuts_kernels_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudaarrays, "MANY_ACCESSES", 1)
+    monkeypatch.setattr(scalarize_arrays, "MANY_ACCESSES", 1)
 
 
 def test_what_is_accessed_together_stays_together_and_the_last_part_is_declared_first() -> None:
@@ -65,6 +65,6 @@ def test_kernels_of_one_source_are_cut_one_by_one() -> None:
 
 
 def test_few_accesses_are_not_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudaarrays, "MANY_ACCESSES", 100)
+    monkeypatch.setattr(scalarize_arrays, "MANY_ACCESSES", 100)
     kernel = KERNEL % ""
     assert in_parts(kernel) == kernel

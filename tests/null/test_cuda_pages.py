@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl.cudalink import link_cuda_library
-from kerneldecl.cxx import compiler
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
+from kerneldecl.toolchain.cxx import compiler
 
 HOST_CODE = """
 #include <cstdint>

@@ -22,7 +22,7 @@ from kerneldecl.errors import DeclarationError, ExitCode, PatternError
 from kerneldecl.expand import expand_table
 from kerneldecl.model import Workload
 from kerneldecl.patterns import select
-from kerneldecl.toolchain import PINS
+from kerneldecl.toolchain.versions import PINS
 
 Write = Callable[[Mapping[str, str]], Path]
 

@@ -30,7 +30,7 @@ from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.lock import exclusive
 from kerneldecl.summary import build_json, build_text
-from kerneldecl.toolchain import is_cuda
+from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tune import BUILT_AT_ONCE, Group, chosen
 
 NVCC = """#!/bin/sh

@@ -16,18 +16,18 @@ from cuda_process import LOAD, answer
 from tvm import te
 from tvm.s_tir import dlight
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
-from kerneldecl.cudaarrays import in_parts
-from kerneldecl.cudalink import link_cuda_library
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.cuda_objects import link_cuda_library
+from kerneldecl.toolchain.scalarize_arrays import in_parts
 
 ARCHS = Path(nvcc.__file__).parent / "archs"
 

@@ -12,7 +12,6 @@ import tvm
 from compilers import needs_nvcc
 from emulation import Kernel
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.space import iter_space
@@ -20,6 +19,7 @@ from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_gemv_i4 as policy
 from kerneldecl.templates import gpu_gemv_i4
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 SMS = 2

@@ -13,13 +13,13 @@ import tvm
 from compilers import needs_nvcc
 from emulation import Kernel
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source, reworked
 from kerneldecl.compiler.registers_cuda import narrowed
 from kerneldecl.model import Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 H200 = load_arch(ROOT, "h200")

@@ -12,14 +12,12 @@ import pytest
 import serial
 from compilers import needs_nvcc, needs_nvdisasm, sass
 
-from kerneldecl import nvcc
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.overlap_cuda import can_overlap
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.contraction import Contraction, contraction_of
-from kerneldecl.cudaarrays import in_parts
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import _gpu_windows_simt
@@ -27,6 +25,8 @@ from kerneldecl.policies import gpu_matmul_simt as policy
 from kerneldecl.policies._gpu_windows import windows_of
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
+from kerneldecl.toolchain import nvcc
+from kerneldecl.toolchain.scalarize_arrays import in_parts
 
 ROOT = Path(__file__).parents[2]
 H200, T4 = load_arch(ROOT, "h200"), load_arch(ROOT, "t4")

@@ -13,9 +13,9 @@ from tvm import te
 
 from kerneldecl.compiler import codegen
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.cxx import link_shared_library
 from kerneldecl.hardware.host import detect
 from kerneldecl.kernels import kernel_of, load_library
+from kerneldecl.toolchain.cxx import link_shared_library
 
 LANES = 16
 CASES = {"exp": (math.exp, 3e-7), "erf": (math.erf, 1e-6), "tanh": (math.tanh, 5e-7)}

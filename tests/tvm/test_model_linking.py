@@ -15,10 +15,10 @@ from tvm import relax
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
-from kerneldecl.cudalink import sized
 from kerneldecl.errors import ArtifactError, ToolchainError
 from kerneldecl.modellink import link_model, with_modules
 from kerneldecl.relax import export_model, pipeline
+from kerneldecl.toolchain.cuda_objects import sized
 
 WORKLOADS = """\
 edition = 1

@@ -14,7 +14,6 @@ from compilers import needs_nvcc
 from emulation import Kernel
 from wgmma_cases import PLAIN
 
-from kerneldecl import nvcc
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -24,6 +23,7 @@ from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.store.local import LocalStore
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 H200, A100 = load_arch(ROOT, "h200"), load_arch(ROOT, "a100-80gb")

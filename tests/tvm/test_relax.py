@@ -26,11 +26,11 @@ from tvm.script import relax as R  # noqa: N812
 from kerneldecl import link
 from kerneldecl.compiler.codegen import compile_object
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.cxx import link_shared_library
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.plugins import load_arch
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, Report, export_model, load_model, pipeline
 from kerneldecl.store.keys import digest
+from kerneldecl.toolchain.cxx import link_shared_library
 
 RNG = np.random.default_rng(5)
 SHAPES = ((16, 32), (32, 24), (24,), (24, 8), (8,))

@@ -17,7 +17,6 @@ from spaces import Space
 from specialised import FILES, PRODUCT, SUMS, TILE
 from tvm import relax, te
 
-from kerneldecl import nvcc
 from kerneldecl.artifact import checked_artifact
 from kerneldecl.compiler.codegen import Applied, applied
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -26,6 +25,7 @@ from kerneldecl.compiler.tensorir import canonical_module, load, lower, module_d
 from kerneldecl.plugins import STANDARD, load_arch, load_rule
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, pipeline
 from kerneldecl.store.local import LocalStore
+from kerneldecl.toolchain import nvcc
 
 H200 = load_arch(STANDARD, "h200")
 

@@ -14,13 +14,13 @@ from tvm import te, topi
 from wgmma_cases import CONVOLUTIONS, PINGPONG, SMALL, TILES
 
 import kerneldecl
-from kerneldecl import nvcc
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as policy
 from kerneldecl.templates import wgmma_conv2d
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200 = load_arch(ROOT, "h200")

@@ -13,7 +13,6 @@ from compilers import needs_nvcc
 from emulation import Kernel
 from wgmma_cases import FLOAT16, ONE, PACKED, PLAIN, PRODUCTS, SMS
 
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.overlap_cuda import TAG
@@ -21,6 +20,7 @@ from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 

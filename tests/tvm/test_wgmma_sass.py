@@ -12,13 +12,13 @@ from emulation import host
 from wgmma_cases import PLAIN
 
 import kerneldecl
-from kerneldecl import nvcc
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as conv2d_policy
 from kerneldecl.policies import wgmma_matmul as matmul_policy
 from kerneldecl.templates import wgmma_conv2d, wgmma_matmul
+from kerneldecl.toolchain import nvcc
 
 pytestmark = [needs_nvcc, needs_nvdisasm]
 

@@ -14,12 +14,12 @@ from compilers import needs_nvcc
 from emulation import EmulationError, Kernel, host
 from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, PLAIN
 
-from kerneldecl import nvcc
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.model import Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 

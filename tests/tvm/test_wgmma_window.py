@@ -12,7 +12,6 @@ from emulation import emulate, host
 from wgmma_cases import FEW_CHANNELS, THREE_BY_THREE, WINDOW_TILES, WINDOWS
 
 import kerneldecl
-from kerneldecl import nvcc
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.space import iter_space
@@ -20,6 +19,7 @@ from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul
 from kerneldecl.policies import wgmma_window as policy
 from kerneldecl.templates import wgmma_window
+from kerneldecl.toolchain import nvcc
 
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200 = load_arch(ROOT, "h200")

@@ -23,7 +23,7 @@ from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json
-from kerneldecl.toolchain import PINS
+from kerneldecl.toolchain.versions import PINS
 
 HEAD = REAL["workloads.toml"].partition("[[workload]]")[0].replace("top_k = 2", "top_k = 9")
 ENTRY = '[[workload]]\nname = "relu"\nrule = "elementwise"\nop = "relu"\nshape = [{n}, 8]\n'

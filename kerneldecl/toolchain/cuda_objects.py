@@ -11,7 +11,7 @@ A kernel's object holds its own module (kind and content) in a section. The link
 linker script put the head before them, and what has been compiled once is never compiled or serialised again. Each
 object is whole: it can be cached, shipped and linked by the C++ compiler alone, without TVM.
 
-Kernels that need memory beside their arguments get it from `cudapages.cpp`, which is linked with them: TVM's own pool may free
+Kernels that need memory beside their arguments get it from `workspace_pages.cpp`, which is linked with them: TVM's own pool may free
 what a captured CUDA graph still uses.
 
 Rejected: TVM's export_library, which needs TVM with its CUDA runtime, thus a driver, where it links; objects that load
@@ -27,10 +27,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerneldecl.cxx import compiler
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain.cxx import compiler
 
-PAGES = Path(__file__).parent / "cudapages.cpp"
+PAGES = Path(__file__).parent / "workspace_pages.cpp"
 _ALLOC = b"\0__TVMBackendAllocWorkspace\0"
 SECTION = "kerneldecl_modules"
 _KIND = b"cuda"
