@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import kerneldecl
-from kerneldecl.contraction import Contraction, contraction_of
+from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Access, Arch, Axis, Block, IterSpace
 

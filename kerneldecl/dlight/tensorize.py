@@ -10,9 +10,9 @@ from typing import Any
 
 import tvm
 
+from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight.device import Target, archs_of
 from kerneldecl.model import IterSpace
 from kerneldecl.policies import gpu_matmul

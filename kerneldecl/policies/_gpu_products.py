@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from kerneldecl.contraction import Contraction
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, Proposal, dtype_bytes
 
 MAX_GRID_Z = 65535

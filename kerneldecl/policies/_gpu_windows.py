@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.contraction import FRAGMENT, Contraction
+from kerneldecl.analysis.contraction import FRAGMENT, Contraction
 from kerneldecl.model import Access, Block, Candidate, Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import Estimate, out_bytes

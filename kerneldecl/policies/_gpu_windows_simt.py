@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.contraction import Contraction
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies._gpu_model import occupancy
 from kerneldecl.policies._gpu_products import Estimate, out_bytes

@@ -5,7 +5,7 @@ Knows nothing of tiles or of times.
 
 from __future__ import annotations
 
-from kerneldecl.contraction import Contraction, Factor
+from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._wgmma_widths import COLUMN_UNIT

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.contraction import Contraction
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import Estimate, Form, dram_bytes, wave_items

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerneldecl.contraction import FIRST_CAPABILITY
+from kerneldecl.analysis.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction

@@ -9,7 +9,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Sequence
 
-from kerneldecl.contraction import contraction_of
+from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies._gpu_products import mixed

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kerneldecl.contraction import Contraction, Factor, contraction_of
+from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _gpu_windows_simt
 from kerneldecl.policies._gpu_model import occupancy

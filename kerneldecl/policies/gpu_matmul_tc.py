@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.analysis.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
 from kerneldecl.policies._gpu_products import (

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerneldecl.contraction import Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies import wgmma_matmul

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kerneldecl.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, ranked

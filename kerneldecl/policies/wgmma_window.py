@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.contraction import Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies._gpu_products import Estimate, ranked
 from kerneldecl.policies._gpu_tensor_model import SUSTAINED_CLOCK, together

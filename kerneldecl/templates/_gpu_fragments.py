@@ -11,8 +11,8 @@ from typing import Any
 from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
+from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
-from kerneldecl.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._gpu_matmul import place_store
 

@@ -11,7 +11,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
-from kerneldecl.contraction import Contraction
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.templates._gpu_matmul import flat, fuse_dims, inline_sources
 
 

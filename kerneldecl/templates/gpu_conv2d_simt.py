@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.contraction import Contraction
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
 from kerneldecl.templates._gpu_matmul import attempt, inline_sources, interleaved, is_async, place_store, product_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.contraction import FIRST_CAPABILITY
+from kerneldecl.analysis.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Gpu, Value
 from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
 

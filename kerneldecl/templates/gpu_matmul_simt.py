@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.contraction import Contraction, Factor
+from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._gpu_matmul import (
     attempt,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 
-from kerneldecl.contraction import Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.analysis.contraction import Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import _gpu_windows, _gpu_windows_simt, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul

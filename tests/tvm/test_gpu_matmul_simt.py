@@ -12,12 +12,12 @@ import pytest
 import serial
 from compilers import needs_nvcc, needs_nvdisasm, sass
 
+from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import codegen, tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.overlap_cuda import can_overlap
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import _gpu_windows_simt

@@ -29,11 +29,11 @@ from products import (
 from spaces import Space
 from tvm import te, topi
 
+from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import canonical_module
-from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.store.local import LocalStore

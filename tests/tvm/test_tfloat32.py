@@ -10,11 +10,11 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tfloat32 import truncated
-from kerneldecl.contraction import Contraction, contraction_of
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import wgmma_matmul
 
