@@ -107,7 +107,7 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
     import tvm  # noqa: F401  its runtime launches kernels
     import tvm_ffi
 
-    from kerneldecl.kernels import Placed
+    from kerneldecl.artifact.kernels import Placed
 
     kernel = tvm_ffi.load_module(built.library)[built.symbol]
     rows = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
@@ -126,7 +126,7 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
 
 def _placed(argument: Any) -> Any:
     """Return a torch tensor as a kernel takes it, or as what that is made of: torch does not export its tensors in float8."""
-    from kerneldecl.kernels import Placed
+    from kerneldecl.artifact.kernels import Placed
     from kerneldecl.model import Arg
 
     dtype = str(argument.dtype).removeprefix("torch.")

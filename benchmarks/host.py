@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from _table import machine, quantiles, show, show_machine, write_json
 
 if TYPE_CHECKING:  # NumPy's BLAS counts its threads when it is imported, which must wait for main()
-    from kerneldecl.artifact import Artifact
+    from kerneldecl.artifact.load import Artifact
     from kerneldecl.progress import Event
 
     Arrays = Sequence[Any]

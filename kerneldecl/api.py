@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl import bundle, flow, fresh, memo
-from kerneldecl.artifact import Artifact, load
+from kerneldecl.artifact.link import LINKERS, Linker
+from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
-from kerneldecl.link import LINKERS, Linker
 from kerneldecl.lockfile import shown
 from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import link, lockfile, state
+from kerneldecl import lockfile, state
+from kerneldecl.artifact import link
 from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.progress import Finished, Note, Report, Started

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.artifact.link import artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
-from kerneldecl.link import artifact_defect, artifact_folder, read_manifest
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.workspace import Workspace
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import tvm
 
+from kerneldecl.artifact.link import LINKERS
 from kerneldecl.compiler import codegen, cuda, tensorir
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.sizes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.specialised import specialised_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.link import LINKERS
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.plugins import blamed, load_rule, own_functions
 from kerneldecl.rule import Rule

@@ -17,6 +17,7 @@ from typing import Any
 
 import tvm
 
+from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler import actions, tensorir
 from kerneldecl.compiler.codegen import Applied, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
@@ -25,7 +26,6 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
-from kerneldecl.kernels import kernel_of, load_library
 from kerneldecl.measuring import Preparation, measure
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.planning import MEASURING

@@ -14,9 +14,9 @@ from typing import Any
 import tvm
 from tvm.runtime.vm import VirtualMachine
 
-from kerneldecl.artifact import checked_artifact, load
+from kerneldecl.artifact.load import checked_artifact, load
+from kerneldecl.artifact.model_library import link_model
 from kerneldecl.errors import ArtifactError
-from kerneldecl.modellink import link_model
 
 _KERNEL = re.compile(r"\bkd_[0-9a-f]{20}\b")
 

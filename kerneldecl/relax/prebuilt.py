@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-from kerneldecl.artifact import checked_artifact
+from kerneldecl.artifact.load import checked_artifact
 from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.specialised import is_tirx

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
-from kerneldecl.kernels import kernel_of, load_library, tensor
+from kerneldecl.artifact.kernels import kernel_of, load_library, tensor
 from kerneldecl.runners.cases import AtHand, Case
 from kerneldecl.runners.ceilings import ceilings
 

@@ -20,8 +20,8 @@ import numpy as np
 import tvm_ffi
 
 from kerneldecl.arrays import Array, is_float, numpy_dtype
+from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.hardware.cuda_driver import read_gpus
-from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.runners import nvml
 from kerneldecl.runners.cases import AtHand, Case

@@ -226,7 +226,7 @@ def test_a_damaged_artifact_is_found_and_linked_again(real: Space) -> None:
 
 def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
     """The files are as the manifest says, but the manifest says they hold something else."""
-    from kerneldecl.link import _with_digest
+    from kerneldecl.artifact.link import _with_digest
 
     folder = shutil.copytree(real.artifact(), tmp_path / "artifact")
     manifest = json.loads((folder / "manifest.json").read_text())

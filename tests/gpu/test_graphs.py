@@ -11,7 +11,7 @@ import tvm_ffi
 from gpu_kernels import Case, Kernels, given
 
 from kerneldecl.arrays import Array, relative_error
-from kerneldecl.kernels import Placed, kernel_of, load_library
+from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.runners.driver import Device, device
 

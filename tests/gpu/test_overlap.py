@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tvm_ffi
 
+from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.kernels import Placed, kernel_of, load_library
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.runners.driver import device

@@ -14,8 +14,8 @@ from _networks_relax import module_of
 from spaces import Space
 from tvm import relax, te
 
-from kerneldecl import link
 from kerneldecl.arrays import relative_error
+from kerneldecl.artifact import link
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.model import Arch

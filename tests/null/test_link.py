@@ -14,8 +14,8 @@ import pytest
 from fakes import DieRunner, FakeLinker
 from spaces import ENTRIES, HEAD, Space
 
-from kerneldecl import link
-from kerneldecl.artifact import load
+from kerneldecl.artifact import link
+from kerneldecl.artifact.load import load
 from kerneldecl.errors import ArtifactError, ToolchainError
 from kerneldecl.store.keys import digest
 

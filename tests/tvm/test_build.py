@@ -14,7 +14,7 @@ import pytest
 from spaces import REAL, Space
 
 import kerneldecl
-from kerneldecl.artifact import Artifact
+from kerneldecl.artifact.load import Artifact
 from kerneldecl.errors import ArtifactError
 
 RNG = np.random.default_rng(7)

@@ -10,11 +10,11 @@ import pytest
 import tvm
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
+from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.tensorir import lower
 from kerneldecl.declare import declare
 from kerneldecl.errors import DeclarationError
-from kerneldecl.kernels import tensor
 from kerneldecl.plugins import load_arch, load_rule
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-an-operator.md"

@@ -12,8 +12,8 @@ import tvm
 from tvm import te
 
 from kerneldecl.arrays import numpy_dtype
+from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.codegen import PIPELINE, target_of
-from kerneldecl.kernels import tensor
 from kerneldecl.plugins import load_arch
 
 TARGET = target_of(load_arch(Path(__file__).parents[2], "host"))

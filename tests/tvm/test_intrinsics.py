@@ -11,10 +11,10 @@ import pytest
 import tvm
 from tvm import te
 
+from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler import codegen
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.hardware.host import detect
-from kerneldecl.kernels import kernel_of, load_library
 from kerneldecl.toolchain.cxx import link_shared_library
 
 LANES = 16

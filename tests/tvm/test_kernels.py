@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kerneldecl.arrays import numpy_dtype
+from kerneldecl.artifact.kernels import Placed, _cuda_runtimes, _load_first, load_library
 from kerneldecl.errors import ToolchainError
-from kerneldecl.kernels import Placed, _cuda_runtimes, _load_first, load_library
 from kerneldecl.model import Arg
 
 
@@ -47,6 +47,6 @@ def test_cudas_runtime_of_pypi_is_among_the_places(tmp_path: Path, monkeypatch: 
 
 
 def test_kernels_of_a_gpu_need_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kerneldecl.kernels.LIBRARY", "libcuda-of-no-machine.so")
+    monkeypatch.setattr("kerneldecl.artifact.kernels.LIBRARY", "libcuda-of-no-machine.so")
     with pytest.raises(ToolchainError, match="there is no NVIDIA driver: install it"):
         load_library(Path("kernels.so"), "cuda")

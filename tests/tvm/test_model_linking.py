@@ -15,8 +15,8 @@ from tvm import relax
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
+from kerneldecl.artifact.model_library import link_model, with_modules
 from kerneldecl.errors import ArtifactError, ToolchainError
-from kerneldecl.modellink import link_model, with_modules
 from kerneldecl.relax import export_model, pipeline
 from kerneldecl.toolchain.cuda_objects import sized
 

@@ -15,7 +15,7 @@ from spaces import REAL, Space
 from tvm import relax, te
 
 import kerneldecl
-from kerneldecl.artifact import checked_artifact
+from kerneldecl.artifact.load import checked_artifact
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, pipeline
 
 HEAD = """\

@@ -23,7 +23,7 @@ from tvm import relax, te
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
-from kerneldecl import link
+from kerneldecl.artifact import link
 from kerneldecl.compiler.codegen import compile_object
 from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.errors import ArtifactError, UnmatchedError

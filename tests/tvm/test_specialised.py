@@ -17,7 +17,7 @@ from spaces import Space
 from specialised import FILES, PRODUCT, SUMS, TILE
 from tvm import relax, te
 
-from kerneldecl.artifact import checked_artifact
+from kerneldecl.artifact.load import checked_artifact
 from kerneldecl.compiler.codegen import Applied, applied
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.specialised import is_tirx

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.artifact.link import MANIFEST, artifact_defect, read_manifest
 from kerneldecl.errors import ArtifactError
-from kerneldecl.link import MANIFEST, artifact_defect, read_manifest
 
 
 class Artifact(Mapping[str, Callable[..., object]]):
     """The kernels of a loaded artifact by entry name, each called as `artifact[name](*inputs, *outputs)`."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        from kerneldecl.kernels import load_library
+        from kerneldecl.artifact.kernels import load_library
 
         self.folder = folder
         self.manifest = manifest
@@ -27,7 +27,7 @@ class Artifact(Mapping[str, Callable[..., object]]):
 
     def __getitem__(self, name: str) -> Callable[..., object]:
         """Return a kernel; it takes NumPy or torch arrays (anything with DLPack), inputs first, and writes the outputs."""
-        from kerneldecl.kernels import kernel_of
+        from kerneldecl.artifact.kernels import kernel_of
 
         if name not in self._symbols:
             raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._symbols)}")
@@ -50,7 +50,7 @@ def load(path: str | Path, threads: int | None = None) -> Artifact:
     Every file is compared with the manifest before any code is loaded; raise ArtifactError where one differs.
     """
     folder, manifest = checked_artifact(path)
-    from kerneldecl.kernels import set_threads
+    from kerneldecl.artifact.kernels import set_threads
 
     allowed = len(os.sched_getaffinity(0))
     cores = manifest["arch"]["cpu"]["cores"] if manifest["arch"]["kind"] == "cpu" else allowed
