@@ -18,7 +18,7 @@ from _gpu_kernels import Built, Case, label_of, proposals
 
 from kerneldecl import flow
 from kerneldecl.api import run_build
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.model import Candidate, Measurement
 from kerneldecl.progress import Event, Finished
 from kerneldecl.toolchain.cuda_objects import link_cuda_library

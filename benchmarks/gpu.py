@@ -36,8 +36,8 @@ QUICK_ROUNDS = 5
 
 def cases_of(root: Path, target: str, patterns: Sequence[str], policy: str = "") -> list[Case]:
     """Return the entries of a workspace for a target that the patterns select, tuned by another policy if one is named."""
-    from kerneldecl.declare import declare
-    from kerneldecl.patterns import select
+    from kerneldecl.declare.document import declare
+    from kerneldecl.declare.select import select
     from kerneldecl.plugins import load_arch
 
     declaration = declare(root)

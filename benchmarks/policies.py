@@ -16,7 +16,7 @@ from _table import machine, show, show_machine, write_json
 
 from kerneldecl.compiler.space import iter_space
 from kerneldecl.compiler.tensorir import lower
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.model import Arch, IterSpace
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.policies.auto import BY_KIND

@@ -16,10 +16,10 @@ from typing import Any
 from kerneldecl import bundle, flow, fresh, memo
 from kerneldecl.artifact.link import LINKERS, Linker
 from kerneldecl.artifact.load import Artifact, load
+from kerneldecl.declare.select import select
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
 from kerneldecl.lockfile import shown
-from kerneldecl.patterns import select
 from kerneldecl.planning import Plan, link_digest
 from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner

@@ -121,7 +121,7 @@ def _workspace(settings: Settings) -> Any:
 
 
 def _chosen(workspace: Any, patterns: tuple[str, ...]) -> list[str]:
-    from kerneldecl.patterns import select
+    from kerneldecl.declare.select import select
 
     return [workload.entry for workload in select(workspace.declaration.workloads, patterns)]
 
@@ -148,8 +148,8 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
 
     Run again, it adds what is new, marks what is gone and leaves every other line as it is.
     """
+    from kerneldecl.declare.toml_keys import FILE
     from kerneldecl.extraction import extract_model, extracted_text, sizes_of
-    from kerneldecl.tables import FILE
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")
@@ -369,7 +369,7 @@ def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
 @click.pass_obj
 def schema(settings: Settings) -> None:
     """Print the JSON Schema of workloads.toml, rules' attributes included, for editors."""
-    from kerneldecl.schema import json_schema
+    from kerneldecl.declare.json_schema import json_schema
 
     print(json.dumps(json_schema(settings.root), indent=1))
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.declare import declare, decode, parse
+from kerneldecl.declare.document import declare, decode, parse
+from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
@@ -20,7 +21,6 @@ from kerneldecl.initial import ignore_results
 from kerneldecl.model import frozen
 from kerneldecl.runners.process import Worker
 from kerneldecl.state import write_whole
-from kerneldecl.tables import FILE
 
 FUNCTIONS = "functions"
 """Folder of the functions that no standard rule computes; each file's name is the digest of its computation."""

@@ -51,10 +51,11 @@ def _expanded(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) ->
     """Return the workloads of tables that the memo does not know, None where a table has a mistake."""
     if not tables:
         return []
-    from kerneldecl import declare, expand
+    from kerneldecl.declare import document as declare
+    from kerneldecl.declare import workload_table
 
     scope = declare.scope_of(root, document)
-    expansions = [expand.expand_table(table, scope) for table in tables]
+    expansions = [workload_table.expand_table(table, scope) for table in tables]
     if any(expansion.findings for expansion in expansions):
         return None
     return [workload for expansion in expansions for workload in expansion.workloads]
@@ -65,7 +66,8 @@ def _planned(
 ) -> list[EntryPlan]:
     if not workloads:
         return []
-    from kerneldecl import declare, flow, workspace
+    from kerneldecl import flow, workspace
+    from kerneldecl.declare import document as declare
 
     return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads), plugins)).entries)
 

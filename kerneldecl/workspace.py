@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kerneldecl.declare import Declaration, declare
+from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.memo import plugins_key
 from kerneldecl.planning import Inputs
 from kerneldecl.plugins import load_arch, load_policy, load_rule, path_in_digests, plugin_files, rule_files, specialize_files

@@ -24,7 +24,7 @@ from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunne
 
 import kerneldecl.__main__
 from kerneldecl import api, flow
-from kerneldecl.patterns import select
+from kerneldecl.declare.select import select
 from kerneldecl.planning import Plan
 from kerneldecl.progress import Event
 from kerneldecl.store.keys import digest

@@ -12,8 +12,8 @@ from pathlib import Path
 import tvm
 
 from kerneldecl import plugins
-from kerneldecl.attributes import RuleAttributes, rule_attributes
 from kerneldecl.compiler import tensorir
+from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.model import Arg, Value
 from kerneldecl.proposals import Proposal, proposals
 

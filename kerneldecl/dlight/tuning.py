@@ -21,7 +21,7 @@ import tvm
 
 from kerneldecl.api import run_build
 from kerneldecl.compiler.tensorir import canonical_module, module_digest
-from kerneldecl.declare import parse
+from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extraction import FUNCTIONS

@@ -17,7 +17,7 @@ import pytest
 from compilers import needs_nvcc
 
 from kerneldecl import doctor, plugins
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kerneldecl import plugins
-from kerneldecl.declare import Declaration, declare, parse, scope_of
+from kerneldecl.declare.document import Declaration, declare, parse, scope_of
+from kerneldecl.declare.select import select
+from kerneldecl.declare.workload_table import expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, ExitCode, PatternError
-from kerneldecl.expand import expand_table
 from kerneldecl.model import Workload
-from kerneldecl.patterns import select
 from kerneldecl.toolchain.versions import PINS
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -498,7 +498,7 @@ def test_declaring_imports_no_tvm_and_finding_plugins_imports_neither_pydantic_n
         f"root = Path({str(workspace)!r})\n"
         "plugins.rule_files(root, 'product'), plugins.plugin_names('archs', root)\n"
         "early = {'pydantic', 'numpy', 'tomli', 'tvm', 'rich'} & set(sys.modules)\n"
-        "from kerneldecl.declare import declare\n"
+        "from kerneldecl.declare.document import declare\n"
         "declare(root)\n"
         "print(early, {'tvm', 'tvm_ffi', 'rich'} & set(sys.modules))\n"
     )

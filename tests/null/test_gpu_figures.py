@@ -8,7 +8,7 @@ import hopper
 import pytest
 from _gpu_figures import figures, lattice_figure, tuning_figures
 
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 
 
 def row(entry: str, rule: str, attrs: dict[str, Any] | None = None, *, secs: float = 1e-3, **others: Any) -> dict[str, Any]:

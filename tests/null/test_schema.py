@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kerneldecl import plugins
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
+from kerneldecl.declare.json_schema import json_schema
+from kerneldecl.declare.toml_keys import ARTIFACT, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
-from kerneldecl.schema import json_schema
-from kerneldecl.tables import ARTIFACT, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 
 Write = Callable[[Mapping[str, str]], Path]
 

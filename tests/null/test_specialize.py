@@ -11,7 +11,7 @@ import pytest
 from fakes import DieRunner
 from spaces import Space
 
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.lockfile import shown
 from kerneldecl.model import Candidate

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl import flow
-from kerneldecl.declare import declare
-from kerneldecl.patterns import select
+from kerneldecl.declare.document import declare
+from kerneldecl.declare.select import select
 from kerneldecl.workspace import open_workspace
 
 ROOT = Path(__file__).parents[2]

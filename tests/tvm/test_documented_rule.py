@@ -13,7 +13,7 @@ from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.codegen import target_of
 from kerneldecl.compiler.tensorir import lower
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins import load_arch, load_rule
 

@@ -9,7 +9,7 @@ import pytest
 from kerneldecl.compiler import tensorir
 from kerneldecl.compiler.codegen import apply_candidate
 from kerneldecl.compiler.space import iter_space
-from kerneldecl.declare import declare
+from kerneldecl.declare.document import declare
 from kerneldecl.model import Workload
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.policies.auto import BY_KIND

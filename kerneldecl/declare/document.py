@@ -13,13 +13,7 @@ from typing import Any
 import tomli
 
 from kerneldecl import plugins
-from kerneldecl.diagnostics import line_numbers
-from kerneldecl.diagnostics.messages import show, unknown
-from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.expand import Scope, expand_table
-from kerneldecl.model import Workload
-from kerneldecl.store.keys import digest
-from kerneldecl.tables import (
+from kerneldecl.declare.toml_keys import (
     ARTIFACT,
     EDITIONS,
     FILE,
@@ -36,6 +30,12 @@ from kerneldecl.tables import (
     unknown_settings,
     wrong_values,
 )
+from kerneldecl.declare.workload_table import Scope, expand_table
+from kerneldecl.diagnostics import line_numbers
+from kerneldecl.diagnostics.messages import show, unknown
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.model import Workload
+from kerneldecl.store.keys import digest
 from kerneldecl.toolchain.versions import PINS, cuda_objection
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")

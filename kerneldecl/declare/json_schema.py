@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kerneldecl import plugins
-from kerneldecl.attributes import Attribute, RuleAttributes, rule_attributes
+from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
+from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
 from kerneldecl.rule import Rule
-from kerneldecl.tables import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 
 Schema = dict[str, Any]
 

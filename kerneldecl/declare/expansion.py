@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kerneldecl.declare.toml_keys import Finding
 from kerneldecl.diagnostics.messages import show
-from kerneldecl.tables import Finding
 
 MOST_ENTRIES = 100_000
 _IN_NAMES = re.compile(r"[A-Za-z0-9_.+/-]*")

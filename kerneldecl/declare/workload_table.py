@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kerneldecl.attributes import RuleAttributes, expected, rule_attributes
-from kerneldecl.axes import Attrs, Axis, combinations, label_findings, size_findings, split
+from kerneldecl.declare.expansion import Attrs, Axis, combinations, label_findings, size_findings, split
+from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
+from kerneldecl.declare.toml_keys import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
 from kerneldecl.plugins import blamed, specialize_problem
-from kerneldecl.tables import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
 
 _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 
