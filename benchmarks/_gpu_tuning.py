@@ -20,10 +20,10 @@ from kerneldecl import flow
 from kerneldecl.api import run_build
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Candidate, Measurement
+from kerneldecl.planning.workspace import FILE, Workspace, workspace_of
 from kerneldecl.progress import Event, Finished
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.tune import measurement_from_json
-from kerneldecl.workspace import FILE, Workspace, workspace_of
 
 
 @dataclass

@@ -31,11 +31,11 @@ import kerneldecl
 from kerneldecl.api import run_build
 from kerneldecl.flow import Options
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
+from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.plugins import load_policy, load_rule, plugin_names
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 from kerneldecl.store.keys import digest
-from kerneldecl.workspace import open_workspace
 
 LIMITS_MS = {100: 50, 1_000: 65, 10_000: 120}
 EDIT_LIMIT_MS = {10_000: 700}

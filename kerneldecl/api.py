@@ -19,15 +19,15 @@ from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.declare.select import select
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
-from kerneldecl.lockfile import shown
-from kerneldecl.planning import Plan, link_digest
+from kerneldecl.planning.lockfile import shown
+from kerneldecl.planning.plan import Plan, link_digest
+from kerneldecl.planning.workspace import FILE, Workspace, open_workspace
 from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.task import Task
 from kerneldecl.winners import cannot_measure, no_winner
-from kerneldecl.workspace import FILE, Workspace, open_workspace
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 

@@ -115,7 +115,7 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
 
 
 def _workspace(settings: Settings) -> Any:
-    from kerneldecl.workspace import open_workspace
+    from kerneldecl.planning.workspace import open_workspace
 
     return open_workspace(settings.root)
 
@@ -281,8 +281,8 @@ def _nothing_to_do(root: Path) -> int:
 def why(settings: Settings, entry: str, as_json: bool) -> None:
     """Say what changed: lines of the manifests, old and new."""
     from kerneldecl import flow, report
+    from kerneldecl.planning.last_build import read_state
     from kerneldecl.plugins import shadowed
-    from kerneldecl.state import read_state
 
     workspace = _workspace(settings)
     made, last = flow.make_plan(workspace), read_state(workspace.store.root / "state.json")

@@ -19,8 +19,8 @@ from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract import HEADER, Function, Merged, Table, merge, tag_word
 from kerneldecl.initial import ignore_results
 from kerneldecl.model import frozen
+from kerneldecl.planning.last_build import write_whole
 from kerneldecl.runners.process import Worker
-from kerneldecl.state import write_whole
 
 FUNCTIONS = "functions"
 """Folder of the functions that no standard rule computes; each file's name is the digest of its computation."""

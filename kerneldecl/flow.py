@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import lockfile, state
 from kerneldecl.artifact import link
 from kerneldecl.errors import StaleError, ToolchainError
-from kerneldecl.planning import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
+from kerneldecl.planning import last_build, lockfile
+from kerneldecl.planning.plan import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
+from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.lock import exclusive
@@ -22,7 +23,6 @@ from kerneldecl.task import BUILD_SECS, Runner
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed, is_cuda
 from kerneldecl.winners import built_at_once, make_objects, tune_entries
-from kerneldecl.workspace import LOCK, Workspace
 
 Runners = Callable[[], AbstractContextManager[Runner]]
 
@@ -154,7 +154,7 @@ def _reader(workspace: Workspace, *, shows_ranked: bool) -> Callable[[str, str, 
 
 def _past(workspace: Workspace) -> Past:
     store, declaration = workspace.store, workspace.declaration
-    last = state.read_state(store.root / "state.json")
+    last = last_build.read_state(store.root / "state.json")
     detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
 
     def manifest(entry: str, kind: str) -> str:
@@ -269,7 +269,7 @@ def write_lock(at_work: Build) -> None:
     if all(e.tuned for e in at_work.plan.entries if not e.arch.is_detected) and text != _read(path):
         if at_work.options.locked:
             raise _lock_would_change()
-        state.write_whole(path, text)
+        last_build.write_whole(path, text)
 
 
 def lock_of(workspace: Workspace, current: Plan) -> str:
@@ -286,17 +286,17 @@ def lock_on_disk(workspace: Workspace) -> str:
 def remember(at_work: Build) -> None:
     """Keep the keys and the reasons of this build for the next one's explanations."""
     path = at_work.workspace.store.root / "state.json"
-    last = state.read_state(path)
+    last = last_build.read_state(path)
     final = at_work.plan
     keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
     for linked in final.links:
         keys[linked.entry] = {"link": linked.key} if linked.is_hit else last.keys.get(linked.entry, {})
     for entry, before in last.keys.items():
         keys[entry] = {**before, **keys[entry]} if entry in keys else keys.get(entry, {})
-    state.write_state(path, replace(last, keys={entry: k for entry, k in keys.items() if k}, why=_reasons(at_work, last)))
+    last_build.write_state(path, replace(last, keys={entry: k for entry, k in keys.items() if k}, why=_reasons(at_work, last)))
 
 
-def _reasons(at_work: Build, last: state.State) -> dict[str, list[dict[str, Any]]]:
+def _reasons(at_work: Build, last: last_build.State) -> dict[str, list[dict[str, Any]]]:
     why = dict(last.why)
     ran: dict[str, list[dict[str, Any]]] = {}
     for action in at_work.ran:

@@ -13,7 +13,7 @@ from kerneldecl import memo
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
-    from kerneldecl.planning import Action, EntryPlan
+    from kerneldecl.planning.plan import Action, EntryPlan
 
 FILE = "workloads.toml"
 _KINDS = ("lower", "tune", "build")
@@ -66,8 +66,9 @@ def _planned(
 ) -> list[EntryPlan]:
     if not workloads:
         return []
-    from kerneldecl import flow, workspace
+    from kerneldecl import flow
     from kerneldecl.declare import document as declare
+    from kerneldecl.planning import workspace
 
     return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads), plugins)).entries)
 
@@ -78,7 +79,7 @@ def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> b
 
 
 def _hits(rows: Sequence[memo.Row]) -> list[Action]:
-    from kerneldecl.planning import Action
+    from kerneldecl.planning.plan import Action
 
     return [
         Action(f"{row[0]}@{row[1]}", row[1], kind, True, key, "")  # type: ignore[arg-type]
@@ -88,7 +89,7 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
 
 
 def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]) -> list[Action]:
-    from kerneldecl.planning import link_action, link_digest
+    from kerneldecl.planning.plan import link_action, link_digest
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
     entries: dict[str, dict[str, str]] = {}

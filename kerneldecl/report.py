@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kerneldecl.lockfile import shown
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
-from kerneldecl.planning import Action, EntryPlan
+from kerneldecl.planning.last_build import State
+from kerneldecl.planning.lockfile import shown
+from kerneldecl.planning.plan import Action, EntryPlan
 from kerneldecl.serial import space_from_json
-from kerneldecl.state import State
 
 SCHEMA = 1
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 
 from kerneldecl.artifact.link import artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
+from kerneldecl.planning.workspace import Workspace
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.workspace import Workspace
 
 LIMIT_SECS = 120.0
 SEED = 21

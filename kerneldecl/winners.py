@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kerneldecl import bundle, lockfile
+from kerneldecl import bundle
 from kerneldecl.hardware import gpu_lock, host
 from kerneldecl.measuring import measured_on
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
-from kerneldecl.planning import MEASURING, EntryPlan, tolerance
+from kerneldecl.planning import lockfile
+from kerneldecl.planning.plan import MEASURING, EntryPlan, tolerance
 from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.store.keys import key

@@ -25,11 +25,11 @@ from fakes import ARCH, POLICY, RULE, TEMPLATE, DieRunner, FakeLinker, FakeRunne
 import kerneldecl.__main__
 from kerneldecl import api, flow
 from kerneldecl.declare.select import select
-from kerneldecl.planning import Plan
+from kerneldecl.planning.plan import Plan
+from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.progress import Event
 from kerneldecl.store.keys import digest
 from kerneldecl.task import Runner
-from kerneldecl.workspace import Workspace, open_workspace
 
 REPOSITORY = Path(__file__).parent.parent
 DECLARED = ("rules", "policies", "templates", "archs")

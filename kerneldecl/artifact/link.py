@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
-from kerneldecl.planning import is_measured
+from kerneldecl.planning.plan import is_measured
 from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.local import LocalStore, Miss, Record
 from kerneldecl.toolchain.cuda_objects import link_cuda_library

@@ -28,7 +28,7 @@ from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.measuring import Preparation, measure
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
-from kerneldecl.planning import MEASURING
+from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins import STANDARD
 from kerneldecl.race import ranking
 from kerneldecl.runners.local import LocalRunner

@@ -12,8 +12,8 @@ from typing import Any
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
-from kerneldecl.lockfile import shown
 from kerneldecl.model import Arch, Candidate, Proposal, Value
+from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import gpu_matmul, gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND

@@ -28,13 +28,13 @@ from kerneldecl.extraction import FUNCTIONS
 from kerneldecl.flow import Options
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
+from kerneldecl.planning.last_build import write_whole
+from kerneldecl.planning.workspace import FILE, open_workspace
 from kerneldecl.plugins import plugin_file
 from kerneldecl.progress import Event, Finished, Note
-from kerneldecl.state import write_whole
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.winners import cannot_measure
-from kerneldecl.workspace import FILE, open_workspace
 
 _LOG = logging.getLogger(__name__)
 _HEADER = "# Written by kerneldecl.dlight.ApplyFastTuning, which adds what it is given next; changes are lost."

@@ -19,8 +19,8 @@ from spaces import ENTRIES, FAKES, HEAD, Built, Space
 from kerneldecl import flow, report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.hardware import host
+from kerneldecl.planning.last_build import read_state
 from kerneldecl.progress import Finished, Started, Step
-from kerneldecl.state import read_state
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
 

@@ -15,8 +15,8 @@ from fakes import ARCH, FakeRunner
 from spaces import Space
 
 from kerneldecl.hardware.arch_file import read_arch
-from kerneldecl.lockfile import lock_text, shown
 from kerneldecl.model import Candidate, Workload
+from kerneldecl.planning.lockfile import lock_text, shown
 from kerneldecl.store.local import Record
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}

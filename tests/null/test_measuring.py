@@ -17,7 +17,7 @@ from kerneldecl import measuring, tune
 from kerneldecl.errors import ToolchainError
 from kerneldecl.measuring import Preparation, measure, measured_on
 from kerneldecl.model import Arch, Candidate, Measurement, Workload
-from kerneldecl.planning import MEASURING
+from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore

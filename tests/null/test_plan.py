@@ -13,7 +13,7 @@ from fakes import ARCH
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Workload
-from kerneldecl.planning import BLOBS, Inputs, Kind, Past, Plan, plan
+from kerneldecl.planning.plan import BLOBS, Inputs, Kind, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 

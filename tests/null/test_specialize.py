@@ -13,8 +13,8 @@ from spaces import Space
 
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
-from kerneldecl.lockfile import shown
 from kerneldecl.model import Candidate
+from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins import specialize_files
 from kerneldecl.progress import Note
 from kerneldecl.report import show_json, show_text

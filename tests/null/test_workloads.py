@@ -9,7 +9,7 @@ from typing import Any
 from kerneldecl import flow
 from kerneldecl.declare.document import declare
 from kerneldecl.declare.select import select
-from kerneldecl.workspace import open_workspace
+from kerneldecl.planning.workspace import open_workspace
 
 ROOT = Path(__file__).parents[2]
 

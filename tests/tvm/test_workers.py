@@ -140,7 +140,7 @@ def test_a_stopped_worker_runs_nothing(worker: Worker) -> None:
 def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     from kerneldecl import api
     from kerneldecl.flow import Options
-    from kerneldecl.workspace import open_workspace
+    from kerneldecl.planning.workspace import open_workspace
 
     monkeypatch.setattr(tune, "BUILD_SECS", 8.0)
     misbehaving(space, "crash", "raise", "none", "wrong", "hang", "print", "good")

@@ -11,7 +11,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.model import Arch, Candidate, Workload, frozen
-from kerneldecl.planning import is_measured
+from kerneldecl.planning.plan import is_measured
 from kerneldecl.store.local import Record
 
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
