@@ -21,9 +21,9 @@ from kerneldecl.api import run_build
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Candidate, Measurement
 from kerneldecl.planning.workspace import FILE, Workspace, workspace_of
-from kerneldecl.progress import Event, Finished
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
-from kerneldecl.tune import measurement_from_json
+from kerneldecl.tuning.events import Event, Finished
+from kerneldecl.tuning.search import measurement_from_json
 
 
 @dataclass

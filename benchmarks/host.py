@@ -27,7 +27,7 @@ from _table import machine, quantiles, show, show_machine, write_json
 
 if TYPE_CHECKING:  # NumPy's BLAS counts its threads when it is imported, which must wait for main()
     from kerneldecl.artifact.load import Artifact
-    from kerneldecl.progress import Event
+    from kerneldecl.tuning.events import Event
 
     Arrays = Sequence[Any]
 
@@ -162,7 +162,7 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def __call__(self, event: Event) -> None:
-        from kerneldecl.progress import Finished
+        from kerneldecl.tuning.events import Finished
 
         if isinstance(event, Finished):
             now = time.perf_counter()

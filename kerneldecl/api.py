@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import bundle, flow, fresh, memo
+from kerneldecl import flow, fresh, memo
 from kerneldecl.artifact.link import LINKERS, Linker
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.declare.select import select
@@ -22,11 +22,12 @@ from kerneldecl.hardware import host
 from kerneldecl.planning.lockfile import shown
 from kerneldecl.planning.plan import Plan, link_digest
 from kerneldecl.planning.workspace import FILE, Workspace, open_workspace
-from kerneldecl.progress import Event, Finished, Note, Report, Started, Step
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
-from kerneldecl.task import Task
+from kerneldecl.tuning import bundle
+from kerneldecl.tuning.events import Event, Finished, Note, Report, Started, Step
+from kerneldecl.tuning.task import Task
 from kerneldecl.winners import cannot_measure, no_winner
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
-from kerneldecl.progress import Event, Finished, Note, Started, Step
+from kerneldecl.tuning.events import Event, Finished, Note, Started, Step
 
 _VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
 

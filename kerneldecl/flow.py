@@ -16,12 +16,12 @@ from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.planning import last_build, lockfile
 from kerneldecl.planning.plan import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.planning.workspace import LOCK, Workspace
-from kerneldecl.progress import Finished, Note, Report, Started
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.lock import exclusive
-from kerneldecl.task import BUILD_SECS, Runner
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed, is_cuda
+from kerneldecl.tuning.events import Finished, Note, Report, Started
+from kerneldecl.tuning.task import BUILD_SECS, Runner
 from kerneldecl.winners import built_at_once, make_objects, tune_entries
 
 Runners = Callable[[], AbstractContextManager[Runner]]

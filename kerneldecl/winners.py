@@ -12,20 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kerneldecl import bundle
 from kerneldecl.hardware import gpu_lock, host
-from kerneldecl.measuring import measured_on
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
 from kerneldecl.planning import lockfile
 from kerneldecl.planning.plan import MEASURING, EntryPlan, tolerance
-from kerneldecl.progress import Finished, Note, Step
 from kerneldecl.runners.local import in_order
 from kerneldecl.store.keys import key
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
-from kerneldecl.task import BUILD_SECS, Answers, Task
-from kerneldecl.task import Step as Told
-from kerneldecl.tune import BUILT_AT_ONCE, Outcome, ask_first, rank, recalled, record_result, tune, winner_object
+from kerneldecl.tuning import bundle
+from kerneldecl.tuning.events import Finished, Note, Step
+from kerneldecl.tuning.measure import measured_on
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Outcome, ask_first, rank, recalled, record_result, tune, winner_object
+from kerneldecl.tuning.task import BUILD_SECS, Answers, Task
+from kerneldecl.tuning.task import Step as Told
 
 if TYPE_CHECKING:
     from kerneldecl.flow import Build

@@ -27,9 +27,9 @@ from kerneldecl import api, flow
 from kerneldecl.declare.select import select
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.workspace import Workspace, open_workspace
-from kerneldecl.progress import Event
 from kerneldecl.store.keys import digest
-from kerneldecl.task import Runner
+from kerneldecl.tuning.events import Event
+from kerneldecl.tuning.task import Runner
 
 REPOSITORY = Path(__file__).parent.parent
 DECLARED = ("rules", "policies", "templates", "archs")

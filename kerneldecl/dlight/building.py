@@ -26,18 +26,18 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
-from kerneldecl.measuring import Preparation, measure
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins import STANDARD
-from kerneldecl.race import ranking
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.store.local import LocalStore
-from kerneldecl.task import Task
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
-from kerneldecl.tune import build_all
+from kerneldecl.tuning.measure import Preparation, measure
+from kerneldecl.tuning.race import ranking
+from kerneldecl.tuning.search import build_all
+from kerneldecl.tuning.task import Task
 from kerneldecl.winners import cannot_measure, no_winner
 
 FILE = "function.json"

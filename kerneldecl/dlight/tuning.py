@@ -31,9 +31,9 @@ from kerneldecl.model import Arch
 from kerneldecl.planning.last_build import write_whole
 from kerneldecl.planning.workspace import FILE, open_workspace
 from kerneldecl.plugins import plugin_file
-from kerneldecl.progress import Event, Finished, Note
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
+from kerneldecl.tuning.events import Event, Finished, Note
 from kerneldecl.winners import cannot_measure
 
 _LOG = logging.getLogger(__name__)

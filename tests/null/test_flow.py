@@ -20,9 +20,9 @@ from kerneldecl import flow, report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.planning.last_build import read_state
-from kerneldecl.progress import Finished, Started, Step
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
+from kerneldecl.tuning.events import Finished, Started, Step
 
 ALL = frozenset({"small", "large", "tabled"})
 NONE: frozenset[str] = frozenset()

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from kerneldecl import measuring, tune
 from kerneldecl.errors import ToolchainError
-from kerneldecl.measuring import Preparation, measure, measured_on
 from kerneldecl.model import Arch, Candidate, Measurement, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
-from kerneldecl.task import Task
+from kerneldecl.tuning import measure as measuring
+from kerneldecl.tuning import search
+from kerneldecl.tuning.measure import Preparation, measure, measured_on
+from kerneldecl.tuning.task import Task
 
 ROOT = Path(__file__).parents[2]
 H200, CPU = load_arch(ROOT, "h200"), load_arch(ROOT, "x86-64-v3")
@@ -118,7 +119,7 @@ class TwoCandidates:
 
     @staticmethod
     def propose(*given: Any) -> tuple[Any, ...]:
-        return () if given[3] else tuple(tune.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+        return () if given[3] else tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
@@ -138,20 +139,20 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
                 yield answer
             may_end.set()
 
-    monkeypatch.setattr(tune, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
     runner = Waiting(prepared=prepared)
-    outcome = tune.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
+    outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert runner.of("prepare") == [""]
     assert outcome.measurements[0].samples
 
 
 def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path), policies=("any",), turn=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
-    answers = tune.ask_first(task, runner)
-    outcome = tune.tune(task, runner, store, lambda *_: None, lambda: answers)
+    answers = search.ask_first(task, runner)
+    outcome = search.tune(task, runner, store, lambda *_: None, lambda: answers)
     assert runner.of("build") == ["a", "b"]
     assert runner.turns == {3}
     assert {m.code for m in outcome.measurements if m.samples} == {"a", "b"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Measurement, Signature, Value, dtype_bytes, frozen
 from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json
-from kerneldecl.tune import measurement_from_json, measurement_json
+from kerneldecl.tuning.search import measurement_from_json, measurement_json
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerneldecl.model import Candidate, Measurement
-from kerneldecl.race import PACES, race, ranking
 from kerneldecl.store.keys import digest
+from kerneldecl.tuning.race import PACES, race, ranking
 
 SECS = st.floats(1e-6, 1.0)
 ROUNDS = PACES["cpu"].rounds

@@ -16,8 +16,8 @@ from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Candidate
 from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins import specialize_files
-from kerneldecl.progress import Note
 from kerneldecl.report import show_json, show_text
+from kerneldecl.tuning.events import Note
 
 OWN = """\
 from ._words import WORD

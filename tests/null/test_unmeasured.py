@@ -18,20 +18,21 @@ import pytest
 from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
-from kerneldecl import api, bundle, flow, winners
+from kerneldecl import api, flow, winners
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Measurement
-from kerneldecl.progress import Event, Finished, Note, Report
 from kerneldecl.report import show_json, show_text
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.lock import exclusive
 from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain.versions import is_cuda
-from kerneldecl.tune import BUILT_AT_ONCE, Group, chosen
+from kerneldecl.tuning import bundle
+from kerneldecl.tuning.events import Event, Finished, Note, Report
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, chosen
 
 NVCC = """#!/bin/sh
 case "$1" in

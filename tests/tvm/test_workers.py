@@ -18,12 +18,12 @@ import psutil
 import pytest
 from spaces import REAL, Space, clean_environment
 
-from kerneldecl import tune
 from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json
 from kerneldecl.toolchain.versions import PINS
+from kerneldecl.tuning import search
 
 HEAD = REAL["workloads.toml"].partition("[[workload]]")[0].replace("top_k = 2", "top_k = 9")
 ENTRY = '[[workload]]\nname = "relu"\nrule = "elementwise"\nop = "relu"\nshape = [{n}, 8]\n'
@@ -142,7 +142,7 @@ def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: S
     from kerneldecl.flow import Options
     from kerneldecl.planning.workspace import open_workspace
 
-    monkeypatch.setattr(tune, "BUILD_SECS", 8.0)
+    monkeypatch.setattr(search, "BUILD_SECS", 8.0)
     misbehaving(space, "crash", "raise", "none", "wrong", "hang", "print", "good")
     done = api.run_build(open_workspace(space.root), (), Options(), 2, lambda _: None)
     assert not done.failures

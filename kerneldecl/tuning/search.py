@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kerneldecl.measuring import Preparation, known, measure, recall
 from kerneldecl.model import SPECIALIZE, Candidate, Measurement, Proposal
 from kerneldecl.plugins import load_policy
 from kerneldecl.policies.gpu_matmul import tensor_cores
-from kerneldecl.race import ranking
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.store.local import LocalStore
-from kerneldecl.task import BUILD_SECS, Answers, Runner, Step, Task
+from kerneldecl.tuning.measure import Preparation, known, measure, recall
+from kerneldecl.tuning.race import ranking
+from kerneldecl.tuning.task import BUILD_SECS, Answers, Runner, Step, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "is_specialised", "failure")

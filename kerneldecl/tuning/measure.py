@@ -14,11 +14,11 @@ from typing import Any
 
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Measurement
-from kerneldecl.race import PACES, race
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.keys import key, measure_manifest
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.task import PREPARE_SECS, VERIFY_SECS, Runner, Step, Task
+from kerneldecl.tuning.race import PACES, race
+from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, Runner, Step, Task
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.measuring import Preparation, measure, measured_on
 from kerneldecl.model import Measurement, Workload, frozen
-from kerneldecl.race import ranking
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import digest, key
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.task import BUILD_SECS, Runner, Step, Task
-from kerneldecl.tune import Outcome, chosen, groups, keep_objects, measurement_from_json, measurement_json, record_result
+from kerneldecl.tuning.measure import Preparation, measure, measured_on
+from kerneldecl.tuning.race import ranking
+from kerneldecl.tuning.search import Outcome, chosen, groups, keep_objects, measurement_from_json, measurement_json, record_result
+from kerneldecl.tuning.task import BUILD_SECS, Runner, Step, Task
 
 SCHEMA = 1
 FILE = "bundle.json"
