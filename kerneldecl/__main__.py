@@ -39,7 +39,7 @@ def _fresh_entries(arguments: list[str]) -> int | None:
         del rest[place : place + 2]
     if rest not in (["build"], ["build", "--locked"]):
         return None
-    from kerneldecl.fresh import is_fresh
+    from kerneldecl.null_build.stamp import is_fresh
 
     return is_fresh(os.path.abspath(root))
 

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import flow, fresh, memo
+from kerneldecl import flow
 from kerneldecl.artifact.link import LINKERS, Linker
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.declare.select import select
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
+from kerneldecl.null_build import memo, stamp
 from kerneldecl.planning.lockfile import shown
 from kerneldecl.planning.plan import Plan, link_digest
 from kerneldecl.planning.workspace import FILE, Workspace, open_workspace
@@ -128,7 +129,7 @@ def _note_complete(done: flow.Build) -> None:
         links = {link.target: link.key for link in done.plan.links}
         known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
         memo.write_memo(root, document, known, extra, folders)
-    fresh.write_stamp(str(root), extra, folders, len(done.plan.entries))
+    stamp.write_stamp(str(root), extra, folders, len(done.plan.entries))
 
 
 def _relative(root: Path, paths: Iterable[Path]) -> list[str]:

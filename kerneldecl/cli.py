@@ -187,7 +187,7 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
 @click.pass_obj
 def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
     """Say what a build would do, and why. Runs nothing."""
-    from kerneldecl.quick import quick_plan
+    from kerneldecl.null_build.quick_plan import quick_plan
 
     actions = None if patterns else quick_plan(settings.root)
     if actions is None:
@@ -265,8 +265,8 @@ def measure(settings: Settings, /, bundle: Path, keep_going: bool, as_json: bool
 
 def _nothing_to_do(root: Path) -> int:
     """Return the number of entries if the quick plan finds them all up to date, else 0; leave a stamp for the next time."""
-    from kerneldecl.fresh import restamp
-    from kerneldecl.quick import quick_plan
+    from kerneldecl.null_build.quick_plan import quick_plan
+    from kerneldecl.null_build.stamp import restamp
 
     actions = quick_plan(root)
     if actions is None or not all(action.is_hit for action in actions):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
-from kerneldecl.memo import plugins_key
+from kerneldecl.null_build.memo import plugins_key
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.plugins import load_arch, load_policy, load_rule, path_in_digests, plugin_files, rule_files, specialize_files
 from kerneldecl.rule import WorkspaceFile

@@ -18,7 +18,7 @@ import pytest
 from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
 from spaces import Space, clean_environment
 
-from kerneldecl.fresh import STAMP, context, is_fresh, restamp
+from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp
 
 Edit = Callable[[Space], object]
 HEAVY = {"tvm", "tvm_ffi", "numpy", "pydantic", "rich", "click", "filelock", "tomli", "psutil", "ml_dtypes"}
@@ -78,7 +78,7 @@ def test_an_edit_in_a_nested_folder_of_the_package_is_seen(tmp_path: Path, monke
     deep = package / "policies" / "shared" / "traffic.py"
     deep.parent.mkdir(parents=True)
     deep.write_text("A = 1\n", encoding="utf-8")
-    monkeypatch.setattr("kerneldecl.fresh._PACKAGE", str(package))
+    monkeypatch.setattr("kerneldecl.null_build.stamp._PACKAGE", str(package))
     before = context(str(tmp_path), ())
     deep.write_text("A = 12\n", encoding="utf-8")
     assert context(str(tmp_path), ()) != before

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import tomli
 
-from kerneldecl import fresh
 from kerneldecl.model import Workload
+from kerneldecl.null_build import stamp
 
 MEMO = "cache/memo.json"
 SCHEMA = 2
@@ -71,9 +71,9 @@ def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list
     fields = {
         "schema": SCHEMA,
         "head": head_digest(document),
-        "context": fresh.context(str(root), extra),
-        "records": fresh.records(str(root)),
-        "artifacts": fresh.artifacts(str(root), folders),
+        "context": stamp.context(str(root), extra),
+        "records": stamp.records(str(root)),
+        "artifacts": stamp.artifacts(str(root), folders),
         "extra": extra,
         "folders": folders,
         **known._asdict(),
@@ -90,10 +90,10 @@ def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
         holds = (
             memo["schema"] == SCHEMA
             and memo["head"] == head_digest(document)
-            and memo["context"] == fresh.context(str(root), memo["extra"])
-            and memo["records"] == fresh.records(str(root))
+            and memo["context"] == stamp.context(str(root), memo["extra"])
+            and memo["records"] == stamp.records(str(root))
         )
-        is_whole = holds and memo["artifacts"] == fresh.artifacts(str(root), memo["folders"])
+        is_whole = holds and memo["artifacts"] == stamp.artifacts(str(root), memo["folders"])
         known = Memo(memo["tables"], memo["links"] if is_whole else {}, memo["plugins"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerneldecl import memo
+from kerneldecl.null_build import memo
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
