@@ -149,7 +149,7 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
     Run again, it adds what is new, marks what is gone and leaves every other line as it is.
     """
     from kerneldecl.declare.toml_keys import FILE
-    from kerneldecl.extraction import extract_model, extracted_text, sizes_of
+    from kerneldecl.extract.extract import extract_model, extracted_text, sizes_of
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")

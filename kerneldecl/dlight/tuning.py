@@ -24,7 +24,7 @@ from kerneldecl.compiler.tensorir import canonical_module, module_digest
 from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
-from kerneldecl.extraction import FUNCTIONS
+from kerneldecl.extract.extract import FUNCTIONS
 from kerneldecl.flow import Options
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch

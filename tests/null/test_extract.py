@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
-from kerneldecl.extract import Function, Merged, Table, merge, tag_word
+from kerneldecl.extract.edit_toml import Function, Merged, Table, merge, tag_word
 
 HEAD = 'edition = 1\n\n[target.host]\narch = "host"   # mine\n'
 

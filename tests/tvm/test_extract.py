@@ -20,10 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from spaces import REPOSITORY, Space
 from tvm import relax
 
-from kerneldecl import extraction
 from kerneldecl.compiler import actions, models, tensorir
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.errors import DeclarationError
+from kerneldecl.extract import extract as extraction
 from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.proposals import BINARY, UNARY
