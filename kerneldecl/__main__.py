@@ -17,7 +17,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, _end)
     entries = _fresh_entries(sys.argv[1:])
     if entries is None:
-        from kerneldecl.cli import run
+        from kerneldecl.cli.commands import run
 
         return run()
     if not any(option in sys.argv for option in _QUIET):

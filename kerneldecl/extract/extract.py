@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.cli.init import ignore_results
 from kerneldecl.declare.document import declare, decode, parse
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
-from kerneldecl.initial import ignore_results
 from kerneldecl.model import frozen
 from kerneldecl.planning.last_build import write_whole
 from kerneldecl.runners.process import Worker

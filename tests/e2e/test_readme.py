@@ -37,7 +37,7 @@ def test_example_goes_from_a_declaration_to_a_called_kernel(tmp_path: Path) -> N
 
 
 def test_every_command_stands_in_the_readme() -> None:
-    from kerneldecl.cli import main
+    from kerneldecl.cli.commands import main
 
     listed = {line.split("`")[1].split()[1] for line in README.splitlines() if line.startswith("| `kerneldecl ")}
     assert listed == set(main.commands)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from compilers import needs_nvcc
 
-from kerneldecl import doctor, plugins
+from kerneldecl import plugins
+from kerneldecl.cli import doctor
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
 from kerneldecl.hardware.arch_file import read_arch

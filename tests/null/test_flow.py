@@ -16,7 +16,8 @@ import pytest
 from fakes import POLICY, RULE, TEMPLATE, DieRunner, FakeRunner
 from spaces import ENTRIES, FAKES, HEAD, Built, Space
 
-from kerneldecl import flow, report
+from kerneldecl import flow
+from kerneldecl.cli import report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.planning.last_build import read_state

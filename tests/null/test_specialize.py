@@ -11,12 +11,12 @@ import pytest
 from fakes import DieRunner
 from spaces import Space
 
+from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Candidate
 from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins import specialize_files
-from kerneldecl.report import show_json, show_text
 from kerneldecl.tuning.events import Note
 
 OWN = """\

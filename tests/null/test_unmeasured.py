@@ -19,16 +19,16 @@ from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
 from kerneldecl import api, flow, winners
+from kerneldecl.cli.report import show_json, show_text
+from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Measurement
-from kerneldecl.report import show_json, show_text
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.lock import exclusive
-from kerneldecl.summary import build_json, build_text
 from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Report

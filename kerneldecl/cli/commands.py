@@ -94,7 +94,7 @@ def _print(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
 
 
 def _print_plan(as_json: bool, actions: Any) -> None:
-    from kerneldecl import report
+    from kerneldecl.cli import report
 
     print(json.dumps(report.plan_json(actions), indent=1) if as_json else report.plan_text(actions))
 
@@ -130,7 +130,7 @@ def _chosen(workspace: Any, patterns: tuple[str, ...]) -> list[str]:
 @click.pass_obj
 def init(settings: Settings) -> None:
     """Write a small workloads.toml to start from."""
-    from kerneldecl.initial import initialise
+    from kerneldecl.cli.init import initialise
 
     for path in initialise(settings.root):
         print(f"wrote {path.relative_to(settings.root)}")
@@ -215,9 +215,10 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         if not settings.quiet:
             print(f"{count} entries: {count} up to date")
         return ExitCode.DONE
-    from kerneldecl import flow, summary
+    from kerneldecl import flow
     from kerneldecl.api import run_build
-    from kerneldecl.console import display
+    from kerneldecl.cli import summary
+    from kerneldecl.cli.progress import display
 
     keep_going = options["keep_going"] if options["keep_going"] is not None else bool(os.environ.get("CI"))
     if options["no_measure"] and options["require_measured"]:
@@ -253,8 +254,8 @@ def measure(settings: Settings, /, bundle: Path, keep_going: bool, as_json: bool
     The records go into cache/record of this folder: commit them, and every build links what was measured.
     """
     from kerneldecl.api import measure_bundle
-    from kerneldecl.console import display
-    from kerneldecl.summary import measured_text
+    from kerneldecl.cli.progress import display
+    from kerneldecl.cli.summary import measured_text
 
     with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
         found = measure_bundle(bundle, settings.root / "cache", report, keep_going=keep_going)
@@ -280,7 +281,8 @@ def _nothing_to_do(root: Path) -> int:
 @click.pass_obj
 def why(settings: Settings, entry: str, as_json: bool) -> None:
     """Say what changed: lines of the manifests, old and new."""
-    from kerneldecl import flow, report
+    from kerneldecl import flow
+    from kerneldecl.cli import report
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.plugins import shadowed
 
@@ -301,7 +303,8 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 @click.pass_obj
 def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
-    from kerneldecl import flow, report
+    from kerneldecl import flow
+    from kerneldecl.cli import report
 
     workspace = _workspace(settings)
     made = flow.make_plan(workspace)
@@ -320,7 +323,8 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
 @click.pass_obj
 def query(settings: Settings, pattern: str, as_json: bool) -> None:
     """List the entries that a pattern selects, with rule, keys and winner."""
-    from kerneldecl import flow, report
+    from kerneldecl import flow
+    from kerneldecl.cli import report
 
     workspace = _workspace(settings)
     chosen = set(_chosen(workspace, (pattern,)))
@@ -334,7 +338,7 @@ def query(settings: Settings, pattern: str, as_json: bool) -> None:
 @click.pass_obj
 def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
     """Check an artifact's files against its manifest and run every kernel against its reference."""
-    from kerneldecl.verify import artifacts_of, verify_artifact, verify_text
+    from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
 
     folders = [artifact] if artifact else artifacts_of(_workspace(settings))
     found: dict[str, Any] = {"schema": 1, "artifacts": [verify_artifact(folder, settings.root) for folder in folders]}
@@ -348,7 +352,7 @@ def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
 @click.pass_obj
 def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
     """Check this machine: tool versions, compilers, CPU, GPU, disk; and say what to do."""
-    from kerneldecl.doctor import examine, proposal
+    from kerneldecl.cli.doctor import examine, proposal
     from kerneldecl.toolchain.versions import PINS
 
     if propose_arch:
