@@ -46,23 +46,23 @@ def label_of(candidate: Candidate) -> str:
 
 def proposals(case: Case, policy: str, top_k: int) -> tuple[Candidate, ...]:
     """Return what a policy proposes, best first."""
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.space import iter_space
+    from kerneldecl.compiler import canonical
+    from kerneldecl.compiler.iter_space import iter_space
     from kerneldecl.plugins import load_policy, load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    proposed = load_policy(case.root, policy).propose(iter_space(tensorir.lower(rule)), case.arch, top_k, ())
+    proposed = load_policy(case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k, ())
     return tuple(proposal.candidate for proposal in proposed)
 
 
 def build_candidate(case: Case, candidate: Candidate, folder: str) -> Built:
     """Return the candidate's library, built as kerneldecl builds it; raise what its template or its compiler raise."""
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.codegen import apply_candidate
+    from kerneldecl.compiler import canonical
+    from kerneldecl.compiler.cpu import apply_candidate
     from kerneldecl.plugins import load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    applied = apply_candidate(case.root, tensorir.lower(rule), candidate, case.arch)
+    applied = apply_candidate(case.root, canonical.lower(rule), candidate, case.arch)
     assert applied is not None, "tuning has applied it before"
     return _linked(label_of(candidate), applied.mod, case, folder)
 
@@ -76,8 +76,8 @@ def build_default(case: Case, folder: str) -> Built:
     from tvm import te
     from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
 
-    from kerneldecl.compiler import tensorir
-    from kerneldecl.compiler.codegen import target_of
+    from kerneldecl.compiler import canonical
+    from kerneldecl.compiler.cpu import target_of
     from kerneldecl.plugins import load_rule
 
     rule_name, attrs = case.workload.rule, dict(case.workload.attrs)
@@ -89,7 +89,7 @@ def build_default(case: Case, folder: str) -> Built:
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Transpose(), gpu.Fallback())
     try:
         with target_of(case.arch):
-            mod = ApplyDefaultSchedule(*rules)(tensorir.canonical_module(te.create_prim_func(rule.lower())))
+            mod = ApplyDefaultSchedule(*rules)(canonical.canonical_module(te.create_prim_func(rule.lower())))
         return replace(_linked("dlight", mod, case, folder), takes_row=takes_row)
     except Exception as error:  # noqa: BLE001  it is a contender; that it cannot compete is a result
         lines = str(error).strip().splitlines()

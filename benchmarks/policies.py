@@ -14,8 +14,8 @@ from typing import Any
 
 from _table import machine, show, show_machine, write_json
 
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.compiler.tensorir import lower
+from kerneldecl.compiler.canonical import lower
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Arch, IterSpace
 from kerneldecl.plugins import load_arch, load_policy, load_rule

@@ -38,7 +38,7 @@ class TensorIr(Rule):
 
     def signature(self) -> Signature:
         """Return the function's parameters; raise ValueError unless they are inputs of fixed shapes, then outputs."""
-        from kerneldecl.compiler.tensorir import signature_of
+        from kerneldecl.compiler.canonical import signature_of
 
         func = self.lower()
         args = [Arg(param.name, shape, dtype) for param, (shape, dtype) in zip(func.params, signature_of(func), strict=True)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from kerneldecl.compiler.tensorir import symbol
+from kerneldecl.compiler.canonical import symbol
 from kerneldecl.model import Arch, Candidate, IterSpace
 from kerneldecl.plugins import STANDARD, load_arch
 from kerneldecl.runners.local import LocalRunner

@@ -15,11 +15,12 @@ from typing import Any
 import tvm
 
 from kerneldecl.artifact.link import LINKERS
-from kerneldecl.compiler import codegen, cuda, tensorir
+from kerneldecl.compiler import canonical as tensorir
+from kerneldecl.compiler import cpu, cuda
+from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.sizes import dynamic_dims, only_for_other_sizes
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.compiler.specialised import specialised_function
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.prim_funcs import specialised_function
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.plugins import blamed, load_rule, own_functions
@@ -76,7 +77,7 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
     """Return the object file, and what a build record tells of it: fields of a `Measurement`."""
     if arch.kind == "cpu":
-        content = codegen.compile_object(mod, arch, symbol)
+        content = cpu.compile_object(mod, arch, symbol)
         return content, {"code": digest(content), "code_bytes": len(content)}
     made = cuda.compile_cuda_object(mod, arch, symbol, store)
     used = {
@@ -96,20 +97,20 @@ def specialize(case: Case, arch: Json) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _specialised(case_text: str, arch_text: str) -> tuple[codegen.Applied, ...]:
+def _specialised(case_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
     """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
     case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
     root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
     several = own_functions(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
-        ours = (isinstance(each, tvm.s_tir.Schedule) and not codegen.replays(each, mod) for each in several)
-        return tuple(codegen.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
+        ours = (isinstance(each, tvm.s_tir.Schedule) and not cpu.replays(each, mod) for each in several)
+        return tuple(cpu.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
 
 
-def _applied(case: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> codegen.Applied | None:
+def _applied(case: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.Applied | None:
     if candidate.template != SPECIALIZE:
-        return codegen.apply_candidate(Path(case["root"]), mod, candidate, arch)
+        return cpu.apply_candidate(Path(case["root"]), mod, candidate, arch)
     made = _specialised(json.dumps(case, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
     return made[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
 
@@ -120,7 +121,7 @@ def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
     applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
     assert applied is not None, "a winner applies"
     if applied.schedule:
-        held = dataclasses.asdict(codegen.database_lines(applied.schedule, mod, parsed))
+        held = dataclasses.asdict(cpu.database_lines(applied.schedule, mod, parsed))
     else:
         held = dataclasses.asdict(specialised_function(mod, applied.mod))
     return {"database": json.dumps(held, sort_keys=True), "source": applied.mod["main"].script()}
@@ -134,24 +135,24 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
     A function has name, calls, rule, attrs (those that are to be declared) and identity (those that tell its entry from
     others); one of rule tensor_ir has its IR instead of attributes.
     """
-    from kerneldecl.compiler import models
+    from kerneldecl.compiler.model_import import read_model
 
     try:
-        mod = models.read_model(model)
+        mod = read_model.read_model(model)
         if sizes:
-            mod = models.of_sizes(mod, sizes)
-    except models.ModelError as error:
+            mod = read_model.of_sizes(mod, sizes)
+    except read_model.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
     dims = [] if sizes else dynamic_dims(mod)
-    mod = models.fused(mod)
+    mod = read_model.fused(mod)
     functions: dict[str, dict[str, Any]] = {}
-    left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in models.unlowered(mod)]
+    left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in read_model.unlowered(mod)]
     others = only_for_other_sizes(mod)
-    for name, func, calls in models.called(mod):
-        if reason := models.function_problem(func):
+    for name, func, calls in read_model.called(mod):
+        if reason := read_model.function_problem(func):
             if name in others:
                 reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
-            elif dims and models.is_dynamic(func):
+            elif dims and read_model.is_dynamic(func):
                 reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
             left_out.append({"name": name, "reason": reason})
             continue
@@ -163,7 +164,7 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
 
 
 def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
-    from kerneldecl.compiler.recognition import recognised
+    from kerneldecl.compiler.model_import.match_rules import recognised
 
     known = recognised(mod, root)
     if known is None:

@@ -28,13 +28,13 @@ import tvm_ffi
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from tvm_ffi import structural
 
-from kerneldecl.compiler.barriers_cuda import one_barrier
-from kerneldecl.compiler.codegen import PASS_CONFIG, target_of
-from kerneldecl.compiler.copies_cuda import spread_copies
-from kerneldecl.compiler.overlap_cuda import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
-from kerneldecl.compiler.registers_cuda import narrowed, own_parts, unrolled
-from kerneldecl.compiler.specialised import is_tirx
-from kerneldecl.compiler.tensorir import signature_of
+from kerneldecl.compiler.canonical import signature_of
+from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
+from kerneldecl.compiler.passes.dependent_launch import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
+from kerneldecl.compiler.passes.registers import narrowed, own_parts, unrolled
+from kerneldecl.compiler.passes.single_barrier import one_barrier
+from kerneldecl.compiler.passes.spread_copies import spread_copies
+from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import LocalStore, Record

@@ -9,7 +9,7 @@ import ast
 import re
 from typing import Any
 
-from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, code_lines
+from kerneldecl.compiler.canonical import canonical_lines, canonical_module, code_lines
 from kerneldecl.store.keys import digest
 
 _WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")

@@ -20,9 +20,9 @@ import tvm
 
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
 from kerneldecl.artifact.kernels import tensor
-from kerneldecl.compiler.codegen import PIPELINE, apply_candidate, target_of
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.compiler.tensorir import canonical_module, load, save, signature_of
+from kerneldecl.compiler.canonical import canonical_module, load, save, signature_of
+from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins import STANDARD, load_policy

@@ -18,8 +18,8 @@ from typing import Any
 import tvm
 
 from kerneldecl.artifact.kernels import kernel_of, load_library
-from kerneldecl.compiler import actions, tensorir
-from kerneldecl.compiler.codegen import Applied, apply_candidate
+from kerneldecl.compiler import actions, canonical
+from kerneldecl.compiler.cpu import Applied, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import Config
@@ -86,7 +86,7 @@ class Result:
 
     @functools.cached_property
     def _applied(self) -> Applied:
-        mod = tensorir.canonical_module(self._func)
+        mod = canonical.canonical_module(self._func)
         applied = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
         if applied is None:
             raise TuningError(f"{self.config} has no schedule: {self.reason}")
@@ -196,7 +196,7 @@ def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kep
         error=found.error,
         reason=found.failure or unmeasured,
         library=task.library_path(found.code) if found.code else None,
-        symbol=tensorir.symbol(task.lowered["computation"]),
+        symbol=canonical.symbol(task.lowered["computation"]),
         registers=found.registers,
         smem_bytes=found.smem_bytes,
         spill_bytes=found.spill_bytes,

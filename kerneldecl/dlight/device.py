@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus

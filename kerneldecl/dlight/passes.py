@@ -16,10 +16,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.models import function_problem, fused
-from kerneldecl.compiler.specialised import SCHEDULED
+from kerneldecl.compiler.model_import.read_model import function_problem, fused
+from kerneldecl.compiler.prim_funcs import SCHEDULED
 from kerneldecl.dlight.device import CUDA, Target, arch_of
 from kerneldecl.dlight.tuning import Tuned, file_of, tune_functions
 from kerneldecl.errors import ToolchainError

@@ -11,8 +11,8 @@ from typing import Any
 import tvm
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler.canonical import canonical_module
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.dlight.device import Target, archs_of
 from kerneldecl.model import IterSpace
 from kerneldecl.policies import gpu_matmul

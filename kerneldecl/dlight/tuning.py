@@ -20,7 +20,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.api import run_build
-from kerneldecl.compiler.tensorir import canonical_module, module_digest
+from kerneldecl.compiler.canonical import canonical_module, module_digest
 from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError

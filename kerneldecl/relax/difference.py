@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kerneldecl.compiler.canonical import canonical_lines, canonical_module, nests, signature_of
 from kerneldecl.compiler.equivalence import without_widths
-from kerneldecl.compiler.tensorir import canonical_lines, canonical_module, nests, signature_of
 
 _VALUE = re.compile(r'(?P<dtype>"[a-z]+\d\w*"|(?<=T\.)(?:b?float|u?int)\d\w*(?=\())|(?<![\w.])(?P<number>\d[\w.]*)')
 _INDICES = re.compile(r"\[([^\[\]]*)\]")

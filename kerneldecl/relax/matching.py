@@ -12,9 +12,9 @@ from typing import Any, Literal
 import tvm
 from tvm import relax
 
+from kerneldecl.compiler.dynamic_shapes import only_for_other_sizes
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.sizes import only_for_other_sizes
-from kerneldecl.compiler.specialised import SCHEDULED
+from kerneldecl.compiler.prim_funcs import SCHEDULED
 from kerneldecl.relax.difference import Difference, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 

@@ -14,10 +14,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from kerneldecl.compiler.codegen import PIPELINE
-from kerneldecl.compiler.device_code import compile_device_code
-from kerneldecl.compiler.sizes import Sizes, specialised_sizes
-from kerneldecl.compiler.specialised import in_place_of
+from kerneldecl.compiler.cpu import PIPELINE
+from kerneldecl.compiler.dynamic_shapes import Sizes, specialised_sizes
+from kerneldecl.compiler.nvcc_callback import compile_device_code
+from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt

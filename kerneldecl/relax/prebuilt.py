@@ -16,10 +16,11 @@ import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact.load import checked_artifact
-from kerneldecl.compiler import intrinsics, intrinsics_cuda, intrinsics_i4
+from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module, symbol
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.specialised import is_tirx
-from kerneldecl.compiler.tensorir import canonical_module, load, module_digest, private_module, symbol
+from kerneldecl.compiler.intrinsics import int4_dot, mma
+from kerneldecl.compiler.passes import vector_math
+from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.toolchain.versions import PACKAGES, installed
@@ -89,9 +90,9 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
 
 def register_intrinsics() -> None:
     """Have TVM know what schedules of kernels name: where it does not, it reads no database of a GPU's kernels."""
-    intrinsics.register()
-    intrinsics_cuda.register_all()
-    intrinsics_i4.register_all()
+    vector_math.register()
+    mma.register_all()
+    int4_dot.register_all()
 
 
 def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:

@@ -16,7 +16,7 @@ from tvm.error import InternalError
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Access, Block, Value, dtype_bytes
 
 

@@ -13,8 +13,8 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.ahead_cuda import AHEAD_BYTES
-from kerneldecl.compiler.intrinsics_i4 import combined, dotted_rows, fetched, held, permuted, prefetched, started
+from kerneldecl.compiler.intrinsics.int4_dot import combined, dotted_rows, fetched, held, permuted, prefetched, started
+from kerneldecl.compiler.passes.l2_prefetch import AHEAD_BYTES
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)

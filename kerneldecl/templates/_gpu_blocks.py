@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.compiler.intrinsics_i4 import dotted, dotted_pair
+from kerneldecl.compiler.intrinsics.int4_dot import dotted, dotted_pair
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates import _blocks, _reductions
 

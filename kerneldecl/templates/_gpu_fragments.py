@@ -12,7 +12,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Factor
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized, fragment_place, tensorized
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized, fragment_place, tensorized
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._gpu_matmul import place_store
 

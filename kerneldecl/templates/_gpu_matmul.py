@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IndexMap
 
 from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
 

@@ -20,7 +20,7 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
 from kerneldecl.templates._quick_math import quickened
 from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast

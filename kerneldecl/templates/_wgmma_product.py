@@ -21,7 +21,7 @@ from tvm.sym import Analyzer, detect_linear_equation
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler import tfloat32
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
 from kerneldecl.templates._quick_math import quickened

@@ -23,7 +23,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, tensor_cores_refuse
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
 from kerneldecl.templates._gpu_fragments import (

@@ -24,9 +24,9 @@ from typing import Any
 from tvm import IRModule, te, tirx
 
 from kerneldecl.analysis.contraction import FIRST_CAPABILITY
+from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.overlap_cuda import can_overlap
-from kerneldecl.compiler.tensorir import canonical_module, signature_of
+from kerneldecl.compiler.passes.dependent_launch import can_overlap
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates._gemv_i4_kernel import GROUPS, Kernel, build
 from kerneldecl.templates._parsing import parsed_quickly

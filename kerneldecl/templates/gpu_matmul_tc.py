@@ -25,7 +25,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Factor, tensor_cores_refuse
-from kerneldecl.compiler.intrinsics_cuda import LANES, ROWS, Tensorized
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates._gpu_fragments import clear_sums, intrinsics_of, keep_apart, load_by_matrices, spread_copy, store_sums, store_tile
 from kerneldecl.templates._gpu_matmul import (

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
-from kerneldecl.compiler.overlap_cuda import told_to_overlap
+from kerneldecl.compiler.passes.dependent_launch import told_to_overlap
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from products import PRODUCTS, REFUSED, nn, wrapping_integers
 
 from kerneldecl.arrays import poisoned, random_array, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library
+from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.reference import expected_outputs, rounding
-from kerneldecl.compiler.tensorir import signature_of
 from kerneldecl.dlight import CUDA, Config, DefaultPolicy, TensorCorePolicy, apply_and_build, get_tensorized_func_and_tags
 from kerneldecl.model import Arg, Candidate
 from kerneldecl.rule import dtype_tolerance

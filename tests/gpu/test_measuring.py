@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error
-from kerneldecl.compiler import cuda, tensorir
+from kerneldecl.compiler import canonical, cuda
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
@@ -60,7 +60,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
             return compile_source(source.rstrip().removesuffix("}") + line + "\n}\n", *rest)
 
         monkeypatch.setattr(cuda, "_cubin", with_line)
-        mod = tensorir.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
+        mod = canonical.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
         schedule = gpu_elementwise.apply(mod, PARAMS, H200)
         assert schedule is not None
         made = cuda.compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(tmp_path / "cache"))

@@ -10,7 +10,7 @@ import pytest
 import tvm_ffi
 
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
@@ -54,7 +54,7 @@ def test_each_launch_adds_one_to_what_the_one_before_it_left(size: int, in_graph
 
 
 def _addition(size: int, folder: Path) -> Any:
-    mod = tensorir.lower(load_rule(ROOT, "elementwise").of(ROOT, {"op": "add", "dtype": "float32", "shape": [size]}))
+    mod = canonical.lower(load_rule(ROOT, "elementwise").of(ROOT, {"op": "add", "dtype": "float32", "shape": [size]}))
     schedule = gpu_elementwise.apply(mod, {"threads": 128, "width": 4, "unroll": 1}, H200)
     assert schedule is not None
     made = compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(folder))

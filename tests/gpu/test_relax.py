@@ -16,8 +16,8 @@ from tvm import relax, te
 
 from kerneldecl.arrays import relative_error
 from kerneldecl.artifact import link
+from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.compiler.tensorir import canonical_module
 from kerneldecl.model import Arch
 from kerneldecl.plugins import STANDARD, load_arch
 from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline

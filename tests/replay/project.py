@@ -88,16 +88,16 @@ def proposed(name: str, space: IterSpace, arch: Arch) -> list[tuple[str, dict[st
 
 def lowered(rule: str, attrs: Mapping[str, Any]) -> Any:
     """Return the module of a workload of a standard rule; raise ValueError where its attributes make no sense together."""
-    from kerneldecl.compiler import tensorir
+    from kerneldecl.compiler import canonical
 
     declared = load_rule(ROOT, rule).of(ROOT, attrs)
     if problems := list(declared.problems()):
         raise ValueError(f"{rule} {attrs}: {'; '.join(problems)}")
-    return tensorir.lower(declared)
+    return canonical.lower(declared)
 
 
 def space_of(mod: Any) -> IterSpace:
-    from kerneldecl.compiler.space import iter_space
+    from kerneldecl.compiler.iter_space import iter_space
 
     return iter_space(mod)
 
@@ -113,7 +113,7 @@ class Schedule(NamedTuple):
 
 def schedule(mod: Any, template: str, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return what a template makes of a module, None where it does not apply."""
-    from kerneldecl.compiler.codegen import apply_candidate
+    from kerneldecl.compiler.cpu import apply_candidate
 
     applied = apply_candidate(STANDARD, mod, Candidate.of(template, params), arch)
     if applied is None:

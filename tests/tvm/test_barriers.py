@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.model import Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
@@ -43,8 +43,8 @@ def closing(source: str, opening: int) -> int:
 
 def loop_of(params: dict[str, Value], layout: str) -> str:
     attrs = {"m": 256, "n": 256, "k": 1024, "layout": layout, "dtype": "float16"}
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
-    applied = codegen.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, **params}), ARCH)
+    mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    applied = cpu.apply_candidate(ROOT, mod, Candidate.of("gpu_matmul_tc", {**TILE, **params}), ARCH)
     assert applied is not None
     return main_loop(cuda_source(applied.mod, ARCH, "kd_product"))
 

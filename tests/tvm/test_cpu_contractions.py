@@ -19,7 +19,7 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import Array, numpy_dtype, relative_error
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.policies import cpu_conv2d as conv2d_policy
 from kerneldecl.policies import cpu_matmul as matmul_policy
 from kerneldecl.templates import cpu_conv2d, cpu_dot, cpu_matmul

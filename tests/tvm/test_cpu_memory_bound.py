@@ -22,7 +22,7 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import Array, is_float, numpy_dtype, poisoned, random_array, relative_error
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arg, Proposal
 
 ARCH = runnable(replace(SSE, vector_bytes=32))

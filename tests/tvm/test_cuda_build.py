@@ -16,8 +16,8 @@ from cuda_process import LOAD, answer
 from tvm import te
 from tvm.s_tir import dlight
 
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
@@ -409,7 +409,7 @@ extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
 def test_the_larger_of_two_short_numbers_takes_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
     """As TVM writes it, each waits for a comparison and a choice."""
     rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})
-    mod = tensorir.lower(rule)
+    mod = canonical.lower(rule)
     rows: dict[str, Value] = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
     schedule = gpu_reduce.apply(mod, rows, H200)
     assert schedule is not None

@@ -9,7 +9,7 @@ import tvm
 import tvm_ffi
 from compilers import needs_nvcc
 
-from kerneldecl.compiler import device_code
+from kerneldecl.compiler import nvcc_callback
 
 COMPILE = "tvm_callback_cuda_compile"
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }\n'
@@ -18,7 +18,7 @@ SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have each test begin and end without a function that compiles."""
-    monkeypatch.setattr(device_code, "_ours", set())
+    monkeypatch.setattr(nvcc_callback, "_ours", set())
     tvm_ffi.registry.remove_global_func(COMPILE)
     yield
     tvm_ffi.registry.remove_global_func(COMPILE)
@@ -31,7 +31,7 @@ def target(arch: str) -> tvm.target.Target:
 @needs_nvcc
 def test_what_tvm_generates_is_compiled_for_the_models_target() -> None:
     for arch in ("sm_80", "sm_90a"):
-        device_code.compile_device_code(target(arch))
+        nvcc_callback.compile_device_code(target(arch))
         code = bytes(tvm_ffi.get_global_func(COMPILE)(SOURCE))
         assert code.startswith(b"\x7fELF")
         assert arch.encode() in code
@@ -41,5 +41,5 @@ def test_what_tvm_generates_is_compiled_for_the_models_target() -> None:
 
 def test_a_users_own_compiler_stays() -> None:
     tvm_ffi.register_global_func(COMPILE, lambda _: b"own", override=True)
-    device_code.compile_device_code(target("sm_90"))
+    nvcc_callback.compile_device_code(target("sm_90"))
     assert bytes(tvm_ffi.get_global_func(COMPILE)(SOURCE)) == b"own"

@@ -11,8 +11,8 @@ import tvm
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
-from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.tensorir import lower
+from kerneldecl.compiler.canonical import lower
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins import load_arch, load_rule

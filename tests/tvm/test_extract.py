@@ -20,13 +20,14 @@ from onnx import TensorProto, helper, numpy_helper
 from spaces import REPOSITORY, Space
 from tvm import relax
 
-from kerneldecl.compiler import actions, models, tensorir
+from kerneldecl.compiler import actions, canonical
 from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.model_import import read_model
+from kerneldecl.compiler.model_import.rule_candidates import BINARY, UNARY
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract import extract as extraction
 from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
-from kerneldecl.proposals import BINARY, UNARY
 from kerneldecl.runners import worker
 
 RELAX = """\
@@ -144,7 +145,7 @@ def computations(space: Space) -> set[str]:
 
 def computations_of(mod: tvm.IRModule) -> set[str]:
     """Return the digests of what a model calls."""
-    return {tensorir.module_digest(tensorir.canonical_module(func)) for _, func, _ in models.called(models.fused(mod))}
+    return {canonical.module_digest(canonical.canonical_module(func)) for _, func, _ in read_model.called(read_model.fused(mod))}
 
 
 def signature(space: Space, entry: dict[str, Any]) -> Signature:
@@ -175,7 +176,7 @@ def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: 
         deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), *legalize[:fused]])(mod)
     functions = [func for func in deployed.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
     functions = [func for func in functions if not relax.analysis.has_reshape_pattern(func)]  # a view
-    assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in models.called(models.fused(mod))}
+    assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in read_model.called(read_model.fused(mod))}
 
 
 def test_an_mlp_is_made_of_standard_rules(space: Space, extract: Extract) -> None:
@@ -270,7 +271,7 @@ def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space, extr
     extract("mlp.onnx")
     assert attributes(declared(space), "matmul", "softmax") == MLP
     assert not attributes(declared(space), "transpose"), "transposed once, when the model was lowered"
-    assert computations(space) == computations_of(models.read_model(str(space.root / "mlp.onnx")))
+    assert computations(space) == computations_of(read_model.read_model(str(space.root / "mlp.onnx")))
 
 
 def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space, extract: Extract) -> None:
@@ -281,7 +282,7 @@ def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space, 
     (entry,) = attributes(declared(space), "tensor_ir")
     (computation,) = computations(space)
     assert entry["file"] == f"functions/{computation[:20]}.json"
-    assert {computation} == computations_of(models.read_model(str(space.root / "block.onnx")))
+    assert {computation} == computations_of(read_model.read_model(str(space.root / "block.onnx")))
     assert [arg.shape for arg in signature(space, entry).args] == [(1, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1), (1, 8, 6, 6)]
 
 
@@ -330,7 +331,7 @@ def test_gathers_are_left_out(space: Space, extract: Extract) -> None:
 
 
 def test_operators_that_tvm_does_not_lower_are_named(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "fused", lambda mod: mod)  # TVM 0.27 lowers what its frontends emit
+    monkeypatch.setattr(read_model, "fused", lambda mod: mod)  # TVM 0.27 lowers what its frontends emit
     (space.root / "mlp.json").write_text(tvm.ir.save_json(nets(space)["mlp"]()))
     found = actions.extract(str(space.root), str(space.root / "mlp.json"))
     assert {"relax.matmul", "relax.nn.softmax"} <= {each["name"] for each in found["left_out"]}
@@ -366,7 +367,7 @@ WRONG = {
 def wrong(space: Space) -> Space:
     """Return a folder of things that are no model."""
     space.write({"words.json": "words", "words.onnx": "words", "other.json": '{"a": 1}', "broken.py": "net = 1 / 0"})
-    function = next(func for _, func, _ in models.called(models.fused(nets(space)["mlp"]())))
+    function = next(func for _, func, _ in read_model.called(read_model.fused(nets(space)["mlp"]())))
     (space.root / "function.json").write_text(tvm.ir.save_json(function))
     (space.root / "tensorir.json").write_text(tvm.ir.save_json(tvm.IRModule({"main": function})))
     saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])

@@ -22,7 +22,7 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight import CUDA, ApplyFastTuning, apply_opt_before_tuning, device, register_intrinsics
 from kerneldecl.dlight.device import arch_of

@@ -13,7 +13,7 @@ from tvm import te
 
 from kerneldecl.arrays import numpy_dtype
 from kerneldecl.artifact.kernels import tensor
-from kerneldecl.compiler.codegen import PIPELINE, target_of
+from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.plugins import load_arch
 
 TARGET = target_of(load_arch(Path(__file__).parents[2], "host"))

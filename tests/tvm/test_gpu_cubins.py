@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from compilers import needs_nvcc
 
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Proposal
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.policies.auto import BY_KIND
@@ -49,7 +49,7 @@ def compiled(mod: Any, proposal: Proposal, arch: Arch, folder: Path) -> CudaObje
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path: Path) -> None:
     arch, (rule, attrs) = load_arch(ROOT, gpu), CASES[name]
-    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
     space = iter_space(mod)
     proposed: tuple[Proposal, ...] = next(
         filter(None, (load_policy(ROOT, each).propose(space, arch, FIRST, ()) for each in BY_KIND["cuda"]))

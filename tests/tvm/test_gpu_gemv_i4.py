@@ -12,9 +12,9 @@ import tvm
 from compilers import needs_nvcc
 from emulation import Kernel
 
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_gemv_i4 as policy
@@ -42,7 +42,7 @@ def product(attrs: dict[str, Any]) -> Any:
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> tvm.IRModule | None:
-    return gpu_gemv_i4.apply(tensorir.lower(product(attrs)), {**CUT, **params}, arch)
+    return gpu_gemv_i4.apply(canonical.lower(product(attrs)), {**CUT, **params}, arch)
 
 
 @needs_nvcc
@@ -96,17 +96,17 @@ def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None
 
 
 def test_other_computations_are_not_taken() -> None:
-    lowered = tensorir.lower(product({"n": 64, "k": 1024}))
+    lowered = canonical.lower(product({"n": 64, "k": 1024}))
     script = lowered["main"].script(show_meta=True)
     assert script.count("- 8") == 1
     other = tvm.IRModule({"main": tvm.script.from_source(script.replace("- 8", "- 7"))})
     arch = load_arch(ROOT, "h200")
-    assert gpu_gemv_i4.apply(tensorir.canonical_module(lowered["main"]), CUT, arch) is not None
+    assert gpu_gemv_i4.apply(canonical.canonical_module(lowered["main"]), CUT, arch) is not None
     assert gpu_gemv_i4.apply(other, CUT, arch) is None
 
 
 def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
-    space = iter_space(tensorir.lower(product({"n": 64, "k": 1024})))
+    space = iter_space(canonical.lower(product({"n": 64, "k": 1024})))
     assert made({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
     assert policy.propose(space, load_arch(ROOT, "t4"), 20, ()) == ()
 
@@ -115,7 +115,7 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
 @pytest.mark.parametrize("size", [(1, 128, 128), (4096, 4096, 128), (4096, 11008, 128), (16384, 16384, 256), (28672, 8192, 512)])
 def test_what_the_policy_proposes_applies(gpu: str, size: tuple[int, int, int]) -> None:
     n, k, group = size
-    arch, mod = load_arch(ROOT, gpu), tensorir.lower(product({"n": n, "k": k, "group": group}))
+    arch, mod = load_arch(ROOT, gpu), canonical.lower(product({"n": n, "k": k, "group": group}))
     proposals = policy.propose(iter_space(mod), arch, 1000, ())
     assert policy.propose(iter_space(mod), arch, 20, ()) == proposals[:20]
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)

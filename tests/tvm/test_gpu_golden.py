@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.model import Candidate
 from kerneldecl.plugins import load_arch, load_rule
 
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def schedule_of(template: str, rule: str, attrs: dict[str, Any], params: dict[str, Any]) -> str:
-    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
     applied = apply_candidate(ROOT, mod, Candidate.of(template, params), ARCH)
     assert applied is not None
     return f"{applied.mod.script()}\n"

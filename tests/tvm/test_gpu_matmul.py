@@ -18,10 +18,10 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 import kerneldecl
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
@@ -37,7 +37,7 @@ SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8
 
 
 def lowered(rule: str = "matmul", **attrs: Any) -> tvm.IRModule:
-    return tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    return canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
 
 
 def matmul(m: int, n: int, k: int, **attrs: Any) -> tvm.IRModule:
@@ -101,7 +101,7 @@ RAGGED = [
 @pytest.mark.parametrize("attrs", RAGGED, ids=lambda attrs: "-".join(map(str, attrs.values())))
 def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, "matmul").of(ROOT, attrs)
-    mod = tensorir.lower(rule)
+    mod = canonical.lower(rule)
     space = iter_space(mod)
     simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::13]]
     tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::13]]
@@ -115,7 +115,7 @@ def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: di
 
 def assert_right_as_serial_program(rule: Any, template: Any, params: dict[str, Any]) -> None:
     with serial.without_threads():
-        schedule = template.apply(tensorir.lower(rule), params, H200)
+        schedule = template.apply(canonical.lower(rule), params, H200)
     assert schedule is not None, params
     inputs = rule.inputs(np.random.default_rng(0))
     result = serial.run(schedule.mod, inputs, rule.signature().outputs[0])
@@ -250,8 +250,8 @@ def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], ar
 REPLAY = """
 import sys, json, tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
-from kerneldecl.compiler.intrinsics_cuda import register_all
-from kerneldecl.compiler.tensorir import module_digest
+from kerneldecl.compiler.intrinsics.mma import register_all
+from kerneldecl.compiler.canonical import module_digest
 register_all()
 database = JSONDatabase(work_dir=sys.argv[1])
 records = database.get_all_tuning_records()
@@ -273,7 +273,7 @@ def test_traces_replay_from_a_database_in_another_process(tmp_path: Path) -> Non
         args = ArgInfo.from_entry_func(mod)
         workload = database.commit_workload(mod)
         database.commit_tuning_record(TuningRecord(schedule.trace, workload, [1.0], target_of(H200), args))
-        hashes.append(tensorir.module_digest(schedule.mod))
+        hashes.append(canonical.module_digest(schedule.mod))
     done = subprocess.run([sys.executable, "-c", REPLAY, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == sorted(hashes)

@@ -13,10 +13,10 @@ import tvm
 from compilers import needs_nvcc
 from emulation import Kernel
 
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source, reworked
-from kerneldecl.compiler.registers_cuda import narrowed
+from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.toolchain import nvcc
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
 
 
 def made(rule: Any, template: str, params: dict[str, Value]) -> tvm.IRModule:
-    applied = apply_candidate(ROOT, tensorir.lower(rule), Candidate.of(template, params), H200)
+    applied = apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), H200)
     assert applied is not None
     return applied.mod
 

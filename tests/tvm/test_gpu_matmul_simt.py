@@ -14,10 +14,10 @@ from compilers import needs_nvcc, needs_nvdisasm, sass
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.overlap_cuda import can_overlap
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.passes.dependent_launch import can_overlap
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import _gpu_windows_simt
@@ -57,7 +57,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, name).of(ROOT, attrs)
-    proposals = policy.propose(iter_space(tensorir.lower(rule)), H200, 40, ())
+    proposals = policy.propose(iter_space(canonical.lower(rule)), H200, 40, ())
     assert proposals
     for proposal in proposals[::13]:
         assert_right(rule, proposal.candidate, H200)
@@ -65,7 +65,7 @@ def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[st
 
 def assert_right(rule: Any, candidate: Candidate, arch: Arch) -> None:
     with serial.without_threads():
-        schedule = TEMPLATES[candidate.template].apply(tensorir.lower(rule), dict(candidate.params), arch)
+        schedule = TEMPLATES[candidate.template].apply(canonical.lower(rule), dict(candidate.params), arch)
     assert schedule is not None, candidate
     inputs, (out,) = rule.inputs(np.random.default_rng(0)), rule.signature().outputs
     assert relative_error(serial.run(schedule.mod, inputs, out), rule.reference(*inputs)) <= rule.tolerance(), candidate
@@ -104,7 +104,7 @@ def test_convolutions_out_of_the_image(attrs: dict[str, Any], params: dict[str, 
     ],
 )
 def test_what_no_image_is_in_has_no_such_schedule(name: str, attrs: dict[str, Any]) -> None:
-    assert gpu_conv2d_simt.apply(tensorir.lower(load_rule(ROOT, name).of(ROOT, attrs)), IMAGE, H200) is None
+    assert gpu_conv2d_simt.apply(canonical.lower(load_rule(ROOT, name).of(ROOT, attrs)), IMAGE, H200) is None
 
 
 STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3}
@@ -114,10 +114,10 @@ STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "k
 @pytest.mark.parametrize("name", ["t4", "a100-80gb", "l4", "h200", "b200"])
 def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: Path) -> None:
     arch = load_arch(ROOT, name)
-    mod = tensorir.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
+    mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
     proposals = policy.propose(iter_space(mod), arch, 20, ())
     first = next(proposal.candidate for proposal in proposals if proposal.candidate.template == "gpu_conv2d_simt")
-    applied = codegen.apply_candidate(ROOT, mod, first, arch)
+    applied = cpu.apply_candidate(ROOT, mod, first, arch)
     assert applied is not None
     (launch,) = compile_cuda_object(applied.mod, arch, "kd_main", LocalStore(tmp_path)).launches
     assert launch.usage.stack_bytes + launch.usage.spill_bytes == 0
@@ -135,9 +135,9 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
 @needs_nvdisasm
 def test_neighbours_in_a_row_are_loaded_once_and_together(tmp_path: Path) -> None:
     """Eight results of a row look at 63 neighbouring elements of it, 168 times: their loads are 16 of 16 bytes, or a few more of less."""
-    mod = tensorir.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
+    mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
     candidate = Candidate.of("gpu_conv2d_simt", IMAGE | {"rows": 8, "walk": 1, "thread_n": 4})
-    applied = codegen.apply_candidate(ROOT, mod, candidate, H200)
+    applied = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert applied is not None
     source = in_parts(cuda_source(applied.mod, H200, "kd_main"))
     code = sass(nvcc.compile_cubin(source, "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)

@@ -20,9 +20,9 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from kerneldecl.arrays import poisoned, relative_error
-from kerneldecl.compiler import cuda, tensorir
-from kerneldecl.compiler.codegen import apply_candidate, target_of
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical, cuda
+from kerneldecl.compiler.cpu import apply_candidate, target_of
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Candidate, Proposal
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.rule import Rule
@@ -92,7 +92,7 @@ def name_of(value: Any) -> str:
 
 def lowered(rule: str, attrs: dict[str, Any]) -> tuple[Rule, tvm.IRModule]:
     made = load_rule(ROOT, rule).of(ROOT, attrs)
-    return made, tensorir.lower(made)
+    return made, canonical.lower(made)
 
 
 def proposals(name: str, mod: tvm.IRModule, arch: Arch = ARCH, top_k: int = 20) -> tuple[Proposal, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kerneldecl import plugins
-from kerneldecl.compiler.codegen import target_of
+from kerneldecl.compiler.cpu import target_of
 
 STANDARD = Path(plugins.__file__).parent / "archs"
 GPUS = sorted(file.stem for file in STANDARD.glob("*.toml") if plugins.load_arch(STANDARD, file.stem).gpu)

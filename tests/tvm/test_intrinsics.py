@@ -12,8 +12,8 @@ import tvm
 from tvm import te
 
 from kerneldecl.artifact.kernels import kernel_of, load_library
-from kerneldecl.compiler import codegen
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler import cpu
+from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.hardware.host import detect
 from kerneldecl.toolchain.cxx import link_shared_library
 
@@ -32,7 +32,7 @@ def scheduled(name: str, count: int, dtype: str = "float32") -> Any:
 
 def run(name: str, x: np.ndarray[Any, Any], folder: Path) -> np.ndarray[Any, Any]:
     path = folder / f"{name}.o"
-    path.write_bytes(codegen.compile_object(scheduled(name, len(x), str(x.dtype)), detect(), f"kd_{name}"))
+    path.write_bytes(cpu.compile_object(scheduled(name, len(x), str(x.dtype)), detect(), f"kd_{name}"))
     link_shared_library(path.with_suffix(".so"), [path])
     y = np.full_like(x, 7.0)
     kernel_of(load_library(path.with_suffix(".so")), f"kd_{name}")(x, y)
@@ -69,6 +69,6 @@ def test_infinities_and_nan(name: str, at_infinities: tuple[float, float], tmp_p
 @pytest.mark.parametrize("name", CASES)
 def test_no_call_to_the_c_library_is_left(name: str) -> None:
     func = scheduled(name, LANES * 8)["main"].with_attr("global_symbol", "f")
-    library = tvm.tirx.build(tvm.IRModule({"f": func}), target=codegen.target_of(detect()), pipeline=codegen.PIPELINE)
+    library = tvm.tirx.build(tvm.IRModule({"f": func}), target=cpu.target_of(detect()), pipeline=cpu.PIPELINE)
     calls = [line for line in library.inspect_source("asm").splitlines() if "call" in line]
     assert not any(f"{name}f" in line for line in calls)

@@ -21,8 +21,9 @@ from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import models, tensorir
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.model_import import read_model
 from kerneldecl.plugins import STANDARD, load_arch, load_policy
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.relax import export_model, load_model, pipeline
@@ -82,7 +83,7 @@ def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
 
 @pytest.mark.parametrize("network", networks(), ids=name_of)
 def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> None:
-    policies = {name: policy_of(func) for name, func, _ in models.called(models.fused(module_of(network)))}
+    policies = {name: policy_of(func) for name, func, _ in read_model.called(read_model.fused(module_of(network)))}
     assert "gpu_fallback" not in policies.values()
     products = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
     if network.name == "llama_decode":
@@ -95,15 +96,15 @@ def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> No
 
 def policy_of(func: Any) -> str:
     """Return the first policy that proposes anything on an H200."""
-    space = iter_space(tensorir.canonical_module(func))
+    space = iter_space(canonical.canonical_module(func))
     return next(name for name in BY_KIND["cuda"] if load_policy(STANDARD, name).propose(space, H200, 1, ()))
 
 
 @pytest.mark.parametrize(("dtype", "policy"), [("float16", "gpu_matmul_tc"), ("float32", "gpu_matmul_simt")])
 def test_the_first_layer_of_an_mlp_is_cut_so_that_it_fills_the_gpu(dtype: str, policy: str) -> None:
-    functions = models.called(models.fused(module_of(mlp_network(dtype))))
+    functions = read_model.called(read_model.fused(module_of(mlp_network(dtype))))
     first = next(func for name, func, _ in functions if "matmul" in name)
-    (proposal,) = load_policy(STANDARD, policy).propose(iter_space(tensorir.canonical_module(first)), H200, 1, ())
+    (proposal,) = load_policy(STANDARD, policy).propose(iter_space(canonical.canonical_module(first)), H200, 1, ())
     assert dict(proposal.candidate.params)["parts"] in {132, 264}
 
 
@@ -135,7 +136,7 @@ def test_an_imported_network_is_converted_and_computes_what_onnx_says(tmp_path: 
     space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
     space.run("extract", "net.json")
     space.run("build")
-    functions = {name: tensorir.signature_of(func) for name, func, _ in models.called(models.fused(module))}
+    functions = {name: canonical.signature_of(func) for name, func, _ in read_model.called(read_model.fused(module))}
     image, weights = (2, 6, 6, 16), (3, 3, 16, 16)
     assert [shape for shape, _ in functions["fused_conv2d1_add1_add2_relu1"]] == [image, weights, (1, 1, 1, 16), image]
     target = tvm.target.Target(json.loads((space.artifact() / "manifest.json").read_text())["arch"]["target"])

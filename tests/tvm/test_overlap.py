@@ -15,10 +15,10 @@ from emulation import Kernel
 from wgmma_cases import PLAIN
 
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.overlap_cuda import TAG, WAIT, overlapping_kernels, spread_smem_bytes
-from kerneldecl.compiler.registers_cuda import narrowed
+from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, overlapping_kernels, spread_smem_bytes
+from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies._gpu_model import occupancy
@@ -42,8 +42,8 @@ MEMORY = re.compile(r"^\s*(?:@%p\d+ )?(?:ld|st|cp|red|atom)\.(?!param)")
 
 def scheduled(name: str, arch: Arch) -> Any:
     rule, attrs, template, params = KERNELS[name]
-    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, {**attrs, "dtype": "float16"}))
-    schedule = codegen.apply_candidate(ROOT, mod, Candidate.of(template, params), arch)
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, {**attrs, "dtype": "float16"}))
+    schedule = cpu.apply_candidate(ROOT, mod, Candidate.of(template, params), arch)
     assert schedule is not None
     return schedule.mod
 
@@ -110,7 +110,7 @@ def test_what_comes_ahead_lies_within_the_arguments(name: str) -> None:
     """The emulator knows of each prefetch whether it does."""
     kind, attrs, template, params = EMULATED[name]
     rule = load_rule(ROOT, kind).of(ROOT, {**attrs, "dtype": "float16"})
-    applied = codegen.apply_candidate(ROOT, tensorir.lower(rule), Candidate.of(template, params), H200)
+    applied = cpu.apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), H200)
     assert applied is not None
     few = replace(H200.the_gpu, sm_count=1, max_threads_per_sm=128)
     kernel = Kernel(narrowed(applied.mod)["main"], lambda device: overlapping_kernels(device, few))
@@ -139,9 +139,9 @@ def test_how_a_kernel_is_launched(name: str, tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.parametrize(("dependent", "stream", "launches"), [(0, 0, 1), (1, 0, 1), (1, 1, 2)])
 def test_how_a_kernel_that_waits_itself_is_launched(dependent: int, stream: int, launches: int, tmp_path: Path) -> None:
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 1000, "n": 1000, "k": 256, "layout": "nt", "dtype": "float16"}))
+    mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 1000, "n": 1000, "k": 256, "layout": "nt", "dtype": "float16"}))
     candidate = Candidate.of("wgmma_matmul", PLAIN | {"dependent": dependent, "stream": stream})
-    schedule = codegen.apply_candidate(ROOT, mod, candidate, H200)
+    schedule = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert schedule is not None
     made = compile_cuda_object(schedule.mod, H200, "kd_main", LocalStore(tmp_path))
     assert len(made.launches) == launches

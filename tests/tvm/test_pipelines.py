@@ -8,8 +8,8 @@ import pytest
 import tvm
 from products import nn
 
-from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler.canonical import canonical_module
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.dlight import CUDA, TensorCorePolicy
 from kerneldecl.relax import TIR_PIPELINE
 

@@ -13,7 +13,7 @@ from compilers import needs_nvcc
 from emulation import Kernel
 from wgmma_cases import ONE, PLAIN
 
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.templates._quick_math import ABSOLUTE_ERROR, RELATIVE_ERROR
@@ -27,7 +27,7 @@ EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lam
 
 def kernel_of(step: str, dtype: str, out_dtype: str) -> Any:
     attrs = {"m": SIZE, "n": SIZE, "k": SIZE, "layout": "nt", "dtype": dtype, "out_dtype": out_dtype, "epilogue": [step]}
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
     return wgmma_matmul.apply(mod, TILES, load_arch(ROOT, "h200"))
 
 
@@ -51,7 +51,7 @@ def test_every_number_of_16_bits_is_as_good_as_rounded_once(step: str, dtype: st
 @needs_nvcc
 def test_gelu_of_what_is_not_finite() -> None:
     attrs = {"m": 64, "n": 8, "k": 8, "layout": "nt", "dtype": "float16", "epilogue": ["gelu"]}
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
     kernel = Kernel(wgmma_matmul.apply(mod, TILES | ONE | {"block_n": 8}, load_arch(ROOT, "h200"))["main"])
     x, first = np.zeros((64, 8), "float16"), np.zeros((8, 8), "float16")
     x[:3, 0], first[:, 0] = (np.inf, -np.inf, np.nan), 1

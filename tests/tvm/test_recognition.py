@@ -30,10 +30,10 @@ from spaces import Space
 from tvm import te, topi
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler.canonical import canonical_module
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.space import iter_space
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.dlight import CUDA, DefaultPolicy, TensorCorePolicy, get_tensorized_func_and_tags, why_no_tensor_cores
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.store.local import LocalStore

@@ -24,8 +24,8 @@ from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
 from kerneldecl.artifact import link
-from kerneldecl.compiler.codegen import compile_object
-from kerneldecl.compiler.tensorir import canonical_module
+from kerneldecl.compiler.canonical import canonical_module
+from kerneldecl.compiler.cpu import compile_object
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.plugins import load_arch
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, Report, export_model, load_model, pipeline

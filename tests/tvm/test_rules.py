@@ -16,8 +16,8 @@ from tvm import relax
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
-from kerneldecl.compiler.codegen import PIPELINE, target_of
-from kerneldecl.compiler.tensorir import canonical_module, lower
+from kerneldecl.compiler.canonical import canonical_module, lower
+from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.rule import Rule
 

@@ -17,9 +17,10 @@ from tvm import relax
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
-from kerneldecl.compiler import models, tensorir
-from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.sizes import callees, specialised_sizes
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import target_of
+from kerneldecl.compiler.dynamic_shapes import callees, specialised_sizes
+from kerneldecl.compiler.model_import import read_model
 from kerneldecl.errors import UnmatchedError
 from kerneldecl.hardware import host
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, load_model, pipeline
@@ -160,8 +161,8 @@ def test_what_copies_share_is_counted_once() -> None:
                 R.output(y)
             return y
 
-    mod = models.fused(specialised_sizes(Turned, SIZES))
-    calls = {tuple(tensorir.signature_of(func)): count for name, func, count in models.called(mod) if name.startswith("transpose")}
+    mod = read_model.fused(specialised_sizes(Turned, SIZES))
+    calls = {tuple(canonical.signature_of(func)): count for name, func, count in read_model.called(mod) if name.startswith("transpose")}
     assert calls == {(((24, 32), "float32"), ((32, 24), "float32")): 1}
     assert sum(len([name for name in callees(func) if name.startswith("transpose")]) for func in functions(mod)) == 3
 
@@ -188,7 +189,7 @@ def test_a_dynamic_model_uses_the_kernels_of_its_sizes(built: Space, form: Any, 
 def test_a_dynamic_function_without_sizes_is_a_miss_that_strict_raises(built: Space) -> None:
     target = target_of(host.detect())
     with target, pytest.raises(UnmatchedError, match=r"miss .*dynamic extent: \[n, 32\]; it has TVM's default schedule"):
-        ApplyArtifact(built.artifact(), strict=True)(models.fused(Rows))
+        ApplyArtifact(built.artifact(), strict=True)(read_model.fused(Rows))
 
 
 @pytest.mark.parametrize(

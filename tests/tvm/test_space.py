@@ -9,7 +9,7 @@ import tvm
 from tvm import te, tirx
 from tvm.script import tirx as T  # noqa: N812  TVMScript's own name
 
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Access, Axis, Block, IterSpace
 
 

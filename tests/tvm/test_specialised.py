@@ -18,10 +18,10 @@ from specialised import FILES, PRODUCT, SUMS, TILE
 from tvm import relax, te
 
 from kerneldecl.artifact.load import checked_artifact
-from kerneldecl.compiler.codegen import Applied, applied
+from kerneldecl.compiler.canonical import canonical_module, load, lower, module_digest
+from kerneldecl.compiler.cpu import Applied, applied
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.specialised import is_tirx
-from kerneldecl.compiler.tensorir import canonical_module, load, lower, module_digest
+from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.plugins import STANDARD, load_arch, load_rule
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, pipeline
 from kerneldecl.store.local import LocalStore

@@ -15,7 +15,7 @@ import tvm
 from spaces import clean_environment
 from tvm.script import from_source
 
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 
 PRODUCT = """
 @T.prim_func(s_tir=True)
@@ -50,7 +50,7 @@ def product(**fields: Any) -> Any:
 
 
 def digest(func: Any) -> str:
-    return tensorir.module_digest(tensorir.canonical_module(func))
+    return canonical.module_digest(canonical.canonical_module(func))
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_which_operand_is_read_makes_another_computation() -> None:
 
 
 def test_the_text_is_that_of_a_function_and_canonical_modules_are_fixed_points() -> None:
-    mod = tensorir.canonical_module(product(name="gemm", a="lhs"))
-    again = tensorir.canonical_module(mod["main"])
-    assert tensorir.canonical_text(mod) == tensorir.canonical_text(again)
-    assert "gemm" not in tensorir.canonical_text(mod)
-    assert "lhs" not in tensorir.canonical_text(mod)
+    mod = canonical.canonical_module(product(name="gemm", a="lhs"))
+    again = canonical.canonical_module(mod["main"])
+    assert canonical.canonical_text(mod) == canonical.canonical_text(again)
+    assert "gemm" not in canonical.canonical_text(mod)
+    assert "lhs" not in canonical.canonical_text(mod)
 
 
 def test_a_function_survives_the_trip_through_json() -> None:
-    mod = tensorir.canonical_module(product())
-    assert tensorir.module_digest(tensorir.load(tensorir.save(mod))) == tensorir.module_digest(mod)
+    mod = canonical.canonical_module(product())
+    assert canonical.module_digest(canonical.load(canonical.save(mod))) == canonical.module_digest(mod)
 
 
 LOWER = """
@@ -135,8 +135,8 @@ def test_computations_and_objects_are_the_same_in_every_process() -> None:
 
 
 def test_digests_are_sha256_of_the_text() -> None:
-    mod = tensorir.canonical_module(product())
-    assert tensorir.module_digest(mod) == hashlib.sha256(tensorir.canonical_text(mod).encode()).hexdigest()
+    mod = canonical.canonical_module(product())
+    assert canonical.module_digest(mod) == hashlib.sha256(canonical.canonical_text(mod).encode()).hexdigest()
 
 
 def test_scalars_and_dynamic_extents_are_refused() -> None:
@@ -152,7 +152,7 @@ def main(a: T.handle, n: T.int64):
 """
     )
     with pytest.raises((TypeError, ValueError)):
-        tensorir.signature_of(tensorir.canonical_module(dynamic)["main"])
+        canonical.signature_of(canonical.canonical_module(dynamic)["main"])
     assert isinstance(dynamic, tvm.tirx.PrimFunc)
 
 
@@ -160,6 +160,6 @@ def test_schedules_leave_the_function_as_it_was() -> None:
     func = product()
     before = func.script()
     for _ in range(2):
-        schedule = tvm.s_tir.Schedule(tensorir.private_module(func))
+        schedule = tvm.s_tir.Schedule(canonical.private_module(func))
         schedule.split(schedule.get_loops(schedule.get_sblock("C"))[0], [None, 4])
         assert func.script() == before

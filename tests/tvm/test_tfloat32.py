@@ -11,9 +11,9 @@ import tvm
 from tvm import te, tirx
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import target_of
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import target_of
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.tfloat32 import truncated
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import wgmma_matmul
@@ -54,10 +54,10 @@ def test_drops_thirteen_bits_and_keeps_what_is_no_number() -> None:
 
 def test_a_rules_product_is_of_factors_in_tfloat32() -> None:
     rule = load_rule(ROOT, "matmul")
-    exact, coarse = (tensorir.lower(rule.of(ROOT, {**SIZES, "precision": precision})) for precision in ("", "tfloat32"))
+    exact, coarse = (canonical.lower(rule.of(ROOT, {**SIZES, "precision": precision})) for precision in ("", "tfloat32"))
     assert factors(exact) == ("float32", "float32", True)
     assert factors(coarse) == ("tfloat32", "tfloat32", True)
-    assert tensorir.module_digest(exact) != tensorir.module_digest(coarse)
+    assert canonical.module_digest(exact) != canonical.module_digest(coarse)
     assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 summed in float32 here"
     assert wgmma_matmul.why_not(iter_space(coarse), H200) == ""
     assert iter_space(coarse).dtype == "tfloat32"

@@ -15,8 +15,8 @@ from wgmma_cases import CONVOLUTIONS, PINGPONG, SMALL, TILES
 
 import kerneldecl
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as policy
 from kerneldecl.templates import wgmma_conv2d
@@ -34,7 +34,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("attrs", "tiles"), CONVOLUTIONS)
 def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
     rule = rule_of(attrs)
-    mod = wgmma_conv2d.apply(tensorir.lower(rule), TILES | tiles, H200)
+    mod = wgmma_conv2d.apply(canonical.lower(rule), TILES | tiles, H200)
     assert mod is not None
     inputs = rule.inputs(np.random.default_rng(0))
     want = rule.reference(*inputs)
@@ -48,7 +48,7 @@ def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
 @pytest.mark.parametrize("tiles", [{}, {"block_m": 256, "block_n": 128}, PINGPONG | {"block_m": 128, "block_n": 128, "stages": 5}])
 def test_registers_suffice(tiles: dict[str, Any]) -> None:
     attrs = SMALL | {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "epilogue": ("bias", "relu")}
-    mod = wgmma_conv2d.apply(tensorir.lower(rule_of(attrs)), TILES | tiles, H200)
+    mod = wgmma_conv2d.apply(canonical.lower(rule_of(attrs)), TILES | tiles, H200)
     assert mod is not None
     source = host.lower(mod["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
@@ -72,7 +72,7 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
     ],
 )
 def test_none_where_it_does_not_apply(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
-    mod = tensorir.lower(rule_of(SMALL | attrs))
+    mod = canonical.lower(rule_of(SMALL | attrs))
     assert wgmma_conv2d.apply(mod, TILES | tiles, H200) is None
 
 
@@ -124,7 +124,7 @@ def test_a_margin_of_something_else_is_not_taken() -> None:
     ],
 )
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
-    mod = tensorir.lower(rule_of(SMALL | attrs))
+    mod = canonical.lower(rule_of(SMALL | attrs))
     proposals = policy.propose(iter_space(mod), H200, 8, ())
     assert proposals
     for proposal in proposals:

@@ -13,9 +13,9 @@ from compilers import needs_nvcc
 from emulation import Kernel
 from wgmma_cases import FLOAT16, ONE, PACKED, PLAIN, PRODUCTS, SMS
 
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.overlap_cuda import TAG
+from kerneldecl.compiler.passes.dependent_launch import TAG
 from kerneldecl.model import Arch, Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.store.local import LocalStore
@@ -35,7 +35,7 @@ def product(attrs: dict[str, Any]) -> Any:
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value]) -> Any:
-    return wgmma_matmul.apply(tensorir.lower(product(attrs)), {**PLAIN, **params}, the_gpu())
+    return wgmma_matmul.apply(canonical.lower(product(attrs)), {**PLAIN, **params}, the_gpu())
 
 
 def as_numpy(dtype: str) -> Any:
@@ -142,5 +142,5 @@ def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None
 
 
 def test_older_gpus_have_no_wgmma() -> None:
-    mod = tensorir.lower(product({}))
+    mod = canonical.lower(product({}))
     assert wgmma_matmul.apply(mod, PLAIN, load_arch(ROOT, "a100-80gb")) is None

@@ -11,10 +11,10 @@ from compilers import needs_nvcc
 from emulation import emulate
 
 from kerneldecl.arrays import poisoned, relative_error
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import apply_candidate
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates._wgmma_product import read_product
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_template_takes_every_candidate(name: str) -> None:
     rule, attrs = CASES[name]
-    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
     proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 60, ())
     assert len(proposals) > 20
     for proposal in proposals[::7]:
@@ -65,7 +65,7 @@ def test_the_template_takes_every_candidate(name: str) -> None:
 @pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
 def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
     m, n, k = size
-    mod = tensorir.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
+    mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
     read = read_product(mod)
     assert read is not None
     proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1000, ())
@@ -79,7 +79,7 @@ def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str,
 @pytest.mark.parametrize("name", ["small", "few_rows", "rows_of_any_length", "int8_scaled", "sums_in_float16", "tfloat32", "tfloat32_nn"])
 def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     rule, attrs = CASES[name]
-    mod = tensorir.lower(load_rule(ROOT, rule).of(ROOT, attrs))
+    mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
     (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
     applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
     assert applied is not None
@@ -100,7 +100,7 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
 )
 def test_the_first_choice_scales_as_the_rule_does(attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, "matmul").of(ROOT, {**attrs, "layout": "nt"})
-    mod = tensorir.lower(rule)
+    mod = canonical.lower(rule)
     (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
     applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
     assert applied is not None

@@ -15,7 +15,7 @@ from emulation import EmulationError, Kernel, host
 from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, PLAIN
 
 from kerneldecl.arrays import poisoned, relative_error
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
 from kerneldecl.model import Value
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
@@ -31,7 +31,7 @@ def product(attrs: dict[str, Any]) -> Any:
 def made(attrs: dict[str, Any], params: dict[str, Value], sms: int = 3) -> Any:
     arch = load_arch(ROOT, "h200")
     arch = replace(arch, gpu=replace(arch.the_gpu, sm_count=sms))
-    return wgmma_matmul.apply(tensorir.lower(product(attrs)), {**PLAIN, **DEALT, **params}, arch)
+    return wgmma_matmul.apply(canonical.lower(product(attrs)), {**PLAIN, **DEALT, **params}, arch)
 
 
 @needs_nvcc

@@ -13,8 +13,8 @@ from wgmma_cases import FEW_CHANNELS, THREE_BY_THREE, WINDOW_TILES, WINDOWS
 
 import kerneldecl
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul
 from kerneldecl.policies import wgmma_window as policy
@@ -33,7 +33,7 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("attrs", "tiles"), WINDOWS)
 def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
     rule = rule_of(attrs)
-    mod = wgmma_window.apply(tensorir.lower(rule), WINDOW_TILES | tiles, H200)
+    mod = wgmma_window.apply(canonical.lower(rule), WINDOW_TILES | tiles, H200)
     assert mod is not None
     inputs = rule.inputs(np.random.default_rng(0))
     want = rule.reference(*inputs)
@@ -48,7 +48,7 @@ def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
 def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]) -> None:
     """Lanes load pairs of elements: one beside the window may be infinite, and no weight of zero would make that zero."""
     rule = rule_of(attrs | {"n": 1})
-    mod = wgmma_window.apply(tensorir.lower(rule), WINDOW_TILES, H200)
+    mod = wgmma_window.apply(canonical.lower(rule), WINDOW_TILES, H200)
     assert mod is not None
     x, w = rule.inputs(np.random.default_rng(0))
     x[0, 5, 9] = np.inf
@@ -63,7 +63,7 @@ def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, An
 @pytest.mark.parametrize("tiles", [{"blocks": 4}, {"slabs": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
 def test_registers_suffice(tiles: dict[str, Any]) -> None:
     attrs = FEW_CHANNELS | {"n": 128, "h": 224, "w": 224, "f": 128, "epilogue": ("bias", "relu")}
-    mod = wgmma_window.apply(tensorir.lower(rule_of(attrs)), WINDOW_TILES | tiles, H200)
+    mod = wgmma_window.apply(canonical.lower(rule_of(attrs)), WINDOW_TILES | tiles, H200)
     assert mod is not None
     source = host.lower(mod["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
@@ -88,13 +88,13 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
     ],
 )
 def test_none_where_it_does_not_apply(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
-    mod = tensorir.lower(rule_of(FEW_CHANNELS | attrs))
+    mod = canonical.lower(rule_of(FEW_CHANNELS | attrs))
     assert wgmma_window.apply(mod, WINDOW_TILES | tiles, H200) is None
 
 
 @pytest.mark.parametrize("attrs", [FEW_CHANNELS, FEW_CHANNELS | {"f": 200, "out_dtype": "float32"}, THREE_BY_THREE | {"c": 12, "f": 24}])
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
-    mod = tensorir.lower(rule_of(attrs))
+    mod = canonical.lower(rule_of(attrs))
     proposals = policy.propose(iter_space(mod), H200, 20, ())
     assert proposals
     for proposal in proposals[::4]:
@@ -103,12 +103,12 @@ def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("attrs", [{"w": 33}, {"f": 36}, {"groups": 3, "f": 96}, {"dtype": "float32"}, {"dilation": 2}])
 def test_the_policy_proposes_nothing_where_the_template_does_not_apply(attrs: dict[str, Any]) -> None:
-    space = iter_space(tensorir.lower(rule_of(FEW_CHANNELS | attrs)))
+    space = iter_space(canonical.lower(rule_of(FEW_CHANNELS | attrs)))
     assert not policy.propose(space, H200, 20, ())
     assert policy.why_not(space, H200)
 
 
 def test_it_competes_with_the_other_convolutions() -> None:
-    space = iter_space(tensorir.lower(rule_of(FEW_CHANNELS | {"n": 128, "h": 224, "w": 224})))
+    space = iter_space(canonical.lower(rule_of(FEW_CHANNELS | {"n": 128, "h": 224, "w": 224})))
     templates = {proposal.candidate.template for proposal in gpu_matmul.propose(space, H200, 20, ())}
     assert {"wgmma_window", "gpu_conv2d_tc"} <= templates

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kerneldecl.compiler import tensorir
-from kerneldecl.compiler.codegen import apply_candidate
-from kerneldecl.compiler.space import iter_space
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
+from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Workload
 from kerneldecl.plugins import load_arch, load_policy, load_rule
@@ -21,7 +21,7 @@ ENTRIES = [workload for workload in declare(ROOT).workloads if workload.target =
 
 @pytest.mark.parametrize("workload", ENTRIES, ids=lambda workload: workload.name)
 def test_first_choice_is_one_of_many_and_applies(workload: Workload) -> None:
-    mod = tensorir.lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs)))
+    mod = canonical.lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs)))
     space = iter_space(mod)
     proposed = next(filter(None, (load_policy(ROOT, name).propose(space, ARCH, workload.top_k, ()) for name in BY_KIND["cuda"])), ())
     assert len({proposal.candidate for proposal in proposed}) == len(proposed) > 1

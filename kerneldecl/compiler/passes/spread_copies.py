@@ -20,7 +20,7 @@ from tvm.sym import Analyzer
 from tvm.tirx import AttrStmt, BufferLoad, For, IfThenElse, IntImm, SeqStmt, address_of
 from tvm_ffi import structural
 
-from kerneldecl.compiler.barriers_cuda import COMMIT, WAIT
+from kerneldecl.compiler.passes.single_barrier import COMMIT, WAIT
 
 COPY = "tirx.s_tir.cp_async_raw"
 _ANALYZER = Analyzer()

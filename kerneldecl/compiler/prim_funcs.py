@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.compiler.tensorir import load, save, signature_of
+from kerneldecl.compiler.canonical import load, save, signature_of
 from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"

@@ -18,7 +18,7 @@ from tvm.ir import Call
 from tvm.tirx import AttrStmt, Evaluate
 from tvm_ffi import structural
 
-from kerneldecl.compiler.ahead_cuda import asks_ahead
+from kerneldecl.compiler.passes.l2_prefetch import asks_ahead
 from kerneldecl.model import Gpu
 
 FIRST_CAPABILITY = (9, 0)

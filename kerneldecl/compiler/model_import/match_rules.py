@@ -12,10 +12,10 @@ from pathlib import Path
 import tvm
 
 from kerneldecl import plugins
-from kerneldecl.compiler import tensorir
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.model_import.rule_candidates import Proposal, proposals
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.model import Arg, Value
-from kerneldecl.proposals import Proposal, proposals
 
 _FLOAT = re.compile(r"T\.b?float\d+\(([-+.e\d]+)\)")
 
@@ -25,8 +25,8 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
 
     A rule that the workspace at `root` has a file of its own for may compute anything: it is not tried.
     """
-    text, sums = tensorir.canonical_text(mod), _sums(mod)
-    args = [Arg(f"x{i}", shape, dtype) for i, (shape, dtype) in enumerate(tensorir.signature_of(mod["main"]))]
+    text, sums = canonical.canonical_text(mod), _sums(mod)
+    args = [Arg(f"x{i}", shape, dtype) for i, (shape, dtype) in enumerate(canonical.signature_of(mod["main"]))]
     # Most proposals compute other sums, whatever their epilogue: those that differ in it alone are told by one of them.
     has_sums: dict[str, bool] = {}
     for proposal in proposals(args, _constants(text)):
@@ -41,8 +41,8 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
         family = str((proposal.rule, {name: value for name, value in proposal.attrs.items() if name != "epilogue"}))
         if not has_sums.get(family, True):
             continue
-        lowered = tensorir.lower(instance)
-        if tensorir.canonical_text(lowered) == text:
+        lowered = canonical.lower(instance)
+        if canonical.canonical_text(lowered) == text:
             return proposal, dict(zip(known.names, known.values(instance), strict=True))
         has_sums[family] = _sums(lowered) == sums
     return None
@@ -55,8 +55,8 @@ def _standard(rule: str) -> RuleAttributes:
 
 def _sums(mod: tvm.IRModule) -> set[str]:
     """Return the loop nests that reduce, each as canonical text of its own."""
-    found = (nest for nest in tensorir.nests(mod) if any("T.init()" in line for line in nest))
-    return {"\n".join(tensorir.canonical_lines(nest)) for nest in found}
+    found = (nest for nest in canonical.nests(mod) if any("T.init()" in line for line in nest))
+    return {"\n".join(canonical.canonical_lines(nest)) for nest in found}
 
 
 def _constants(text: str) -> set[float]:

@@ -18,7 +18,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler import sizes, tensorir
+from kerneldecl.compiler import canonical, dynamic_shapes
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
@@ -48,10 +48,10 @@ def read_model(model: str) -> tvm.IRModule:
     return _READERS[path.suffix](path)
 
 
-def of_sizes(mod: tvm.IRModule, declared: sizes.Sizes) -> tvm.IRModule:
+def of_sizes(mod: tvm.IRModule, declared: dynamic_shapes.Sizes) -> tvm.IRModule:
     """Return the module with functions for these sizes of its dynamic dimensions; raise ModelError where it does not have them."""
     try:
-        return sizes.specialised_sizes(mod, declared)
+        return dynamic_shapes.specialised_sizes(mod, declared)
     except ValueError as error:
         raise ModelError(str(error)) from None
 
@@ -81,8 +81,8 @@ def called(mod: tvm.IRModule) -> list[tuple[str, Any, int]]:
     by_function: dict[str, Counter[str]] = {}
     for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
         if isinstance(func, relax.Function):
-            original = str((func.attrs or {}).get(sizes.COPY_OF, var.name_hint))
-            by_function[original] = by_function.get(original, Counter()) | Counter(sizes.callees(func))
+            original = str((func.attrs or {}).get(dynamic_shapes.COPY_OF, var.name_hint))
+            by_function[original] = by_function.get(original, Counter()) | Counter(dynamic_shapes.callees(func))
     calls = sum(by_function.values(), Counter())
     prim_funcs = {var.name_hint: func for var, func in mod.functions_items() if isinstance(func, tvm.tirx.PrimFunc)}
     return [(name, prim_funcs[name], count) for name, count in calls.items() if name in prim_funcs]
@@ -193,7 +193,7 @@ def _checked(found: Any, what: str) -> tvm.IRModule:
 def function_problem(func: Any) -> str:
     """Return why a function can have no entry, or nothing."""
     try:
-        tensorir.signature_of(func)
+        canonical.signature_of(func)
     except (TypeError, ValueError) as error:
         return str(error)
     if not isinstance(func.body, tvm.s_tir.SBlockRealize):

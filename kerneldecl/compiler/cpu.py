@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.s_tir import meta_schedule
 from tvm.tirx import compilation_pipeline
 
-from kerneldecl.compiler import intrinsics
-from kerneldecl.compiler.float8 import exact_float8
-from kerneldecl.compiler.specialised import is_tirx, specialised_digest, specialised_module
-from kerneldecl.compiler.tensorir import module_digest
+from kerneldecl.compiler.canonical import module_digest
+from kerneldecl.compiler.passes import vector_math
+from kerneldecl.compiler.passes.float8 import exact_float8
+from kerneldecl.compiler.prim_funcs import is_tirx, specialised_digest, specialised_module
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_template
 
@@ -132,7 +132,7 @@ def _unaligned(stmt: Any) -> Any:
 
 PIPELINE = "kerneldecl"
 """The name of TVM's registry under which both kinds of function are lowered."""
-intrinsics.register()
+vector_math.register()
 compilation_pipeline.register_tir_pipeline(PIPELINE, _of_both_kinds)
 
 
