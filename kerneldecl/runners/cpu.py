@@ -16,8 +16,8 @@ import numpy as np
 
 from kerneldecl.arrays import Array, aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library, tensor
-from kerneldecl.runners.cases import AtHand, Case
-from kerneldecl.runners.ceilings import ceilings
+from kerneldecl.runners.host_roofline import ceilings
+from kerneldecl.runners.reference_data import AtHand, Case
 
 __all__ = ["ceilings", "prepare", "sample", "verify"]
 

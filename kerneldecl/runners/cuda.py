@@ -24,10 +24,10 @@ from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.model import Arg
 from kerneldecl.runners import nvml
-from kerneldecl.runners.cases import AtHand, Case
-from kerneldecl.runners.checks import Checks
-from kerneldecl.runners.driver import CudaError, Device, Graph, device
-from kerneldecl.runners.placement import GUARD_BYTES, copies, most_calls, place
+from kerneldecl.runners.cuda_checks.checks import Checks
+from kerneldecl.runners.cuda_device import CudaError, Device, Graph, device
+from kerneldecl.runners.memory_layout import GUARD_BYTES, copies, most_calls, place
+from kerneldecl.runners.reference_data import AtHand, Case
 
 __all__ = ["ceilings", "foresee", "prepare", "sample", "verify"]
 

@@ -13,7 +13,7 @@ from gpu_kernels import Case, Kernels, given
 from kerneldecl.arrays import Array, relative_error
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.plugins import STANDARD, load_rule
-from kerneldecl.runners.driver import Device, device
+from kerneldecl.runners.cuda_device import Device, device
 
 pytestmark = pytest.mark.gpu
 

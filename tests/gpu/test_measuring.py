@@ -20,8 +20,8 @@ from kerneldecl.compiler import canonical, cuda
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.runners.checks import DTYPES, Checks
-from kerneldecl.runners.driver import device
+from kerneldecl.runners.cuda_checks.checks import DTYPES, Checks
+from kerneldecl.runners.cuda_device import device
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise

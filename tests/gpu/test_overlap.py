@@ -14,7 +14,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.model import Arg
 from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.runners.driver import device
+from kerneldecl.runners.cuda_device import device
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_elementwise
 from kerneldecl.toolchain.cuda_objects import link_cuda_library

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kerneldecl.model import Signature
-from kerneldecl.runners import cases
-from kerneldecl.runners.cases import AtHand, Case
+from kerneldecl.runners import reference_data
+from kerneldecl.runners.reference_data import AtHand, Case
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
             raise ValueError("no reference")
         return Case(Signature((), ()), (np.array([described["rule"]]),), ())
 
-    monkeypatch.setattr(cases, "make_case", make)
+    monkeypatch.setattr(reference_data, "make_case", make)
     return done
 
 

@@ -17,7 +17,7 @@ import pytest
 from kerneldecl.arrays import Array, numpy_dtype, poisoned, random_array, relative_error
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arg
-from kerneldecl.runners.checks import DTYPES, PTX
+from kerneldecl.runners.cuda_checks.checks import DTYPES, PTX
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain import cxx, nvcc
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl.runners.placement import ALIGNMENT_BYTES, MAX_CALLS, copies, most_calls, place
+from kerneldecl.runners.memory_layout import ALIGNMENT_BYTES, MAX_CALLS, copies, most_calls, place
 
 SIZES = st.lists(st.integers(1, 1 << 20), min_size=1, max_size=6)
 L2_BYTES = 60 << 20

@@ -13,7 +13,7 @@ from ctypes import c_double, c_int, c_ulonglong
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.runners.driver import Device, download_as
+from kerneldecl.runners.cuda_device import Device, download_as
 
 PTX = Path(__file__).with_name("checks.ptx")
 DTYPES = (
