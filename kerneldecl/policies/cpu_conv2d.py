@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_model import (
+from kerneldecl.policies.cpu.time_model import (
     Estimate,
     Work,
     busiest_share,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.model import Arch, Block, Cpu, IterSpace, Proposal, Value, dtype_bytes
-from kerneldecl.policies._cpu_traffic import (
+from kerneldecl.policies.shared.traffic import (
     LOOP_CYCLES,
     Stream,
     access_cycles,

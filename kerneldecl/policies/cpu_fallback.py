@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerneldecl.model import Arch, Block, Candidate, Cpu, IterSpace, Proposal
-from kerneldecl.policies._cpu_model import Work, busiest_share, compute_lanes, predicted_secs
-from kerneldecl.policies._cpu_traffic import moved_bytes, points
+from kerneldecl.policies.cpu.time_model import Work, busiest_share, compute_lanes, predicted_secs
+from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("cpu_fallback",)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies._cpu_reduction import MAX_REUSE, across, along, is_across, reuse
-from kerneldecl.policies._cpu_traffic import only_reduction, ranked
+from kerneldecl.policies.shared.reduction import MAX_REUSE, across, along, is_across, reuse
+from kerneldecl.policies.shared.traffic import only_reduction, ranked
 
 TEMPLATES = ("cpu_gemv",)
 

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies._cpu_model import compute_lanes
-from kerneldecl.policies._cpu_reduction import is_across
-from kerneldecl.policies._cpu_traffic import (
+from kerneldecl.policies.cpu.time_model import compute_lanes
+from kerneldecl.policies.shared.reduction import is_across
+from kerneldecl.policies.shared.traffic import (
     COMBINE_CYCLES,
     LOOP_CYCLES,
     Stream,

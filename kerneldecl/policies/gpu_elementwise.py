@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, Value, dtype_bytes
-from kerneldecl.policies._cpu_traffic import contiguous_axis, moved_bytes, points
-from kerneldecl.policies._gpu_model import ACCESS_FLOPS, Work, access_widths, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, access_widths, ranked
+from kerneldecl.policies.shared.traffic import contiguous_axis, moved_bytes, points
 
 TEMPLATES = ("gpu_elementwise",)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_traffic import operand_bytes, points
-from kerneldecl.policies._gpu_model import Timed, Work, ranked
+from kerneldecl.policies.gpu.time_model import Timed, Work, ranked
+from kerneldecl.policies.shared.traffic import operand_bytes, points
 
 TEMPLATES = ("gpu_fallback",)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies._cpu_reduction import MAX_REUSE, reuse
-from kerneldecl.policies._cpu_traffic import only_reduction
-from kerneldecl.policies._gpu_model import ranked
+from kerneldecl.policies.gpu.time_model import ranked
 from kerneldecl.policies.gpu_reduce import cuts
+from kerneldecl.policies.shared.reduction import MAX_REUSE, reuse
+from kerneldecl.policies.shared.traffic import only_reduction
 
 TEMPLATES = ("gpu_gemv",)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from kerneldecl.analysis.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
-from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction
-from kerneldecl.policies._gpu_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
-from kerneldecl.policies._gpu_products import Estimate, mixed, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, mixed, ranked
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
+from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
-from kerneldecl.policies._gpu_products import mixed
-from kerneldecl.policies._wgmma_factors import is_box
+from kerneldecl.policies.gpu.gemm_tiles import mixed
+from kerneldecl.policies.hopper.operands import is_box
 
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies import _gpu_windows_simt
-from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
-from kerneldecl.policies._gpu_windows import windows_of
+from kerneldecl.policies.gpu import conv_tiles_simt
+from kerneldecl.policies.gpu.conv_tiles import windows_of
+from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, adding_secs, block_extents, dram_bytes, parts_of, ranked, raster_of
+from kerneldecl.policies.gpu.time_model import occupancy
 
 TEMPLATES = ("gpu_matmul_simt", "gpu_conv2d_simt")
 
@@ -90,7 +90,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     windows = windows_of(space, product)
     found = itertools.chain(
         (_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)),
-        _gpu_windows_simt.estimates(windows, product, gpu) if windows else (),
+        conv_tiles_simt.estimates(windows, product, gpu) if windows else (),
     )
     return tuple(itertools.islice(ranked(found, SAME_TILE), top_k))
 

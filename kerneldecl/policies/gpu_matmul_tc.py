@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_model import DRAM_SHARE, occupancy
-from kerneldecl.policies._gpu_products import (
+from kerneldecl.policies.gpu.conv_tiles import estimates, windows_of
+from kerneldecl.policies.gpu.gemm_tiles import (
     MAX_GRID_Z,
     Estimate,
     Form,
@@ -25,7 +25,7 @@ from kerneldecl.policies._gpu_products import (
     ranked,
     raster_of,
 )
-from kerneldecl.policies._gpu_tensor_model import (
+from kerneldecl.policies.gpu.tensor_core_model import (
     CHAIN_CYCLES,
     ROUNDED_DOWN,
     SM_BYTES_PER_CYCLE,
@@ -40,7 +40,7 @@ from kerneldecl.policies._gpu_tensor_model import (
     start_secs,
     together,
 )
-from kerneldecl.policies._gpu_windows import estimates, windows_of
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, occupancy
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
 

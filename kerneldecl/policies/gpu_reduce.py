@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_reduction import MAX_REUSE, is_across, reuse
-from kerneldecl.policies._cpu_traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import (
+from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
     LINE_BYTES,
     WARP_CYCLES,
@@ -25,6 +23,8 @@ from kerneldecl.policies._gpu_model import (
     ranked,
     rounds,
 )
+from kerneldecl.policies.shared.reduction import MAX_REUSE, is_across, reuse
+from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_reduce",)
 

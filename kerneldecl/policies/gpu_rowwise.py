@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._cpu_reduction import is_across
-from kerneldecl.policies._cpu_traffic import moved_bytes, only_reduction, points
-from kerneldecl.policies._gpu_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
+from kerneldecl.policies.shared.reduction import is_across
+from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_rowwise",)
 

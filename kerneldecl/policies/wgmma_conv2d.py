@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies import _wgmma_model as model
 from kerneldecl.policies import wgmma_matmul
-from kerneldecl.policies._gpu_products import Estimate, ranked
-from kerneldecl.policies._wgmma_factors import unit_of
-from kerneldecl.policies._wgmma_timing import MAX_STAGES, MIN_STAGES
-from kerneldecl.policies._wgmma_widths import COLUMN_UNIT, MAX_COLUMNS
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.operands import unit_of
+from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT, MAX_COLUMNS
+from kerneldecl.policies.hopper.tilings import MAX_STAGES, MIN_STAGES
 
 TEMPLATES = ("wgmma_conv2d",)
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
-from kerneldecl.policies import _wgmma_model as model
-from kerneldecl.policies._gpu_products import MAX_GRID_Z, Estimate, Form, ranked
-from kerneldecl.policies._wgmma_factors import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
-from kerneldecl.policies._wgmma_order import spread
-from kerneldecl.policies._wgmma_timing import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
-from kerneldecl.policies._wgmma_widths import can_share, filling_widths, widths_of
+from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, Form, ranked
+from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.operands import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
+from kerneldecl.policies.hopper.ranking import spread
+from kerneldecl.policies.hopper.tile_widths import can_share, filling_widths, widths_of
+from kerneldecl.policies.hopper.tilings import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
 

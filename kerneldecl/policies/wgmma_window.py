@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies._gpu_products import Estimate, ranked
-from kerneldecl.policies._gpu_tensor_model import SUSTAINED_CLOCK, together
-from kerneldecl.policies._wgmma_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, together
+from kerneldecl.policies.hopper.time_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
 from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
 
 TEMPLATES = ("wgmma_window",)

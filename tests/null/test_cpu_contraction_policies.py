@@ -12,7 +12,7 @@ from cpus import AVX2, AVX512
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace, dtype_bytes
 from kerneldecl.policies import cpu_conv2d, cpu_matmul
-from kerneldecl.policies._cpu_model import Work, busiest_share, predicted_secs
+from kerneldecl.policies.cpu.time_model import Work, busiest_share, predicted_secs
 
 NEON = replace(AVX512, cores=4, vector_bytes=16, vector_registers=32, l1d_bytes=64 << 10, l3_bytes=0)
 CPUS = pytest.mark.parametrize("cpu", [AVX512, AVX2, NEON], ids=["avx512", "avx2", "neon"])

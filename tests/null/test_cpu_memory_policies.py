@@ -13,7 +13,7 @@ from streams import Streams, axes
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace
 from kerneldecl.policies import cpu_elementwise, cpu_fallback, cpu_gemv, cpu_reduce, cpu_rowwise
-from kerneldecl.policies._cpu_traffic import Stream, contiguous_axis, moved_bytes, stream_secs
+from kerneldecl.policies.shared.traffic import Stream, contiguous_axis, moved_bytes, stream_secs
 
 SINGLE = replace(AVX512, cores=1, vector_bytes=16, l3_bytes=0)
 CPUS = pytest.mark.parametrize("cpu", [AVX512, AVX2, SINGLE], ids=["avx512", "avx2", "single core"])

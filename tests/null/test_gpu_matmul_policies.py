@@ -13,9 +13,10 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.analysis.contraction import Contraction, contraction_of, tensor_cores_refuse
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
-from kerneldecl.policies import _gpu_windows, _gpu_windows_simt, auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
-from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import ranked
+from kerneldecl.policies import auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
+from kerneldecl.policies.gpu import conv_tiles, conv_tiles_simt
+from kerneldecl.policies.gpu.gemm_tiles import ranked
+from kerneldecl.policies.gpu.time_model import occupancy
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
@@ -153,15 +154,15 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
 def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
-    windows = _gpu_windows.windows_of(space, product(space))
+    windows = conv_tiles.windows_of(space, product(space))
     assert windows is not None
     proposals = gpu_matmul_tc.propose(space, arch(name), 1000, ())
     of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
     for proposal in of_images:
         params: dict[str, Any] = dict(proposal.candidate.params)
-        tiling = _gpu_windows.Tiling(**params)
+        tiling = conv_tiles.Tiling(**params)
         assert tiling.warps * 32 <= gpu.max_threads_per_block
-        assert _gpu_windows.smem_bytes(windows, product(space), tiling) <= gpu.smem_per_block_optin_bytes
+        assert conv_tiles.smem_bytes(windows, product(space), tiling) <= gpu.smem_per_block_optin_bytes
     # Long sums are left to the template for products, which does not spell them out.
     assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
 
@@ -170,14 +171,14 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
 def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
-    windows = _gpu_windows.windows_of(space, product(space))
+    windows = conv_tiles.windows_of(space, product(space))
     assert windows is not None
     proposals = gpu_matmul_simt.propose(space, arch(name), 1000, ())
     of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
     for params in of_images:
-        tiling = _gpu_windows_simt.Tiling(**params)  # type: ignore[arg-type]
-        smem = _gpu_windows_simt.smem_bytes(windows, product(space), tiling)
-        assert occupancy(gpu, tiling.threads, _gpu_windows_simt.registers(windows, tiling, gpu), smem) >= 1
+        tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
+        smem = conv_tiles_simt.smem_bytes(windows, product(space), tiling)
+        assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(windows, tiling, gpu), smem) >= 1
         assert tiling.walk == 1 or gpu.async_copy
     # Of longer lines, the template would spell out too much.
     assert bool(of_images) == (3 * c <= 36)
@@ -185,7 +186,7 @@ def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) ->
 
 def test_a_product_without_overlapping_windows_is_no_image() -> None:
     space = matmul((64, 64, 64))
-    assert _gpu_windows.windows_of(space, product(space)) is None
+    assert conv_tiles.windows_of(space, product(space)) is None
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

@@ -17,7 +17,7 @@ from streams import Streams, axes
 from kerneldecl import plugins
 from kerneldecl.model import Access, Block, Candidate, IterSpace
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
-from kerneldecl.policies._gpu_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
+from kerneldecl.policies.gpu.time_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
 STANDARD = Path(plugins.__file__).parent / "archs"
 GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}

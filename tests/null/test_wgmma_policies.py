@@ -13,10 +13,10 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
 from kerneldecl.analysis.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies._gpu_products import Estimate, ranked
-from kerneldecl.policies._wgmma_model import early_share
-from kerneldecl.policies._wgmma_order import FORM, spread
-from kerneldecl.policies._wgmma_timing import Tiling
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.hopper.ranking import FORM, spread
+from kerneldecl.policies.hopper.tilings import Tiling
+from kerneldecl.policies.hopper.time_model import early_share
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "tfloat32")

@@ -20,9 +20,9 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.dependent_launch import can_overlap
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.policies import _gpu_windows_simt
 from kerneldecl.policies import gpu_matmul_simt as policy
-from kerneldecl.policies._gpu_windows import windows_of
+from kerneldecl.policies.gpu import conv_tiles_simt
+from kerneldecl.policies.gpu.conv_tiles import windows_of
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
 from kerneldecl.toolchain import nvcc
@@ -126,7 +126,7 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
     assert isinstance(product, Contraction)
     windows = windows_of(space, product)
     assert windows is not None
-    told = _gpu_windows_simt.smem_bytes(windows, product, _gpu_windows_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
+    told = conv_tiles_simt.smem_bytes(windows, product, conv_tiles_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
     # Where kernels overlap, they ask for as much as keeps more blocks off an SM than their share.
     assert can_overlap(arch.the_gpu) or launch.dynamic_smem_bytes + launch.usage.smem_bytes <= told
 

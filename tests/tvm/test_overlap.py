@@ -21,7 +21,7 @@ from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, overlapping_k
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins import load_arch, load_rule
-from kerneldecl.policies._gpu_model import occupancy
+from kerneldecl.policies.gpu.time_model import occupancy
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain import nvcc
 

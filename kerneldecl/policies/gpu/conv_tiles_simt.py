@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
-from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import Estimate, out_bytes
-from kerneldecl.policies._gpu_windows import Windows
+from kerneldecl.policies.gpu.conv_tiles import Windows
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, out_bytes
+from kerneldecl.policies.gpu.time_model import occupancy
 
 ROWS = (2, 4, 8, 16)
 GROUPS_OF_A_ROW = (1, 2)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from kerneldecl.model import Block, Cpu, IterSpace, Value, dtype_bytes
-from kerneldecl.policies._cpu_model import compute_lanes, spread_cycles
-from kerneldecl.policies._cpu_traffic import (
+from kerneldecl.policies.cpu.time_model import compute_lanes, spread_cycles
+from kerneldecl.policies.shared.traffic import (
     COMBINE_CYCLES,
     LOOP_CYCLES,
     Stream,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from kerneldecl.analysis.contraction import FRAGMENT, Contraction
 from kerneldecl.model import Access, Block, Candidate, Gpu, IterSpace, dtype_bytes
-from kerneldecl.policies._gpu_model import occupancy
-from kerneldecl.policies._gpu_products import Estimate, out_bytes
-from kerneldecl.policies._gpu_tensor_model import SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, multiplies_per_cycle, together
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, out_bytes
+from kerneldecl.policies.gpu.tensor_core_model import SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, multiplies_per_cycle, together
+from kerneldecl.policies.gpu.time_model import occupancy
 
 ROWS = (1, 2, 4, 8, 16)
 CHANNELS = (16, 32, 64, 128)

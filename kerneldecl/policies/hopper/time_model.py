@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kerneldecl.model import Gpu, dtype_bytes
-from kerneldecl.policies._gpu_model import DRAM_SHARE
-from kerneldecl.policies._gpu_tensor_model import ROUNDED_DOWN, SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
+from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE
 
 STEP_BYTES = 128
 """Of the reduction in one stage: the row that TMA permutes and wgmma reads."""

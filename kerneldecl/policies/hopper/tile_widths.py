@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kerneldecl.model import Gpu
-from kerneldecl.policies._wgmma_model import WGMMA_ROWS
+from kerneldecl.policies.hopper.time_model import WGMMA_ROWS
 
 COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 COLUMN_UNIT = 8

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
-from kerneldecl.policies import _wgmma_model as model
-from kerneldecl.policies._gpu_products import Estimate, Form, dram_bytes, wave_items
-from kerneldecl.policies._wgmma_factors import gathered_bytes, is_box, step_items, unit_of
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Form, dram_bytes, wave_items
+from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.operands import gathered_bytes, is_box, step_items, unit_of
 
 ROWS = model.WGMMA_ROWS
 MIN_STAGES, MAX_STAGES = 2, 12

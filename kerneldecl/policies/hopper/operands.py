@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.model import dtype_bytes
-from kerneldecl.policies import _wgmma_model as model
-from kerneldecl.policies._wgmma_widths import COLUMN_UNIT
+from kerneldecl.policies.hopper import time_model as model
+from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT
 
 TURNED = 4
 """How much longer it takes to load bytes that lie across the reduction."""

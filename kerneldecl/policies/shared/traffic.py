@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Block, Candidate, Cpu, IterSpace, Proposal, Value, dtype_bytes
-from kerneldecl.policies._cpu_model import Work, busiest_share, predicted_secs
+from kerneldecl.policies.cpu.time_model import Work, busiest_share, predicted_secs
 
 CORE_DRAM_BYTES_PER_S = 12e9
 """What one core can have in flight: by Little's law, some 16 lines of 64 bytes every 85 ns (McCalpin, on single-core bandwidth, 2010)."""
