@@ -27,7 +27,7 @@ from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies.auto import BY_KIND
-from kerneldecl.templates._contraction import is_reduction
+from kerneldecl.templates.shared.contraction import is_reduction
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}

@@ -20,7 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._contraction import (
+from kerneldecl.templates.shared.contraction import (
     Panels,
     epilogue_of,
     merge,

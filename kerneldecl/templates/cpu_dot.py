@@ -17,7 +17,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._contraction import (
+from kerneldecl.templates.shared.contraction import (
     epilogue_of,
     is_tiled,
     merge,

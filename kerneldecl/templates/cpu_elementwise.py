@@ -12,7 +12,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,13 +22,13 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     transposed. `tile`: elements along the axis that operand is contiguous along, elements along the output's contiguous
     axis. `packed`: tiles go through a local array. `rows_outermost`: tiles follow one another along the output.
     """
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     # 1. One block.
-    _blocks.inline_producers(sch)
-    found = _blocks.leaves(sch)
+    blocks.inline_producers(sch)
+    found = blocks.leaves(sch)
     if found is None or len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
         return False
     leaf = found[0]
@@ -39,7 +39,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if groups is None:
         return False
     sch.reorder(*(leaf.loops[axis] for group in groups for axis in group))
-    loops = [_blocks.fused(sch, [leaf.loops[axis] for axis in group], leaf.rv) for group in groups]
+    loops = [blocks.fused(sch, [leaf.loops[axis] for axis in group], leaf.rv) for group in groups]
     # 3. Tiles where an operand is contiguous along another axis than the output, else vectors.
     across = _transposed(leaf, groups)
     if across is not None and "tile" not in params:
@@ -50,10 +50,10 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     return _tiles(sch, loops, across, leaf, params)
 
 
-def _groups(leaf: _blocks.Leaf) -> list[list[int]] | None:
+def _groups(leaf: blocks.Leaf) -> list[list[int]] | None:
     """Return the axes, outermost first, those that one loop can stand for together; None if the output's place is not affine."""
     count = len(leaf.loops)
-    walks = [_blocks.strides(access, count) for access in (*leaf.block.writes, *leaf.block.reads)]
+    walks = [blocks.strides(access, count) for access in (*leaf.block.writes, *leaf.block.reads)]
     written = [step for step in walks[0] if step is not None]
     if len(written) < count:
         return None
@@ -74,28 +74,28 @@ def _continues(walk: tuple[int | None, ...], outer: int, inner: int, extents: li
     return extents[outer] == 1 or (None not in steps and steps[0] == (steps[1] or 0) * extents[inner])
 
 
-def _transposed(leaf: _blocks.Leaf, groups: list[list[int]]) -> int | None:
+def _transposed(leaf: blocks.Leaf, groups: list[list[int]]) -> int | None:
     """Return which group but the last an operand is contiguous along."""
     for access in leaf.block.reads:
-        walk = _blocks.strides(access, len(leaf.loops))
+        walk = blocks.strides(access, len(leaf.loops))
         if walk[groups[-1][-1]] not in {0, 1, None}:
             return next((at for at, group in enumerate(groups[:-1]) if walk[group[-1]] == 1), None)
     return None
 
 
-def _vectors(sch: Schedule, loops: list[Any], leaf: _blocks.Leaf, params: Mapping[str, Value], arch: Arch) -> None:
-    width = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) * int(str(params["vectors"]))
+def _vectors(sch: Schedule, loops: list[Any], leaf: blocks.Leaf, params: Mapping[str, Value], arch: Arch) -> None:
+    width = blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) * int(str(params["vectors"]))
     *outer, inner = loops
-    inner = _blocks.vectorized(sch, inner, width)
+    inner = blocks.vectorized(sch, inner, width)
     if params["parallel"]:
         # Partitioning the innermost loop leaves outer loops whole, and a single loop its vectors.
-        sch.parallel(_blocks.fused(sch, outer, leaf.rv) if outer else inner)
+        sch.parallel(blocks.fused(sch, outer, leaf.rv) if outer else inner)
 
 
-def _tiles(sch: Schedule, loops: list[Any], across: int, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> bool:
+def _tiles(sch: Schedule, loops: list[Any], across: int, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
     tile = params["tile"]
     assert isinstance(tile, tuple)
-    extents = [_blocks.extent(sch, loop) for loop in (loops[across], loops[-1])]
+    extents = [blocks.extent(sch, loop) for loop in (loops[across], loops[-1])]
     rows, columns = (min(int(str(size)), extent) for size, extent in zip(tile, extents, strict=True))
     if params["packed"] and (extents[0] % rows or extents[1] % columns):
         return False  # the copy would be moved, and what bounds it at the ends would be lost

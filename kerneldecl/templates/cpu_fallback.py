@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,22 +22,22 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
     `parallel`: spread the outer spatial loops over all cores. `vectorize`: make vectors of the innermost spatial loop.
     """
-    return _blocks.attempt(mod, lambda sch: _schedule_all(sch, params, arch))
+    return blocks.attempt(mod, lambda sch: _schedule_all(sch, params, arch))
 
 
 def _schedule_all(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     if not params["parallel"] and not params["vectorize"]:
         return True
-    _blocks.inline_producers(sch, keep_shared=True)
-    for leaf in _blocks.leaves(sch) or ():
-        lanes = _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) if params["vectorize"] else 1
+    blocks.inline_producers(sch, keep_shared=True)
+    for leaf in blocks.leaves(sch) or ():
+        lanes = blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) if params["vectorize"] else 1
         # A primitive that refuses leaves the schedule as it was.
         with contextlib.suppress(ScheduleError):
             _schedule(sch, leaf, lanes, bool(params["parallel"]))
     return True
 
 
-def _schedule(sch: Schedule, leaf: _blocks.Leaf, lanes: int, is_parallel: bool) -> None:
+def _schedule(sch: Schedule, leaf: blocks.Leaf, lanes: int, is_parallel: bool) -> None:
     spatial, reduce = _written_order(leaf), leaf.loops_of("reduce")
     if not spatial:
         return
@@ -46,7 +46,7 @@ def _schedule(sch: Schedule, leaf: _blocks.Leaf, lanes: int, is_parallel: bool) 
     vector: list[Any] = []
     if lanes > 1:
         sch.reorder(*outer, *reduce, inner)
-        if _blocks.extent(sch, inner) % lanes == 0:
+        if blocks.extent(sch, inner) % lanes == 0:
             inner, lane = sch.split(inner, [None, lanes])
             sch.vectorize(lane)
             vector = [lane]
@@ -60,8 +60,8 @@ def _schedule(sch: Schedule, leaf: _blocks.Leaf, lanes: int, is_parallel: bool) 
         sch.decompose_reduction(leaf.rv, reduce[0])
 
 
-def _written_order(leaf: _blocks.Leaf) -> list[Any]:
+def _written_order(leaf: blocks.Leaf) -> list[Any]:
     """Return the spatial loops in the order in which the output lies in memory, outermost first."""
-    walk = _blocks.strides(leaf.block.writes[0], len(leaf.loops))
+    walk = blocks.strides(leaf.block.writes[0], len(leaf.loops))
     axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == "spatial" and leaf.loops[at] is not None)
     return [leaf.loops[at] for at in sorted(axes, key=lambda at: -abs(walk[at] or 0))]

@@ -12,7 +12,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _reductions
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,38 +22,38 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     `vectors` registers hold partial results of each row. Where it is contiguous along a spatial axis: `columns` of
     these are computed together, `steps` rows at a time, the reduction in `chunks`. `parallel`: all cores.
     """
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = _reductions.only_reduction(sch)
-    if found is None or len(found[0].block.reads) < 2 or _reductions.is_across(found[0]) != ("columns" in params):
+    found = reductions.only_reduction(sch)
+    if found is None or len(found[0].block.reads) < 2 or reductions.is_across(found[0]) != ("columns" in params):
         return False
     product, rest = found
     if "columns" in params:
-        columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = _reductions.column_reduction(sch, product, columns)
+        columns = reductions.ColumnCut(*(blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = reductions.column_reduction(sch, product, columns)
     else:
-        lanes = _blocks.lanes_of(product.block.writes[0].dtype, arch.the_cpu.vector_bytes)
-        cut = _reductions.RowCut(lanes, *(_blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
+        lanes = blocks.lanes_of(product.block.writes[0].dtype, arch.the_cpu.vector_bytes)
+        cut = reductions.RowCut(lanes, *(blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
         if product.extent_of("spatial") % cut.rows:
             return False
         _unzip(sch, product, lanes)
-        nest = _reductions.row_reduction(sch, product, cut)
-    _reductions.complete(sch, nest, rest, params)
+        nest = reductions.row_reduction(sch, product, cut)
+    reductions.complete(sch, nest, rest, params)
     return True
 
 
-def _unzip(sch: Schedule, product: _blocks.Leaf, lanes: int) -> None:
+def _unzip(sch: Schedule, product: blocks.Leaf, lanes: int) -> None:
     """Copy each small operand that is read with a stride along the vectors so that vectors are contiguous in the copy.
 
     Elements of a byte's nibbles alternate in the other operand: all that meet the first nibble come first in the copy.
     """
-    _, along, reused = _reductions.row_parts(product, lanes)
+    _, along, reused = reductions.row_parts(product, lanes)
     if len(reused) != 1:
         return
     for at, access in enumerate(product.block.reads):
-        walk = _blocks.strides(access, len(product.loops))
+        walk = blocks.strides(access, len(product.loops))
         ways = walk[along[-1]]
         if len(access.shape) == 1 and ways == product.block.axes[reused[0]].extent and walk[reused[0]] == 1:
             sch.cache_read(product.rv, at, "global")

@@ -19,7 +19,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._contraction import (
+from kerneldecl.templates.shared.contraction import (
     Panels,
     epilogue_of,
     is_tiled,

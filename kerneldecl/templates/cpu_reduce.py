@@ -11,7 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _reductions
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -21,20 +21,20 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     contiguous along a spatial axis: `columns` of these are computed together, `steps` rows at a time. In both cases
     `chunks`: parts of the reduction computed apart; `parallel`: all cores.
     """
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = _reductions.only_reduction(sch)
-    if found is None or _reductions.is_across(found[0]) != ("columns" in params):
+    found = reductions.only_reduction(sch)
+    if found is None or reductions.is_across(found[0]) != ("columns" in params):
         return False
     first, rest = found
     if "columns" in params:
-        columns = _reductions.ColumnCut(*(_blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = _reductions.column_reduction(sch, first, columns)
+        columns = reductions.ColumnCut(*(blocks.count(params, name) for name in ("columns", "steps", "chunks")))
+        nest = reductions.column_reduction(sch, first, columns)
     else:
-        lanes = _blocks.lanes_of(first.block.writes[0].dtype, arch.the_cpu.vector_bytes)
-        cut = _reductions.RowCut(lanes, _blocks.count(params, "vectors"), chunks=_blocks.count(params, "chunks"))
-        nest = _reductions.row_reduction(sch, first, cut)
-    _reductions.complete(sch, nest, rest, params)
+        lanes = blocks.lanes_of(first.block.writes[0].dtype, arch.the_cpu.vector_bytes)
+        cut = reductions.RowCut(lanes, blocks.count(params, "vectors"), chunks=blocks.count(params, "chunks"))
+        nest = reductions.row_reduction(sch, first, cut)
+    reductions.complete(sch, nest, rest, params)
     return True

@@ -11,7 +11,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _reductions
+from kerneldecl.templates.shared import blocks
+from kerneldecl.templates.shared import reductions as _reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -19,14 +20,14 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
     `vectors`: registers that hold partial results of a reduction. `parallel`: all cores.
     """
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     # 1. Blocks that agree on what a row is: their leading axes.
-    _blocks.inline_producers(sch, keep_shared=True)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
+    blocks.inline_producers(sch, keep_shared=True)
+    blocks.give_loops(sch)
+    found = blocks.leaves(sch)
     rows = None if found is None else _rows(found)
     if found is None or rows is None:
         return False
@@ -34,7 +35,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     nests, loops = [], []
     for leaf in found:
         if leaf.block.is_reduction:
-            nests.append(_reductions.row_reduction(sch, leaf, _reductions.RowCut(_lanes(leaf, arch), _blocks.count(params, "vectors"))))
+            nests.append(_reductions.row_reduction(sch, leaf, _reductions.RowCut(_lanes(leaf, arch), blocks.count(params, "vectors"))))
             loops.append(nests[-1].outer)
         else:
             loops.append(sch.fuse(*leaf.loops[:rows]))
@@ -47,15 +48,15 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         _reductions.start_merged(sch, nest)
     for leaf in found:
         if not leaf.block.is_reduction:
-            _blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))
+            blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))
     return True
 
 
-def _lanes(leaf: _blocks.Leaf, arch: Arch) -> int:
-    return _blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes)
+def _lanes(leaf: blocks.Leaf, arch: Arch) -> int:
+    return blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes)
 
 
-def _rows(found: list[_blocks.Leaf]) -> int | None:
+def _rows(found: list[blocks.Leaf]) -> int | None:
     """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
     reductions = [leaf for leaf in found if leaf.block.is_reduction]
     if not reductions or any(not leaf.loops_of("reduce") or _reductions.is_across(leaf) for leaf in reductions):

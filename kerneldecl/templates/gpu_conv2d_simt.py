@@ -27,9 +27,9 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_matmul import attempt, inline_sources, interleaved, is_async, place_store, product_of
-from kerneldecl.templates._gpu_windows import normalize_windows, staged_image
+from kerneldecl.templates.gpu.conv import normalize_windows, staged_image
+from kerneldecl.templates.gpu.gemm import attempt, inline_sources, interleaved, is_async, place_store, product_of
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
 GROUPS, LANES = 4, 8

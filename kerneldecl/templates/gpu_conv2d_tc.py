@@ -25,8 +25,9 @@ from tvm.s_tir import Schedule
 from kerneldecl.analysis.contraction import Contraction, tensor_cores_refuse
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._gpu_fragments import (
+from kerneldecl.templates.gpu.conv import normalize_windows, staged_image
+from kerneldecl.templates.gpu.gemm import attempt, inline_sources, product_of
+from kerneldecl.templates.gpu.mma_fragments import (
     clear_sums,
     intrinsics_of,
     keep_apart,
@@ -37,8 +38,7 @@ from kerneldecl.templates._gpu_fragments import (
     store_sums,
     store_tile,
 )
-from kerneldecl.templates._gpu_matmul import attempt, inline_sources, product_of
-from kerneldecl.templates._gpu_windows import normalize_windows, staged_image
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
 
 UNROLLED_STEPS = 16
 

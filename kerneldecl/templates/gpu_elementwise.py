@@ -11,7 +11,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _gpu_blocks
+from kerneldecl.templates.gpu import thread_loops
+from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,22 +23,22 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     elements along that axis by so many along the output's.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     # 1. One block.
-    _blocks.inline_producers(sch)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
+    blocks.inline_producers(sch)
+    blocks.give_loops(sch)
+    found = blocks.leaves(sch)
     if found is None or len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
         return False
     # 2. Tiles where an operand is contiguous along another axis, else vectors alone.
     return _tiles(sch, found[0], params) if "tile" in params else _vectors(sch, found[0], params)
 
 
-def _vectors(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> bool:
-    threads, width, unroll = (_blocks.count(params, name) for name in ("threads", "width", "unroll"))
+def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
+    threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
     # Loops are those of a copy to the output, under which the rest is moved: moving the copy would lose what bounds it at the end.
     copy = sch.cache_write(leaf.rv, 0, "local")
     *outer, inner = sch.get_loops(copy)
@@ -47,16 +48,16 @@ def _vectors(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> 
     sch.reorder(grid, tx, turn, lane)
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
-    _gpu_blocks.compute_under(sch, leaf.rv, turn)
+    thread_loops.compute_under(sch, leaf.rv, turn)
     sch.unroll(turn)
     sch.vectorize(lane)
     return True
 
 
-def _tiles(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> bool:
+def _tiles(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
     across = _transposed(leaf)
     tile = params["tile"]
-    threads, width = _blocks.count(params, "threads"), _blocks.count(params, "width")
+    threads, width = blocks.count(params, "threads"), blocks.count(params, "width")
     assert isinstance(tile, tuple)
     if across is None:
         return False
@@ -83,20 +84,20 @@ def _tiles(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> bo
     # 3. Between global memory and registers, vectors.
     for loop, thread in ((grid, "blockIdx.x"), (tx, "threadIdx.x"), (tx_in, "threadIdx.x")):
         sch.bind(loop, thread)
-    _gpu_blocks.load_vectors(sch, shared, tx_in)
+    thread_loops.load_vectors(sch, shared, tx_in)
     sch.vectorize(lane)
     for loop in (turn, turn_in, lane_in, sch.get_loops(leaf.rv)[-1]):
         sch.unroll(loop)
     return True
 
 
-def _transposed(leaf: _blocks.Leaf) -> tuple[int, int] | None:
+def _transposed(leaf: blocks.Leaf) -> tuple[int, int] | None:
     """Return which operand is contiguous along another dimension of the output than the last, and that dimension."""
     (out,) = leaf.block.writes
     if len(out.index) < 2 or not out.index[-1]:
         return None
     for at, access in enumerate(leaf.block.reads):
-        walk = _blocks.strides(access, len(leaf.loops))
+        walk = blocks.strides(access, len(leaf.loops))
         for dim, index in enumerate(out.index[:-1]):
             if index and walk[index[0][0]] == 1 and walk[out.index[-1][0][0]] not in {0, 1, None}:
                 return at, dim

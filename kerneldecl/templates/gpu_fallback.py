@@ -11,19 +11,19 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks
+from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Schedule each block as a kernel of its own, cheap ones inlined, in blocks of `threads` threads."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, _blocks.count(params, "threads")))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, blocks.count(params, "threads")))
 
 
 def _schedule(sch: Schedule, threads: int) -> bool:
-    _blocks.inline_producers(sch, keep_shared=True)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
+    blocks.inline_producers(sch, keep_shared=True)
+    blocks.give_loops(sch)
+    found = blocks.leaves(sch)
     if found is None:
         return False
     for leaf in found:

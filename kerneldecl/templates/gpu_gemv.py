@@ -13,7 +13,8 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import FIRST_CAPABILITY
 from kerneldecl.model import Arch, Gpu, Value
-from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+from kerneldecl.templates.gpu import thread_loops
+from kerneldecl.templates.shared import blocks, reductions
 
 QUAD = 4
 """Lanes of a warp that share a row of a fragment."""
@@ -25,23 +26,23 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     Parameters as those of gpu_reduce; besides, a thread computes `tile` rows together and loads the vector once for them.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params, arch.the_gpu))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch.the_gpu))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], gpu: Gpu) -> bool:
-    found = _reductions.only_reduction(sch)
-    if found is None or len(found[0].block.reads) < 2 or _reductions.is_across(found[0]) != params["across"]:
+    found = reductions.only_reduction(sch)
+    if found is None or len(found[0].block.reads) < 2 or reductions.is_across(found[0]) != params["across"]:
         return False
-    return _gpu_blocks.reduction(sch, found, params, is_paired=_is_paired(found[0], params, gpu))
+    return thread_loops.reduction(sch, found, params, is_paired=_is_paired(found[0], params, gpu))
 
 
-def _is_paired(leaf: _blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool:
+def _is_paired(leaf: blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool:
     """Say whether tensor cores may multiply 4-bit weights: pairs of rows, whole warps on one row, quads on weights of one scale."""
-    axis = _reductions.contiguous_axis(leaf)
+    axis = reductions.contiguous_axis(leaf)
     names = [(access.dtype, len(access.shape)) for access in leaf.block.reads]
     if params["across"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
         return False
-    threads, width, tile, chunks = (_blocks.count(params, name) for name in ("threads", "width", "tile", "chunks"))
+    threads, width, tile, chunks = (blocks.count(params, name) for name in ("threads", "width", "tile", "chunks"))
     run = leaf.block.axes[axis].extent
     largest = max(math.prod(access.shape) for access in leaf.block.reads)
     return (

@@ -28,8 +28,8 @@ from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.passes.dependent_launch import can_overlap
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._gemv_i4_kernel import GROUPS, Kernel, build
-from kerneldecl.templates._parsing import parsed_quickly
+from kerneldecl.templates.gpu.gemv_i4_kernel import GROUPS, Kernel, build
+from kerneldecl.templates.shared.fast_parse import parsed_quickly
 
 
 @parsed_quickly()

@@ -25,7 +25,7 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_matmul import (
+from kerneldecl.templates.gpu.gemm import (
     attempt,
     inline_sources,
     interleaved,

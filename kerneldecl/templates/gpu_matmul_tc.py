@@ -27,8 +27,7 @@ from tvm.s_tir import Schedule
 from kerneldecl.analysis.contraction import Contraction, Factor, tensor_cores_refuse
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._gpu_fragments import clear_sums, intrinsics_of, keep_apart, load_by_matrices, spread_copy, store_sums, store_tile
-from kerneldecl.templates._gpu_matmul import (
+from kerneldecl.templates.gpu.gemm import (
     attempt,
     inline_sources,
     is_async,
@@ -38,6 +37,15 @@ from kerneldecl.templates._gpu_matmul import (
     rasterize,
     sum_parts,
     vector_of,
+)
+from kerneldecl.templates.gpu.mma_fragments import (
+    clear_sums,
+    intrinsics_of,
+    keep_apart,
+    load_by_matrices,
+    spread_copy,
+    store_sums,
+    store_tile,
 )
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}

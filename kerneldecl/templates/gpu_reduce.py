@@ -11,7 +11,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+from kerneldecl.templates.gpu import thread_loops
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,11 +23,11 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     `threads` lie side by side along it and `rows` of them share a column. `chunks`: parts computed apart, by more blocks.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
-    found = _reductions.only_reduction(sch)
-    if found is None or _reductions.is_across(found[0]) != params["across"]:
+    found = reductions.only_reduction(sch)
+    if found is None or reductions.is_across(found[0]) != params["across"]:
         return False
-    return _gpu_blocks.reduction(sch, found, params)
+    return thread_loops.reduction(sch, found, params)

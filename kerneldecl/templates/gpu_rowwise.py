@@ -12,7 +12,9 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+from kerneldecl.templates.gpu import thread_loops
+from kerneldecl.templates.shared import blocks as _blocks
+from kerneldecl.templates.shared import reductions as _reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -60,7 +62,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
             continue
         tx, step, lane = loops
         sch.bind(tx, "threadIdx.x")
-        _gpu_blocks.load_vectors(sch, last.rv if rv is copy else rv, step)
+        thread_loops.load_vectors(sch, last.rv if rv is copy else rv, step)
         sch.vectorize(lane) if rv is copy else sch.unroll(lane)
         sch.unroll(step) if params["kept"] else None
     sch.unroll(sch.get_loops(last.rv)[-1])

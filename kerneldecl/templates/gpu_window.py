@@ -12,7 +12,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates import _blocks, _gpu_blocks, _reductions
+from kerneldecl.templates.gpu import thread_loops
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -22,13 +23,13 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     share comes from an SM's first-level cache. `threads` of a block lie side by side over channels, `rows` of these over windows.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return _blocks.attempt(mod, lambda sch: _schedule(sch, params))
+    return blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     # 1. The reduction, what comes before it, and what follows.
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch) or []
+    blocks.give_loops(sch)
+    found = blocks.leaves(sch) or []
     sums = [at for at, leaf in enumerate(found) if leaf.block.is_reduction]
     if len(sums) != 1:
         return False
@@ -50,7 +51,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     for producer in before:
         if not _into_registers(sch, producer, place):
             sch.compute_inline(producer.rv)
-    _gpu_blocks.load_vectors(sch, leaf.rv, place)
+    thread_loops.load_vectors(sch, leaf.rv, place)
     # 5. Sums over the window, of each place a vector, all of them on their way together.
     sch.unroll(place)
     sch.unroll(lane)
@@ -59,10 +60,10 @@ def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     return True
 
 
-def _threads(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
+def _threads(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> tuple[Any, Any, Any] | None:
     """Cut a reduction into threads; return the loops of a thread, of the places of its window, and of its channels."""
-    threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
-    column, axes = _reductions.contiguous_axis(leaf), leaf.block.axes
+    threads, rows, width = (blocks.count(params, name) for name in ("threads", "rows", "width"))
+    column, axes = reductions.contiguous_axis(leaf), leaf.block.axes
     if column is None or axes[column].kind != "spatial" or not leaf.loops_of("reduce"):
         return None
     # Blocks are moved later, and moving loses what bounds uneven loops.
@@ -71,18 +72,18 @@ def _threads(sch: Schedule, leaf: _blocks.Leaf, params: Mapping[str, Value]) -> 
     windows = [loop for at, loop in enumerate(leaf.loops) if axes[at].kind == "spatial" and at != column and loop is not None]
     vectors, tx, lane = sch.split(leaf.loops[column], [None, threads, width])
     sch.reorder(*windows, vectors, tx, *leaf.loops_of("reduce"), lane)
-    window, ty = sch.split(_blocks.fused(sch, windows, leaf.rv), [None, rows])
+    window, ty = sch.split(blocks.fused(sch, windows, leaf.rv), [None, rows])
     sch.reorder(window, vectors, ty, tx)
     for loop, name in ((sch.fuse(window, vectors), "blockIdx.x"), (ty, "threadIdx.y"), (tx, "threadIdx.x")):
         sch.bind(loop, name)
-    return tx, _blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), lane
+    return tx, blocks.fused(sch, leaf.loops_of("reduce"), leaf.rv), lane
 
 
-def _into_registers(sch: Schedule, producer: _blocks.Leaf, loop: Any) -> bool:
+def _into_registers(sch: Schedule, producer: blocks.Leaf, loop: Any) -> bool:
     """Have a thread make what a padding block makes of one place of a window; say whether that was such a block."""
     if producer.block.is_reduction or len(producer.block.reads) != 1:
         return False
     sch.compute_at(producer.rv, loop, preserve_unit_loops=True)
     sch.set_scope(producer.rv, 0, "local")
-    _gpu_blocks.vectorize_copy(sch, producer.rv)
+    thread_loops.vectorize_copy(sch, producer.rv)
     return True

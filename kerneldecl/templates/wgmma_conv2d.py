@@ -20,13 +20,13 @@ from typing import Any
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Value, dtype_bytes
-from kerneldecl.templates._parsing import parsed_quickly
-from kerneldecl.templates._wgmma_boxes import Boxes, results_of_boxes
-from kerneldecl.templates._wgmma_image import Convolution, Window, read_convolution
-from kerneldecl.templates._wgmma_kernel import build
-from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
-from kerneldecl.templates._wgmma_sizes import Kernel
-from kerneldecl.templates._wgmma_tiles import SLAB, Tiles
+from kerneldecl.templates.hopper.conv_tiles import Boxes, results_of_boxes
+from kerneldecl.templates.hopper.gemm_kernel import build
+from kerneldecl.templates.hopper.kernel_config import Kernel
+from kerneldecl.templates.hopper.operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
+from kerneldecl.templates.hopper.params import SLAB, Tiles
+from kerneldecl.templates.hopper.read_conv import Convolution, Window, read_convolution
+from kerneldecl.templates.shared.fast_parse import parsed_quickly
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 
 MAX_STEP = 8

@@ -42,14 +42,14 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates._parsing import parsed_quickly
-from kerneldecl.templates._wgmma_kernel import build
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, operand_of
-from kerneldecl.templates._wgmma_packing import packing_of
-from kerneldecl.templates._wgmma_product import Product, read_product
-from kerneldecl.templates._wgmma_results import results_of
-from kerneldecl.templates._wgmma_sizes import Kernel
-from kerneldecl.templates._wgmma_tiles import Tiles
+from kerneldecl.templates.hopper.epilogue import results_of
+from kerneldecl.templates.hopper.gemm_kernel import build
+from kerneldecl.templates.hopper.kernel_config import Kernel
+from kerneldecl.templates.hopper.operands import ROW_BYTES, operand_of
+from kerneldecl.templates.hopper.pack import packing_of
+from kerneldecl.templates.hopper.params import Tiles
+from kerneldecl.templates.hopper.read_gemm import Product, read_product
+from kerneldecl.templates.shared.fast_parse import parsed_quickly
 
 FIRST_CAPABILITY = (9, 0)
 SUMS = {

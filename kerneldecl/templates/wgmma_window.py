@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
-from kerneldecl.templates._parsing import parsed_quickly
-from kerneldecl.templates._wgmma_boxes import Boxes, results_of_boxes
-from kerneldecl.templates._wgmma_image import Convolution, read_convolution
-from kerneldecl.templates._wgmma_operands import MAX_BOX, PITCH_BYTES
-from kerneldecl.templates._wgmma_sizes import SM_BYTES, SYSTEM_BYTES
-from kerneldecl.templates._wgmma_tiles import SLAB
-from kerneldecl.templates._wgmma_window_kernel import build
-from kerneldecl.templates._wgmma_window_sizes import ITEM_BYTES, PIECE, Kernel, Tiles
+from kerneldecl.templates.hopper.conv_tiles import Boxes, results_of_boxes
+from kerneldecl.templates.hopper.kernel_config import SM_BYTES, SYSTEM_BYTES
+from kerneldecl.templates.hopper.operands import MAX_BOX, PITCH_BYTES
+from kerneldecl.templates.hopper.params import SLAB
+from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution
+from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, Kernel, Tiles
+from kerneldecl.templates.hopper.smem_conv_kernel import build
+from kerneldecl.templates.shared.fast_parse import parsed_quickly
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 
 

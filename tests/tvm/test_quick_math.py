@@ -16,7 +16,7 @@ from wgmma_cases import ONE, PLAIN
 from kerneldecl.compiler import canonical
 from kerneldecl.plugins import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
-from kerneldecl.templates._quick_math import ABSOLUTE_ERROR, RELATIVE_ERROR
+from kerneldecl.templates.shared.fast_math import ABSOLUTE_ERROR, RELATIVE_ERROR
 
 ROOT = Path(__file__).parents[2]
 SIZE = 256

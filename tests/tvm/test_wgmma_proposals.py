@@ -17,8 +17,8 @@ from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins import load_arch, load_policy, load_rule
 from kerneldecl.store.local import LocalStore
-from kerneldecl.templates._wgmma_product import read_product
-from kerneldecl.templates._wgmma_tiles import Tiles
+from kerneldecl.templates.hopper.params import Tiles
+from kerneldecl.templates.hopper.read_gemm import read_product
 from kerneldecl.templates.wgmma_matmul import kernel_of
 
 ROOT = Path(__file__).parents[2]

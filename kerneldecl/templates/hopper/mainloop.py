@@ -13,9 +13,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_operands import ROW_BYTES
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_sizes import Kernel
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.kernel_config import Kernel
+from kerneldecl.templates.hopper.operands import ROW_BYTES
 
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }

@@ -10,16 +10,16 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_copies import ENCODE, copy, prefetch
-from kerneldecl.templates._wgmma_gather import gather
-from kerneldecl.templates._wgmma_packing import packed
-from kerneldecl.templates._wgmma_parts import finish_sums, send_sums
-from kerneldecl.templates._wgmma_results import STORE, copy_out, each, fetch, fill, store_sums
-from kerneldecl.templates._wgmma_sizes import Kernel
-from kerneldecl.templates._wgmma_stream import Workspace, add_sums, leave_sums
-from kerneldecl.templates._wgmma_sums import end_first_slab, end_sums, start_sums
-from kerneldecl.templates._wgmma_tiles import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
-from kerneldecl.templates._wgmma_walk import At, Sums, Walk
+from kerneldecl.templates.hopper.epilogue import STORE, copy_out, each, fetch, fill, store_sums
+from kerneldecl.templates.hopper.gather import gather
+from kerneldecl.templates.hopper.kernel_config import Kernel
+from kerneldecl.templates.hopper.mainloop import end_first_slab, end_sums, start_sums
+from kerneldecl.templates.hopper.pack import packed
+from kerneldecl.templates.hopper.params import GATHERING_REGISTERS, REGISTERS, SLAB, WARPGROUP
+from kerneldecl.templates.hopper.split_k import finish_sums, send_sums
+from kerneldecl.templates.hopper.stream_k import Workspace, add_sums, leave_sums
+from kerneldecl.templates.hopper.tile_scheduler import At, Sums, Walk
+from kerneldecl.templates.hopper.tma import ENCODE, copy, prefetch
 
 
 def _tile(kernel, walk, place):

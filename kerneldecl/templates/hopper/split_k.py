@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_tiles import SLAB, WARPGROUP
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.params import SLAB, WARPGROUP
 
 
 @T.inline

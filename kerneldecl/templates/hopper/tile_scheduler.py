@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_sizes import Kernel
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.kernel_config import Kernel
 
 
 class At:

@@ -11,11 +11,11 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_gather import Source
-from kerneldecl.templates._wgmma_operands import Operand
-from kerneldecl.templates._wgmma_packing import Packing
-from kerneldecl.templates._wgmma_results import Results
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
+from kerneldecl.templates.hopper.epilogue import Results
+from kerneldecl.templates.hopper.gather import Source
+from kerneldecl.templates.hopper.operands import Operand
+from kerneldecl.templates.hopper.pack import Packing
+from kerneldecl.templates.hopper.params import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
 
 SM_BYTES = 228 * 1024
 SYSTEM_BYTES = 1024

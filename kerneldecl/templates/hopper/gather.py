@@ -11,9 +11,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_operands import ROW_BYTES, SLAB, Operand
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_tiles import WARPGROUP
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.operands import ROW_BYTES, SLAB, Operand
+from kerneldecl.templates.hopper.params import WARPGROUP
 
 PIECE_BYTES = 16
 ROW_PIECES = ROW_BYTES // PIECE_BYTES

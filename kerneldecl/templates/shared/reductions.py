@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Value
-from kerneldecl.templates._blocks import Leaf, axis_loops, count, extent, give_loops, inline_producers, leaves, strides
+from kerneldecl.templates.shared.blocks import Leaf, axis_loops, count, extent, give_loops, inline_producers, leaves, strides
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_gather import PIECE_BYTES, Source, element_at, hold, load_aligned, shifted
-from kerneldecl.templates._wgmma_operands import SLAB, Operand, gathered, is_copied
-from kerneldecl.templates._wgmma_product import Matrix
-from kerneldecl.templates._wgmma_results import each
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.gather import PIECE_BYTES, Source, element_at, hold, load_aligned, shifted
+from kerneldecl.templates.hopper.operands import SLAB, Operand, gathered, is_copied
+from kerneldecl.templates.hopper.read_gemm import Matrix
 
 LINE_BYTES = 128
 MAX_BYTES = 2**31

@@ -16,8 +16,8 @@ from tvm.ir import Call
 from tvm.script import tirx as T
 
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._wgmma_operands import SLAB, SWIZZLES, TensorMap, pitches
-from kerneldecl.templates._wgmma_product import Product
+from kerneldecl.templates.hopper.operands import SLAB, SWIZZLES, TensorMap, pitches
+from kerneldecl.templates.hopper.read_gemm import Product
 
 STAGED = ("float16", "bfloat16")
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"

@@ -13,9 +13,9 @@ from typing import Any
 from tvm import tirx
 
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._wgmma_image import Convolution
-from kerneldecl.templates._wgmma_operands import PITCH_BYTES, SWIZZLES, TensorMap
-from kerneldecl.templates._wgmma_results import STAGED, Results, chunk_shape
+from kerneldecl.templates.hopper.epilogue import STAGED, Results, chunk_shape
+from kerneldecl.templates.hopper.operands import PITCH_BYTES, SWIZZLES, TensorMap
+from kerneldecl.templates.hopper.read_conv import Convolution
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
-from kerneldecl.templates._quick_math import quickened
-from kerneldecl.templates._wgmma_product import _dense, _is_load_of, _loads_of, _replaced, _uncast
+from kerneldecl.templates.hopper.read_gemm import _dense, _is_load_of, _loads_of, _replaced, _uncast
+from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates.shared.fast_math import quickened
 
 Terms = tuple[dict[int, int], int]
 """An index: axes with their coefficients, and its constant."""

@@ -16,9 +16,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_sizes import Kernel
-from kerneldecl.templates._wgmma_tiles import WARPGROUP
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.kernel_config import Kernel
+from kerneldecl.templates.hopper.params import WARPGROUP
 
 VECTOR = 4
 """Sums in 16 bytes."""

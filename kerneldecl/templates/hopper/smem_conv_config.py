@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from tvm.script import tirx as T
 
 from kerneldecl.model import Value
-from kerneldecl.templates._wgmma_boxes import Boxes
-from kerneldecl.templates._wgmma_image import Convolution
-from kerneldecl.templates._wgmma_operands import SWIZZLES, TensorMap
-from kerneldecl.templates._wgmma_results import Results
-from kerneldecl.templates._wgmma_sizes import PTX_DTYPES, SM_BYTES, SYSTEM_BYTES
-from kerneldecl.templates._wgmma_tiles import BUFFER_BYTES, RESERVED_BYTES, SLAB, WARPGROUP
+from kerneldecl.templates.hopper.conv_tiles import Boxes
+from kerneldecl.templates.hopper.epilogue import Results
+from kerneldecl.templates.hopper.kernel_config import PTX_DTYPES, SM_BYTES, SYSTEM_BYTES
+from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap
+from kerneldecl.templates.hopper.params import BUFFER_BYTES, RESERVED_BYTES, SLAB, WARPGROUP
+from kerneldecl.templates.hopper.read_conv import Convolution
 
 ITEM_BYTES = 2
 STEP = 16

@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from kerneldecl.compiler.intrinsics.int4_dot import dotted, dotted_pair
 from kerneldecl.model import Value, dtype_bytes
-from kerneldecl.templates import _blocks, _reductions
+from kerneldecl.templates.shared import blocks, reductions
 
 ACCESS_BYTES = 16
 """The most that one thread reads or writes at once."""
@@ -45,13 +45,13 @@ class RowCut:
     """Rows of a tile go two by two to an intrinsic that whole warps compute."""
 
 
-def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf], cut: RowCut) -> bool:
+def row_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], cut: RowCut) -> bool:
     """Reduce along rows: each thread adds up what it loads, then all threads of a row combine what they have.
 
     With chunks, a second kernel combines those.
     """
     row, along, lanes = _row_loops(sch, leaf, cut.width)
-    size, rows, block = _blocks.extent(sch, along), _blocks.extent(sch, row), leaf.rv
+    size, rows, block = blocks.extent(sch, along), blocks.extent(sch, row), leaf.rv
     long = [axis for axis in leaf.block.axes if axis.kind == "spatial" and axis.extent > 1]
     if rows % (cut.rows * cut.tile) or size % cut.chunks or (cut.tile > 1 and len(long) != 1):
         return False
@@ -68,10 +68,10 @@ def row_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf
     return True
 
 
-def _row_loops(sch: Schedule, leaf: _blocks.Leaf, width: int) -> tuple[Any, Any, list[Any]]:
+def _row_loops(sch: Schedule, leaf: blocks.Leaf, width: int) -> tuple[Any, Any, list[Any]]:
     """Return one loop over rows, one from vector to vector, and those within a vector."""
-    walk = _reductions.main_walk(leaf)
-    order = _reductions.memory_order(leaf, "reduce")
+    walk = reductions.main_walk(leaf)
+    order = reductions.memory_order(leaf, "reduce")
     reused = [leaf.loops[axis] for axis in order if walk[axis] == 0 and leaf.block.axes[axis].extent > 1]
     *outer, inner = (leaf.loops[axis] for axis in order if leaf.loops[axis] not in reused)
     # Vectors are cut off before loops are fused: of a fused index, TVM does not see that neighbours are neighbours.
@@ -82,12 +82,12 @@ def _row_loops(sch: Schedule, leaf: _blocks.Leaf, width: int) -> tuple[Any, Any,
     return row, sch.fuse(*outer, vectors) if outer else vectors, [lane, *reused]
 
 
-def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequence[_blocks.Leaf], cut: RowCut) -> None:
+def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequence[blocks.Leaf], cut: RowCut) -> None:
     # 1. Blocks of threads: over rows, and along each.
     row, tile, along, *lanes = loops
     grid, ty = sch.split(row, [None, cut.rows])
     steps, tx = sch.split(along, [None, cut.threads])
-    outer, inner = sch.split(steps, [None, min(cut.unroll, _blocks.extent(sch, steps))])
+    outer, inner = sch.split(steps, [None, min(cut.unroll, blocks.extent(sch, steps))])
     if cut.is_paired:
         tile, pair = sch.split(tile, [None, 2])
         lanes = [pair, *lanes]
@@ -151,18 +151,18 @@ def compute_under(sch: Schedule, block: Any, loop: Any) -> None:
 def vectorize_copy(sch: Schedule, copy: Any) -> None:
     """Make accesses of at most 16 bytes of the innermost loop of a copy."""
     loop = sch.get_loops(copy)[-1]
-    width = math.gcd(_blocks.extent(sch, loop), ACCESS_BYTES // dtype_bytes(str(sch.get(copy).writes[0].source.dtype)))
+    width = math.gcd(blocks.extent(sch, loop), ACCESS_BYTES // dtype_bytes(str(sch.get(copy).writes[0].source.dtype)))
     outer, inner = sch.split(loop, [None, width])
     sch.unroll(outer)
     sch.vectorize(inner)
 
 
-def _combine_chunks(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) -> None:
+def _combine_chunks(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> None:
     """Add up the chunks' results in a kernel of its own, a warp for each result."""
     row, chunk, tile = sch.get_loops(block)
     sch.reorder(row, tile, chunk)
     row = sch.fuse(row, tile)
-    _, tx = sch.split(chunk, [None, min(32, _blocks.extent(sch, chunk))])
+    _, tx = sch.split(chunk, [None, min(32, blocks.extent(sch, chunk))])
     sch.bind(row, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     for leaf in rest:
@@ -187,19 +187,19 @@ class ColumnCut:
     """Parts of a column that are computed apart, where there are too few columns."""
 
 
-def column_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> bool:
+def column_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf], cut: ColumnCut) -> bool:
     """Reduce down columns: each thread adds up `width` of them side by side, then those of a column meet in shared memory.
 
     With chunks, a second kernel combines those.
     """
-    column = _reductions.contiguous_axis(leaf)
+    column = reductions.contiguous_axis(leaf)
     assert column is not None
     others = [loop for at, loop in enumerate(leaf.loops) if leaf.block.axes[at].kind == "spatial" and at != column and loop is not None]
-    reduce = [leaf.loops[axis] for axis in _reductions.memory_order(leaf, "reduce")]
+    reduce = [leaf.loops[axis] for axis in reductions.memory_order(leaf, "reduce")]
     vectors, lane = sch.split(leaf.loops[column], [None, cut.width])
     sch.reorder(*others, vectors, lane, *reduce)
     along = sch.fuse(*reduce)
-    size, block = _blocks.extent(sch, along), leaf.rv
+    size, block = blocks.extent(sch, along), leaf.rv
     # Blocks are moved from here on, and moving loses what bounds uneven loops.
     if leaf.block.axes[column].extent % (cut.width * cut.threads) or size % cut.chunks:
         return False
@@ -215,12 +215,12 @@ def column_reduction(sch: Schedule, leaf: _blocks.Leaf, rest: Sequence[_blocks.L
 
 
 def _column_partials(
-    sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[_blocks.Leaf], cut: ColumnCut
+    sch: Schedule, block: Any, loops: tuple[list[Any], Any, Any, Any], rest: Sequence[blocks.Leaf], cut: ColumnCut
 ) -> None:
     others, vectors, lane, along = loops
     columns, tx = sch.split(vectors, [None, cut.threads])
     steps, ty = sch.split(along, [None, cut.rows])
-    outer, inner = sch.split(steps, [None, min(cut.unroll, _blocks.extent(sch, steps))])
+    outer, inner = sch.split(steps, [None, min(cut.unroll, blocks.extent(sch, steps))])
     sch.reorder(*others, columns, ty, tx, outer, inner, lane) if cut.rows > 1 else sch.reorder(*others, columns, tx, outer, inner, ty, lane)
     grid = sch.fuse(*others, columns)
     if cut.rows == 1:
@@ -246,7 +246,7 @@ def _column_partials(
     sch.decompose_reduction(partial, outer)
 
 
-def _meet(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], cut: ColumnCut) -> None:
+def _meet(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], cut: ColumnCut) -> None:
     """Add up what the threads of each column left in shared memory."""
     part, *columns = sch.get_loops(block)[1:]
     sch.reorder(*columns, part)
@@ -260,7 +260,7 @@ def _meet(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], cut: ColumnCu
     _finish_columns(sch, block, rest, tx)
 
 
-def _finish_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], loop: Any) -> None:
+def _finish_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf], loop: Any) -> None:
     """Keep a block's results in registers until the blocks that follow, or a copy, write them."""
     if rest:
         sch.set_scope(block, 0, "local")
@@ -269,23 +269,23 @@ def _finish_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf], loo
         sch.reverse_compute_at(rv, loop, preserve_unit_loops=True)
 
 
-def _combine_columns(sch: Schedule, block: Any, rest: Sequence[_blocks.Leaf]) -> None:
+def _combine_columns(sch: Schedule, block: Any, rest: Sequence[blocks.Leaf]) -> None:
     """Add up the chunks' results in a kernel of its own, a thread for each column."""
     *columns, _ = sch.get_loops(block)
     column = sch.fuse(*columns)
-    grid, tx = sch.split(column, [None, math.gcd(_blocks.extent(sch, column), THREADS)])
+    grid, tx = sch.split(column, [None, math.gcd(blocks.extent(sch, column), THREADS)])
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
     _finish_columns(sch, block, rest, tx)
 
 
 def reduction(
-    sch: Schedule, found: tuple[_blocks.Leaf, Sequence[_blocks.Leaf]], params: Mapping[str, Value], *, is_paired: bool = False
+    sch: Schedule, found: tuple[blocks.Leaf, Sequence[blocks.Leaf]], params: Mapping[str, Value], *, is_paired: bool = False
 ) -> bool:
     """Schedule a reduction and what follows it as parameters say: along contiguous memory, or across it."""
     leaf, rest = found
-    threads, rows, width, unroll, chunks = (_blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks"))
+    threads, rows, width, unroll, chunks = (blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks"))
     if params["across"]:
         return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
-    tile = _blocks.count(params, "tile") if "tile" in params else 1
+    tile = blocks.count(params, "tile") if "tile" in params else 1
     return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks, is_paired))

@@ -20,7 +20,7 @@ from tvm.tirx import IndexMap
 from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
 
 WARP = 32
 SUMMED_AT_ONCE = 4

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from kerneldecl.analysis.contraction import Contraction, Factor
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized, fragment_place, tensorized
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._gpu_matmul import place_store
+from kerneldecl.templates.gpu.gemm import place_store
 
 STORED_AT_ONCE = 4
 """Sums that a thread takes from shared memory in one go: 16 bytes."""

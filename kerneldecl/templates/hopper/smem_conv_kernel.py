@@ -12,12 +12,12 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_copies import ENCODE, LOAD
-from kerneldecl.templates._wgmma_kernel import store
-from kerneldecl.templates._wgmma_results import each
-from kerneldecl.templates._wgmma_sums import FENCE_SOURCE
-from kerneldecl.templates._wgmma_tiles import SLAB, WARPGROUP
-from kerneldecl.templates._wgmma_window_sizes import ITEM_BYTES, PIECE, STEP, STEP_PAIRS, TMA_ALIGN_BYTES, Kernel
+from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.gemm_kernel import store
+from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
+from kerneldecl.templates.hopper.params import SLAB, WARPGROUP
+from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, STEP, STEP_PAIRS, TMA_ALIGN_BYTES, Kernel
+from kerneldecl.templates.hopper.tma import ENCODE, LOAD
 
 
 def take(kernel: Kernel, image: Any, fragments: Any, stage: Any, slab: Any, steps: range, lanes: tuple[Any, Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates._wgmma_results import each
+from kerneldecl.templates.hopper.epilogue import each
 
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"

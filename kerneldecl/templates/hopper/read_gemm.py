@@ -23,8 +23,8 @@ from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler import tfloat32
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates._quick_math import quickened
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.fast_math import quickened
 
 Dim = tuple[int, int]
 """Extent and stride in elements."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates._wgmma_product import Matrix
+from kerneldecl.templates.hopper.read_gemm import Matrix
 
 ROW_BYTES = 128
 """Of a row in shared memory, which the 128-byte swizzle permutes: the part of the reduction that a stage holds."""

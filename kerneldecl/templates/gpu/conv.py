@@ -12,7 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
 from kerneldecl.analysis.contraction import Contraction
-from kerneldecl.templates._gpu_matmul import flat, fuse_dims, inline_sources
+from kerneldecl.templates.gpu.gemm import flat, fuse_dims, inline_sources
 
 
 def normalize_windows(sch: Schedule, block: Any, product: Contraction, window: Sequence[Sequence[int]]) -> None:
