@@ -15,8 +15,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.artifact.link import LINKERS
-from kerneldecl.compiler import canonical as tensorir
-from kerneldecl.compiler import cpu, cuda
+from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
@@ -37,9 +36,9 @@ Case = Mapping[str, Any]
 def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Lower a rule and return what the later stages need to know of the computation."""
     declared = _rule(root, rule, attrs)
-    mod = tensorir.lower(declared)
+    mod = canonical.lower(declared)
     return {
-        "computation": tensorir.module_digest(mod),
+        "computation": canonical.module_digest(mod),
         "signature": to_json(declared.signature()),
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
@@ -58,7 +57,7 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
     if applied is None:
         return {"failure": "the template does not apply"}
-    scheduled, symbol = applied.digest, tensorir.symbol(case["computation"])
+    scheduled, symbol = applied.digest, canonical.symbol(case["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
     store = LocalStore(Path(case["root"]) / "cache")
     known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
@@ -156,8 +155,8 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
                 reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
             left_out.append({"name": name, "reason": reason})
             continue
-        canonical = tensorir.canonical_module(func)
-        found = functions.setdefault(match_digest(canonical["main"]), {"name": name, "calls": 0, "mod": canonical})
+        module = canonical.canonical_module(func)
+        found = functions.setdefault(match_digest(module["main"]), {"name": name, "calls": 0, "mod": module})
         found["calls"] += calls
     described = [{**_described(Path(root), found.pop("mod")), **found} for found in functions.values()]
     return {"functions": described, "left_out": left_out}
@@ -168,7 +167,7 @@ def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
 
     known = recognised(mod, root)
     if known is None:
-        return {"rule": "tensor_ir", "computation": tensorir.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
+        return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
     proposal, identity = known
     return {"rule": proposal.rule, "attrs": proposal.attrs, "identity": identity}
 
@@ -181,8 +180,8 @@ def _lowered(case: Case) -> tvm.IRModule:
     """Return the case's module; raise ValueError if it is not the computation that was planned with."""
     text = json.dumps(case, sort_keys=True)
     if text not in _LOWERED:
-        mod = tensorir.lower(_rule(case["root"], case["rule"], case["attrs"]))
-        if tensorir.module_digest(mod) != case["computation"]:
+        mod = canonical.lower(_rule(case["root"], case["rule"], case["attrs"]))
+        if canonical.module_digest(mod) != case["computation"]:
             raise ValueError(f"rule {case['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod

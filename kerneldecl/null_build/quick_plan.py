@@ -51,10 +51,10 @@ def _expanded(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) ->
     """Return the workloads of tables that the memo does not know, None where a table has a mistake."""
     if not tables:
         return []
-    from kerneldecl.declare import document as declare
     from kerneldecl.declare import workload_table
+    from kerneldecl.declare.document import scope_of
 
-    scope = declare.scope_of(root, document)
+    scope = scope_of(root, document)
     expansions = [workload_table.expand_table(table, scope) for table in tables]
     if any(expansion.findings for expansion in expansions):
         return None
@@ -67,10 +67,10 @@ def _planned(
     if not workloads:
         return []
     from kerneldecl import flow
-    from kerneldecl.declare import document as declare
+    from kerneldecl.declare.document import declared
     from kerneldecl.planning import workspace
 
-    return list(flow.make_plan(workspace.workspace_of(root, declare.declared(root, document, workloads), plugins)).entries)
+    return list(flow.make_plan(workspace.workspace_of(root, declared(root, document, workloads), plugins)).entries)
 
 
 def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:

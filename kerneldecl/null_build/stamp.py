@@ -18,7 +18,7 @@ from hashlib import sha256
 
 STAMP = "cache/stamp.json"
 SCHEMA = 1
-_PACKAGE = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
 # Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each is
 # most of a null build of ten thousand entries, and neither can make the artifact wrong.

@@ -11,8 +11,7 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.shared import blocks
-from kerneldecl.templates.shared import reductions as _reductions
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -35,7 +34,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     nests, loops = [], []
     for leaf in found:
         if leaf.block.is_reduction:
-            nests.append(_reductions.row_reduction(sch, leaf, _reductions.RowCut(_lanes(leaf, arch), blocks.count(params, "vectors"))))
+            nests.append(reductions.row_reduction(sch, leaf, reductions.RowCut(_lanes(leaf, arch), blocks.count(params, "vectors"))))
             loops.append(nests[-1].outer)
         else:
             loops.append(sch.fuse(*leaf.loops[:rows]))
@@ -45,7 +44,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
         sch.parallel(row)
     # 4. Initial values, and vectors of what is not a reduction.
     for nest in nests:
-        _reductions.start_merged(sch, nest)
+        reductions.start_merged(sch, nest)
     for leaf in found:
         if not leaf.block.is_reduction:
             blocks.vectorize_under(sch, leaf.rv, _lanes(leaf, arch))
@@ -58,10 +57,10 @@ def _lanes(leaf: blocks.Leaf, arch: Arch) -> int:
 
 def _rows(found: list[blocks.Leaf]) -> int | None:
     """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
-    reductions = [leaf for leaf in found if leaf.block.is_reduction]
-    if not reductions or any(not leaf.loops_of("reduce") or _reductions.is_across(leaf) for leaf in reductions):
+    reducing = [leaf for leaf in found if leaf.block.is_reduction]
+    if not reducing or any(not leaf.loops_of("reduce") or reductions.is_across(leaf) for leaf in reducing):
         return None
-    extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
+    extents = [axis.extent for axis in reducing[0].block.axes if axis.kind == "spatial"]
     results = {access.operand for leaf in found for access in leaf.block.writes}
     rows = tuple(((axis, 1),) if extent > 1 else () for axis, extent in enumerate(extents))
     for leaf in found:

@@ -13,8 +13,7 @@ from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu import thread_loops
-from kerneldecl.templates.shared import blocks as _blocks
-from kerneldecl.templates.shared import reductions as _reductions
+from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -26,38 +25,38 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
     # What several steps read, such as a softmax's powers, is computed once if it lies along the rows, too; else by each.
-    shared = _blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=True)) if params["kept"] else None
-    return shared or _blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=False))
+    shared = blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=True)) if params["kept"] else None
+    return shared or blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=False))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) -> bool:
-    threads, rows, width = (_blocks.count(params, name) for name in ("threads", "rows", "width"))
+    threads, rows, width = (blocks.count(params, name) for name in ("threads", "rows", "width"))
     # 1. Blocks that agree on what a row is: their leading axes.
-    _blocks.inline_producers(sch, keep_shared=keep_shared)
+    blocks.inline_producers(sch, keep_shared=keep_shared)
     _inline_row_values(sch)
-    _blocks.give_loops(sch)
-    found = _blocks.leaves(sch)
+    blocks.give_loops(sch)
+    found = blocks.leaves(sch)
     leading = None if found is None else _leading(found)
     if found is None or leading is None or any(_length(leaf, leading) % width for leaf in found if len(leaf.loops) > leading):
         return False
     # 2. Threads along the rows of each block, the last one as a copy to the output; one loop over rows.
     *_, last = found
     copy = sch.cache_write(last.rv, 0, "local")
-    blocks = [*(leaf.rv for leaf in found[:-1]), copy]
-    nests = [_along(sch, rv, leading, threads, width) for rv in blocks]
+    nested = [*(leaf.rv for leaf in found[:-1]), copy]
+    nests = [_along(sch, rv, leading, threads, width) for rv in nested]
     if len(nests[-1]) == 1:
         return False
     sch.compute_at(last.rv, nests[-1][2], preserve_unit_loops=True)
     row = sch.merge(*(nest[0] for nest in nests)) if len(nests) > 1 else nests[0][0]
-    if _blocks.extent(sch, row) % rows:
+    if blocks.extent(sch, row) % rows:
         return False
     grid, ty = sch.split(row, [None, rows])
     sch.bind(grid, "blockIdx.x")
     sch.bind(ty, "threadIdx.y")
     # 3. Results of each block in registers, rows in vectors.
-    for rv in blocks[:-1]:
+    for rv in nested[:-1]:
         sch.set_scope(rv, 0, "local")
-    for rv, (_, *loops) in zip(blocks, nests, strict=True):
+    for rv, (_, *loops) in zip(nested, nests, strict=True):
         if not loops:
             continue
         tx, step, lane = loops
@@ -71,7 +70,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
 
 def _inline_row_values(sch: Schedule) -> None:
     """Inline what is computed once a row: TVM may store it where the threads of a row have exchanged its sum, which they then change."""
-    found = _blocks.leaves(sch) or []
+    found = blocks.leaves(sch) or []
     rows = min((leaf.extent_of("spatial") for leaf in found if leaf.block.is_reduction), default=0)
     for leaf in found:
         if not leaf.block.is_reduction and leaf.extent_of("spatial") <= rows and sch.get_consumers(leaf.rv):
@@ -91,12 +90,12 @@ def _along(sch: Schedule, rv: Any, leading: int, threads: int, width: int) -> li
     return [row, tx, step, lane]
 
 
-def _leading(found: Sequence[_blocks.Leaf]) -> int | None:
+def _leading(found: Sequence[blocks.Leaf]) -> int | None:
     """Return how many leading axes all blocks share as rows, None where they do not, or where a reduction runs across memory."""
-    reductions = [leaf for leaf in found if leaf.block.is_reduction]
-    if not reductions or any(not leaf.block.reads or _reductions.is_across(leaf) for leaf in reductions):
+    reducing = [leaf for leaf in found if leaf.block.is_reduction]
+    if not reducing or any(not leaf.block.reads or reductions.is_across(leaf) for leaf in reducing):
         return None
-    extents = [axis.extent for axis in reductions[0].block.axes if axis.kind == "spatial"]
+    extents = [axis.extent for axis in reducing[0].block.axes if axis.kind == "spatial"]
     results = {access.operand for leaf in found for access in leaf.block.writes}
     rows = tuple(((axis, 1),) if extent > 1 else () for axis, extent in enumerate(extents))
     for leaf in found:
@@ -107,6 +106,6 @@ def _leading(found: Sequence[_blocks.Leaf]) -> int | None:
     return len(extents) or None
 
 
-def _length(leaf: _blocks.Leaf, leading: int) -> int:
+def _length(leaf: blocks.Leaf, leading: int) -> int:
     """Return the extent of the innermost axis along a row, of which vectors are cut."""
     return leaf.block.axes[-1].extent if len(leaf.block.axes) > leading else 1

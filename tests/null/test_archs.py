@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from compilers import needs_nvcc
 
+import kerneldecl
 from kerneldecl import plugins
 from kerneldecl.cli import doctor
 from kerneldecl.declare.document import declare
@@ -31,7 +32,7 @@ from kerneldecl.toolchain.versions import cuda_objection
 
 Write = Callable[[Mapping[str, str]], Path]
 
-STANDARD = Path(plugins.__file__).parent / "archs"
+STANDARD = Path(kerneldecl.__file__).parent / "archs"
 TOOLCHAIN = {"tvm": "1", "tvm_ffi": "1", "cuda": "13.0"}
 # What deviceQuery prints of them: clock, memory clock (kHz), width of the memory bus (bits).
 CLOCKS = {

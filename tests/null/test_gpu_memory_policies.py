@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams import Streams, axes
 
+import kerneldecl
 from kerneldecl import plugins
 from kerneldecl.model import Access, Block, Candidate, IterSpace
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
 from kerneldecl.policies.gpu.time_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
-STANDARD = Path(plugins.__file__).parent / "archs"
+STANDARD = Path(kerneldecl.__file__).parent / "archs"
 GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}
 H200 = GPUS["h200"]
 

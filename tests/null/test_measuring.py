@@ -19,7 +19,6 @@ from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
-from kerneldecl.tuning import measure as measuring
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.task import Task
@@ -95,7 +94,7 @@ def test_spilling_ones_are_verified_last(tmp_path: Path) -> None:
 
 
 def test_spilling_ones_are_left_out_when_time_is_up_and_others_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "SPILLING_SECS", -1.0)
+    monkeypatch.setattr("kerneldecl.tuning.measure.SPILLING_SECS", -1.0)
     runner = TableRunner()
     done = measured(task_in(tmp_path), runner, built("s", 8), built("a"))
     assert runner.of("verify") == ["a"]

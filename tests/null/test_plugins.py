@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+import kerneldecl
 from kerneldecl import plugins
 from kerneldecl.errors import DeclarationError, ExitCode
 from kerneldecl.model import Cpu
 from kerneldecl.rule import Rule
 
 Write = Callable[[Mapping[str, str]], Path]
-STANDARD = Path(plugins.__file__).parent
+STANDARD = Path(kerneldecl.__file__).parent
 
 RULE = """\
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ from cuda_process import LOAD, answer
 from tvm import te
 from tvm.s_tir import dlight
 
+import kerneldecl
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_source
@@ -29,7 +30,7 @@ from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.toolchain.scalarize_arrays import in_parts
 
-ARCHS = Path(nvcc.__file__).parent / "archs"
+ARCHS = Path(kerneldecl.__file__).parent / "archs"
 
 
 def arch(name: str) -> Arch:

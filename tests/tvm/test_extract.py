@@ -25,7 +25,7 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.model_import import read_model
 from kerneldecl.compiler.model_import.rule_candidates import BINARY, UNARY
 from kerneldecl.errors import DeclarationError
-from kerneldecl.extract import extract as extraction
+from kerneldecl.extract.extract import extract_model
 from kerneldecl.model import Signature
 from kerneldecl.plugins import STANDARD, load_rule
 from kerneldecl.runners import worker
@@ -123,8 +123,8 @@ def extract(space: Space, monkeypatch: pytest.MonkeyPatch) -> Extract:
     monkeypatch.chdir(space.root)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is told stale by a clock of whole seconds
-    monkeypatch.setattr(extraction, "Worker", InThisProcess)
-    return lambda model: json.loads(json.dumps(extraction.extract_model(model, space.root)))
+    monkeypatch.setattr("kerneldecl.extract.extract.Worker", InThisProcess)
+    return lambda model: json.loads(json.dumps(extract_model(model, space.root)))
 
 
 def declared(space: Space) -> list[dict[str, Any]]:

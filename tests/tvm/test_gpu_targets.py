@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import kerneldecl
 from kerneldecl import plugins
 from kerneldecl.compiler.cpu import target_of
 
-STANDARD = Path(plugins.__file__).parent / "archs"
+STANDARD = Path(kerneldecl.__file__).parent / "archs"
 GPUS = sorted(file.stem for file in STANDARD.glob("*.toml") if plugins.load_arch(STANDARD, file.stem).gpu)
 
 
