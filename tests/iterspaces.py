@@ -40,9 +40,9 @@ def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16
     axes = (*leading, Axis("i", m, "spatial"), Axis("j", n, "spatial"), Axis("k", k, "reduce"))
     i, j, r = (at + len(leading) for at in range(3))
     outer: list[dict[int, int]] = [{0: 1}] if batch else []
-    left = [{i: 1}, {r: 1}] if layout[0] == "n" else [{r: 1}, {i: 1}]
-    right = [{r: 1}, {j: 1}] if layout[1] == "n" else [{j: 1}, {r: 1}]
-    reads = access("A", axes, dtype, *outer, *left), access("B", axes, dtype, *outer, *right)
+    a = [{i: 1}, {r: 1}] if layout[0] == "n" else [{r: 1}, {i: 1}]
+    b = [{r: 1}, {j: 1}] if layout[1] == "n" else [{j: 1}, {r: 1}]
+    reads = access("A", axes, dtype, *outer, *a), access("B", axes, dtype, *outer, *b)
     return IterSpace((Block("product", axes, reads, (access("C", axes, sums, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
 
 
@@ -55,7 +55,7 @@ def conv2d(c: int = 64, f: int = 64, dtype: str = "float16") -> IterSpace:
     return IterSpace((Block("conv", axes, (pixels, weights), (out,), 2),), ("padded", "W"), ("C",))
 
 
-def product(space: IterSpace) -> Contraction:
+def gemm(space: IterSpace) -> Contraction:
     found = contraction_of(space)
     assert isinstance(found, Contraction), found
     return found

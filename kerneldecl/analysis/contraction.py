@@ -24,7 +24,7 @@ FIRST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
-class Factor:
+class Operand:
     """One operand of a product."""
 
     position: int
@@ -53,13 +53,13 @@ class Contraction:
     m: tuple[int, ...]
     n: tuple[int, ...]
     k: tuple[int, ...]
-    left: Factor
+    a: Operand
     """The operand that m indexes."""
-    right: Factor
+    b: Operand
     extents: tuple[int, int, int, int]
     """Of batch, m, n, k."""
-    sums_dtype: str
-    out_run: int
+    accum_dtype: str
+    out_contiguous: int
     """As a factor's run: of the result along n."""
     is_plain: bool
     """True where nothing but a multiplication and an addition is done at a point."""
@@ -67,7 +67,7 @@ class Contraction:
     @property
     def layout(self) -> str:
         """Return nn, nt, tn or tt, as BLAS names how both operands are stored."""
-        return ("n" if self.left.is_k_last else "t") + ("t" if self.right.is_k_last else "n")
+        return ("n" if self.a.is_k_last else "t") + ("t" if self.b.is_k_last else "n")
 
 
 def contraction_of(space: IterSpace) -> Contraction | str:
@@ -78,21 +78,21 @@ def contraction_of(space: IterSpace) -> Contraction | str:
     return _read(space, reductions[0])
 
 
-def tensor_cores_refuse(product: Contraction, gpu: Gpu) -> str:
+def why_no_tensor_cores(gemm: Contraction, gpu: Gpu) -> str:
     """Return why tensor cores do not take a product, as a sentence; empty where they do."""
-    _, m, n, k = product.extents
-    dtype, other = product.left.dtype, product.right.dtype
-    is_transposed = dtype_bytes(dtype) == 1 and product.layout != "nt"
+    _, m, n, k = gemm.extents
+    dtype, other = gemm.a.dtype, gemm.b.dtype
+    is_transposed = dtype_bytes(dtype) == 1 and gemm.layout != "nt"
     reasons = (
-        (not product.is_plain, "its reduction does something else than adding products"),
+        (not gemm.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (product.sums_dtype not in TENSOR_SUMS.get(dtype, ()), f"there is no intrinsic for {dtype} summed in {product.sums_dtype}"),
+        (gemm.accum_dtype not in TENSOR_SUMS.get(dtype, ()), f"there is no intrinsic for {dtype} summed in {gemm.accum_dtype}"),
         (
             gpu.compute_capability < FIRST_CAPABILITY,
             "its GPU is older than mma.sync m16n8k16 and cp.async, which compute capability 8.0 brought",
         ),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (is_transposed, f"its layout is {product.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
+        (is_transposed, f"its layout is {gemm.layout}: ldmatrix cannot transpose 8-bit elements, so k must be last in both operands"),
         (min(m, n) == 1, WITH_A_VECTOR),
         (max(m, n) < FRAGMENT // 2, f"it has {m} rows and {n} columns, and tensor cores would multiply {FRAGMENT} of each"),
         (k < FRAGMENT, f"its sums have {k} terms, and tensor cores take {FRAGMENT} at once"),
@@ -109,12 +109,12 @@ def _read(space: IterSpace, block: Block) -> Contraction | str:
     # What the output's fastest axis indexes is the right operand; where that axis has extent 1, no operand shows it.
     ranked = [at for at in _by_place(block.writes[0]) if (at in first) != (at in second)]
     is_second = not ranked or ranked[-1] in second
-    left, right = (first, second) if is_second else (second, first)
+    a, b = (first, second) if is_second else (second, first)
     k = tuple(at for at, kind in enumerate(kinds) if kind == "reduce")
     long_k = [at for at in k if block.axes[at].extent > 1]
-    if any((at in left) != (at in right) for at in long_k):
+    if any((at in a) != (at in b) for at in long_k):
         return "one operand alone is indexed by a reduced axis"
-    groups = _groups(block, spatial, left, right)
+    groups = _groups(block, spatial, a, b)
     if groups is None or not out.issuperset(at for at in spatial if block.axes[at].extent > 1):
         return "an axis of the output indexes no operand"
     batch, m, n = groups
@@ -158,12 +158,12 @@ def _by_place(access: Access) -> list[int]:
     return [axis for index in access.index for axis, _ in index or ()]
 
 
-def _groups(block: Block, spatial: Sequence[int], left: set[int], right: set[int]) -> tuple[tuple[int, ...], ...] | None:
+def _groups(block: Block, spatial: Sequence[int], a: set[int], b: set[int]) -> tuple[tuple[int, ...], ...] | None:
     """Return the batch, m and n axes. Axes of extent 1, which no operand shows, become n where it has none, else m."""
-    batch = [at for at in spatial if at in left and at in right]
-    m = [at for at in spatial if at in left and at not in right]
-    n = [at for at in spatial if at in right and at not in left]
-    units = [at for at in spatial if at not in left and at not in right]
+    batch = [at for at in spatial if at in a and at in b]
+    m = [at for at in spatial if at in a and at not in b]
+    n = [at for at in spatial if at in b and at not in a]
+    units = [at for at in spatial if at not in a and at not in b]
     if any(block.axes[at].extent > 1 for at in units):
         return None
     if units and not n:
@@ -175,7 +175,7 @@ def _extent(block: Block, axes: Sequence[int]) -> int:
     return math.prod(block.axes[at].extent for at in axes)
 
 
-def _factor(space: IterSpace, block: Block, position: int, groups: tuple[Sequence[int], Sequence[int]]) -> Factor:
+def _factor(space: IterSpace, block: Block, position: int, groups: tuple[Sequence[int], Sequence[int]]) -> Operand:
     spatial, reduced = groups
     access = block.reads[position]
     base = stored(space, access)
@@ -183,7 +183,7 @@ def _factor(space: IterSpace, block: Block, position: int, groups: tuple[Sequenc
     # Of several axes in one index (a window's place and the place in it) the longer one makes the longer runs.
     fastest = max(extents, key=lambda axis: (extents[axis], axis in reduced), default=None)
     is_k_last = fastest is None or fastest in reduced
-    return Factor(position, access.dtype, base.shape, is_k_last, _run(block, base, reduced if is_k_last else spatial))
+    return Operand(position, access.dtype, base.shape, is_k_last, _run(block, base, reduced if is_k_last else spatial))
 
 
 def stored(space: IterSpace, access: Access) -> Access:
@@ -207,8 +207,8 @@ def _substituted(terms: Terms, places: Mapping[int, int], access: Access) -> Ter
         inner = access.index[places[axis]]
         if inner is None:
             return None
-        for reader, factor in inner:
-            found[reader] += coefficient * factor
+        for reader, operand in inner:
+            found[reader] += coefficient * operand
     return tuple(sorted(found.items()))
 
 

@@ -64,9 +64,9 @@ def space_of(func: Any) -> IterSpace:
 
 def output_dims(space: IterSpace) -> list[int]:
     """Return the dimensions of a product's output that m and n index, of each the last."""
-    product = contraction_of(space)
-    assert isinstance(product, Contraction), "the caller knows that it is one"
+    gemm = contraction_of(space)
+    assert isinstance(gemm, Contraction), "the caller knows that it is one"
     (block,) = (block for block in space.blocks if block.is_reduction)
     dims = {axis: dim for dim, index in enumerate(block.writes[0].index) for axis, _ in index or ()}
     # An axis of extent 1 may index nothing.
-    return [max((dims[axis] for axis in group if axis in dims), default=len(dims) - 1) for group in (product.m, product.n)]
+    return [max((dims[axis] for axis in group if axis in dims), default=len(dims) - 1) for group in (gemm.m, gemm.n)]

@@ -76,10 +76,10 @@ class Tiling:
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no matrix product."""
-    product = product_of(space)
-    if product is None or measured:
+    gemm = product_of(space)
+    if gemm is None or measured:
         return ()
-    return ranked((estimate(product, tiling, arch.the_cpu) for tiling in tilings(product, arch.the_cpu)), SAME_TILE)[:top_k]
+    return ranked((estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu)), SAME_TILE)[:top_k]
 
 
 def product_of(space: IterSpace) -> Product | None:
@@ -95,36 +95,36 @@ def product_of(space: IterSpace) -> Product | None:
     n = out[-1]
     # Where n has extent 1, no operand shows it; the second one is as good as any.
     is_second = n in second or n not in first
-    left, right = (first, second) if is_second else (second, first)
-    rows = _row_axis(block, out, left, right)
-    if rows is None or n in left:
+    a, b = (first, second) if is_second else (second, first)
+    rows = _row_axis(block, out, a, b)
+    if rows is None or n in a:
         return None
     return _product(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
 
 
-def _row_axis(block: Block, out: list[int], left: list[int], right: list[int]) -> int | None:
+def _row_axis(block: Block, out: list[int], a: list[int], b: list[int]) -> int | None:
     """Return the axis that only the left operand has; where none is longer than 1, the last of the others."""
-    rows = [axis for axis in out[:-1] if axis in left and axis not in right]
+    rows = [axis for axis in out[:-1] if axis in a and axis not in b]
     units = [axis for axis in out[:-1] if block.axes[axis].extent == 1]
-    if len(rows) > 1 or not (rows or units) or any(axis not in left and axis not in units for axis in out[:-1]):
+    if len(rows) > 1 or not (rows or units) or any(axis not in a and axis not in units for axis in out[:-1]):
         return None
     return (rows or units)[-1]
 
 
 def _product(block: Block, out: list[int], mnk: tuple[int, int, int], operands: tuple[Access, ...]) -> Product:
     rows, n, k = mnk
-    left, right = operands
+    a, b = operands
     extent = [axis.extent for axis in block.axes]
     return Product(
         batch=math.prod(extent[axis] for axis in out[:-1] if axis != rows),
         m=extent[rows],
         n=extent[n],
         k=extent[k],
-        left_bytes=dtype_bytes(left.dtype),
-        right_bytes=dtype_bytes(right.dtype),
+        left_bytes=dtype_bytes(a.dtype),
+        right_bytes=dtype_bytes(b.dtype),
         out_dtype=block.writes[0].dtype,
-        is_left_row_major=not _is_indexed_last(left, rows),
-        is_right_row_major=not _is_indexed_last(right, k),
+        is_left_row_major=not _is_indexed_last(a, rows),
+        is_right_row_major=not _is_indexed_last(b, k),
     )
 
 
@@ -134,53 +134,53 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
     return bool(dims) and dims[-1] == ((axis, 1),)
 
 
-def tilings(product: Product, cpu: Cpu) -> Iterator[Tiling]:
+def tilings(gemm: Product, cpu: Cpu) -> Iterator[Tiling]:
     """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings and packings."""
-    shapes = itertools.product(register_tiles(product, cpu)[:TILE_SHAPES], _reduction_blocks(product, cpu))
+    shapes = itertools.product(register_tiles(gemm, cpu)[:TILE_SHAPES], _reduction_blocks(gemm, cpu))
     for (tile_m, tile_n), block_k in shapes:
-        packs_m = (False, True) if product.m % tile_m == 0 else (True,)
-        packs_n = (False, True) if product.n % tile_n == 0 and product.is_right_row_major else (True,)
-        blocks = _blocks(product, tile_m, tile_n, block_k or product.k, cpu)
+        packs_m = (False, True) if gemm.m % tile_m == 0 else (True,)
+        packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_right_row_major else (True,)
+        blocks = _blocks(gemm, tile_m, tile_n, block_k or gemm.k, cpu)
         for (block_m, block_n), pack_m, pack_n, order in itertools.product(blocks, packs_m, packs_n, ORDERS):
             yield Tiling("cpu_matmul", tile_m, tile_n, block_m, block_n, block_k, pack_m, pack_n, order)
-    for tile_m, tile_n in dot_tiles(product, cpu)[:TILE_SHAPES]:
-        for (block_m, block_n), order in itertools.product(_blocks(product, tile_m, tile_n, product.k, cpu), ORDERS):
+    for tile_m, tile_n in dot_tiles(gemm, cpu)[:TILE_SHAPES]:
+        for (block_m, block_n), order in itertools.product(_blocks(gemm, tile_m, tile_n, gemm.k, cpu), ORDERS):
             yield Tiling("cpu_dot", tile_m, tile_n, block_m, block_n, 0, pack_m=False, pack_n=False, order=order)
 
 
-def register_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
+def register_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, those with the fewest cycles first."""
-    lanes = compute_lanes(cpu, product.out_dtype)
-    widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < product.n]
-    if product.n < lanes:
-        widths = [1 << (product.n - 1).bit_length()]
+    lanes = compute_lanes(cpu, gemm.out_dtype)
+    widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < gemm.n]
+    if gemm.n < lanes:
+        widths = [1 << (gemm.n - 1).bit_length()]
     tiles = []
     for tile_n in widths:
         vectors = -(-tile_n // lanes)
         # One register holds the broadcast element and `vectors` hold the row of the other operand.
-        rows = min(product.m, (cpu.vector_registers - 1) // vectors - 1)
+        rows = min(gemm.m, (cpu.vector_registers - 1) // vectors - 1)
         tiles += [(tile_m, tile_n) for tile_m in range(1, rows + 1)]
-    return sorted(tiles, key=lambda tile: (_micro_cycles(product, "cpu_matmul", tile, cpu), tile))
+    return sorted(tiles, key=lambda tile: (_micro_cycles(gemm, "cpu_matmul", tile, cpu), tile))
 
 
-def dot_tiles(product: Product, cpu: Cpu) -> list[tuple[int, int]]:
+def dot_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose partial sums fit the vector registers, fewest cycles first; none unless both operands lie along k."""
-    if not product.is_left_row_major or product.is_right_row_major or product.k % compute_lanes(cpu, product.out_dtype):
+    if not gemm.is_left_row_major or gemm.is_right_row_major or gemm.k % compute_lanes(cpu, gemm.out_dtype):
         return []
     # The rows of one operand stay in registers beside the partial sums while the other's are read in turn.
     tiles = [
         (tile_m, tile_n)
-        for tile_m, tile_n in itertools.product(divisors(product.m), divisors(product.n))
+        for tile_m, tile_n in itertools.product(divisors(gemm.m), divisors(gemm.n))
         if tile_m * tile_n + tile_m + 1 <= cpu.vector_registers
     ]
-    return sorted(tiles, key=lambda tile: (_micro_cycles(product, "cpu_dot", tile, cpu), tile))
+    return sorted(tiles, key=lambda tile: (_micro_cycles(gemm, "cpu_dot", tile, cpu), tile))
 
 
-def _blocks(product: Product, tile_m: int, tile_n: int, steps: int, cpu: Cpu) -> list[tuple[int, int]]:
+def _blocks(gemm: Product, tile_m: int, tile_n: int, steps: int, cpu: Cpu) -> list[tuple[int, int]]:
     """Return pairs of block extents that are multiples of the tile, for panels of `steps` of the reduction."""
     half_bytes = cpu.l2_bytes // 2
-    blocks_m = _block_extents(product.m, tile_m, half_bytes // (steps * product.left_bytes))
-    blocks_n = _block_extents(product.n, tile_n, half_bytes // (steps * product.right_bytes))
+    blocks_m = _block_extents(gemm.m, tile_m, half_bytes // (steps * gemm.left_bytes))
+    blocks_n = _block_extents(gemm.n, tile_n, half_bytes // (steps * gemm.right_bytes))
     return list(itertools.product(blocks_m, blocks_n))
 
 
@@ -193,17 +193,17 @@ def _block_extents(extent: int, tile: int, most: int) -> list[int]:
     return sorted({tile * part for part in (tiles, *halves, *fitting)})
 
 
-def _reduction_blocks(product: Product, cpu: Cpu) -> list[int]:
+def _reduction_blocks(gemm: Product, cpu: Cpu) -> list[int]:
     """Return 0 (no blocking) and, for reductions that outgrow the first cache, the largest divisor with which a panel stays in it."""
     most = cpu.l1d_bytes // 2 // (2 * cpu.vector_bytes)
-    fitting = max((d for d in divisors(product.k) if d <= 2 * most), default=1)
-    return [0, fitting] if most <= fitting < product.k else [0]
+    fitting = max((d for d in divisors(gemm.k) if d <= 2 * most), default=1)
+    return [0, fitting] if most <= fitting < gemm.k else [0]
 
 
-def _micro_cycles(product: Product, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
+def _micro_cycles(gemm: Product, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in the first cache."""
     tile_m, tile_n = tile
-    lanes = compute_lanes(cpu, product.out_dtype)
+    lanes = compute_lanes(cpu, gemm.out_dtype)
     vectors = tile_n if template == "cpu_dot" else -(-tile_n // lanes)
     # A broadcast reads one element and costs half of a full vector's load.
     loads = vectors + (tile_m if template == "cpu_dot" else tile_m / 2)
@@ -211,46 +211,46 @@ def _micro_cycles(product: Product, template: str, tile: tuple[int, int], cpu: C
     step_cycles = max(tile_m * vectors / cpu.fma_per_cycle, load_cycles, FMA_LATENCY_CYCLES)
     if template == "cpu_dot":
         # In the end, the lanes of each partial sum are added one by one.
-        tile_cycles = product.k / lanes * step_cycles + tile_m * tile_n * lanes + 20
+        tile_cycles = gemm.k / lanes * step_cycles + tile_m * tile_n * lanes + 20
     else:
         # Accumulators are cleared, written and read once each.
-        tile_cycles = product.k * step_cycles + 3 * tile_m * vectors + 20
-    return product.batch * math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * tile_cycles
+        tile_cycles = gemm.k * step_cycles + 3 * tile_m * vectors + 20
+    return gemm.batch * math.ceil(gemm.m / tile_m) * math.ceil(gemm.n / tile_n) * tile_cycles
 
 
-def estimate(product: Product, tiling: Tiling, cpu: Cpu) -> Estimate:
+def estimate(gemm: Product, tiling: Tiling, cpu: Cpu) -> Estimate:
     """Return the predicted time: packing first, then the product, each a roofline of `predicted_secs`.
 
     Traffic follows Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, TOMS 2008, section 4):
     per register tile, the panel that changes comes from the cache that its block fits, the other from the cache that the panel fits.
     """
-    works = [*_packing(product, tiling, cpu), _work(product, tiling, cpu)]
+    works = [*_packing(gemm, tiling, cpu), _work(gemm, tiling, cpu)]
     secs = sum(predicted_secs(cpu, work) for work in works)
     moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
     return Estimate(tiling.candidate(), secs, moved_bytes, (tiling.tile_m, tiling.tile_n))
 
 
-def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
-    m_tiles, n_tiles = math.ceil(product.m / tiling.tile_m), math.ceil(product.n / tiling.tile_n)
-    tasks = product.batch * (m_tiles * tiling.tile_m // tiling.block_m) * (n_tiles * tiling.tile_n // tiling.block_n)
+def _work(gemm: Product, tiling: Tiling, cpu: Cpu) -> Work:
+    m_tiles, n_tiles = math.ceil(gemm.m / tiling.tile_m), math.ceil(gemm.n / tiling.tile_n)
+    tasks = gemm.batch * (m_tiles * tiling.tile_m // tiling.block_m) * (n_tiles * tiling.tile_n // tiling.block_n)
     share = busiest_share(tasks, cpu.cores)
-    steps = tiling.block_k or product.k
-    panel_m, panel_n = tiling.tile_m * steps * product.left_bytes, tiling.tile_n * steps * product.right_bytes
-    block_m, block_n = tiling.block_m * steps * product.left_bytes, tiling.block_n * steps * product.right_bytes
-    visits = product.batch * m_tiles * n_tiles * (product.k / steps)
+    steps = tiling.block_k or gemm.k
+    panel_m, panel_n = tiling.tile_m * steps * gemm.left_bytes, tiling.tile_n * steps * gemm.right_bytes
+    block_m, block_n = tiling.block_m * steps * gemm.left_bytes, tiling.block_n * steps * gemm.right_bytes
+    visits = gemm.batch * m_tiles * n_tiles * (gemm.k / steps)
     changing, kept, block = (panel_m, panel_n, block_m) if tiling.order == "nm" else (panel_n, panel_m, block_n)
     near_bytes = visits * ((changing if block > cpu.l1d_bytes // 2 else 0) + (kept if kept + changing > cpu.l1d_bytes else 0))
     far_bytes = visits * changing if block > cpu.l2_bytes // 2 else 0
-    if not tiling.pack_m and product.is_left_row_major and tiling.tile_m > L1_WAYS and product.k * product.left_bytes % PAGE_BYTES == 0:
+    if not tiling.pack_m and gemm.is_left_row_major and tiling.tile_m > L1_WAYS and gemm.k * gemm.left_bytes % PAGE_BYTES == 0:
         near_bytes += visits * steps * tiling.tile_m * cpu.line_bytes
-    out_bytes = dtype_bytes(product.out_dtype) * product.batch * product.m * product.n
+    out_bytes = dtype_bytes(gemm.out_dtype) * gemm.batch * gemm.m * gemm.n
     if tiling.block_k:
-        near_bytes += 2 * out_bytes * (product.k / steps)
-    operand_bytes = product.batch * product.k * (product.m * product.left_bytes + product.n * product.right_bytes)
-    first_bytes = tasks * (block_m + block_n) * (product.k / steps)
-    cycles = _micro_cycles(product, tiling.template, (tiling.tile_m, tiling.tile_n), cpu) + _tail_cycles(product, tiling)
-    if not tiling.pack_n and product.is_right_row_major:
-        cycles += visits * steps * spread_cycles(cpu, product.n * product.right_bytes, tiling.tile_n * product.right_bytes)
+        near_bytes += 2 * out_bytes * (gemm.k / steps)
+    operand_bytes = gemm.batch * gemm.k * (gemm.m * gemm.left_bytes + gemm.n * gemm.right_bytes)
+    first_bytes = tasks * (block_m + block_n) * (gemm.k / steps)
+    cycles = _micro_cycles(gemm, tiling.template, (tiling.tile_m, tiling.tile_n), cpu) + _tail_cycles(gemm, tiling)
+    if not tiling.pack_n and gemm.is_right_row_major:
+        cycles += visits * steps * spread_cycles(cpu, gemm.n * gemm.right_bytes, tiling.tile_n * gemm.right_bytes)
     return Work(
         compute_cycles=share * cycles,
         l2_bytes=share * near_bytes,
@@ -260,21 +260,21 @@ def _work(product: Product, tiling: Tiling, cpu: Cpu) -> Work:
     )
 
 
-def _tail_cycles(product: Product, tiling: Tiling) -> float:
+def _tail_cycles(gemm: Product, tiling: Tiling) -> float:
     """Return the cycles of storing elements one by one, which a tile that reaches over the edge of a row costs."""
-    return 3.0 * product.batch * product.m * product.n if product.n % tiling.tile_n else 0.0
+    return 3.0 * gemm.batch * gemm.m * gemm.n if gemm.n % tiling.tile_n else 0.0
 
 
-def _packing(product: Product, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+def _packing(gemm: Product, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
     """Yield the work of copying operands into panels: at the third cache's rate, or one by one where the copy transposes or pads."""
-    is_parallel = product.batch > 1 or tiling.block_m < product.m or tiling.block_n < product.n
+    is_parallel = gemm.batch > 1 or tiling.block_m < gemm.m or tiling.block_n < gemm.n
     cores = cpu.cores if is_parallel else 1
     for is_packed, extent, tile, item_bytes, is_straight in (
-        (tiling.pack_m, product.m, tiling.tile_m, product.left_bytes, not product.is_left_row_major),
-        (tiling.pack_n, product.n, tiling.tile_n, product.right_bytes, product.is_right_row_major),
+        (tiling.pack_m, gemm.m, tiling.tile_m, gemm.left_bytes, not gemm.is_left_row_major),
+        (tiling.pack_n, gemm.n, tiling.tile_n, gemm.right_bytes, gemm.is_right_row_major),
     ):
         if is_packed:
-            items = product.batch * product.k * extent
+            items = gemm.batch * gemm.k * extent
             cycles = items * (2.0 if extent % tile else 0.0 if is_straight else 1.0)
             moved_bytes = 2 * items * item_bytes
             far_bytes = moved_bytes if moved_bytes > cpu.l3_bytes else 0

@@ -34,15 +34,15 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
     Candidates of the policy that predicts the least time come in its order, and every fourth one is of another policy that
     may be as good. Predictions of different models are not compared more closely than that.
     """
-    product = contraction_of(space)
-    if measured or isinstance(product, str):
+    gemm = contraction_of(space)
+    if measured or isinstance(gemm, str):
         return ()
     found = [_begun(policy.proposals(space, arch)) for policy in ON_TENSOR_CORES]
     if not any(found):
         return ()
     found.append(_begun(iter(gpu_gemv.propose(space, arch, top_k, ()))))
     (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
-    are_boxes = all(map(is_box, (product.left, product.right)))
+    are_boxes = all(map(is_box, (gemm.a, gemm.b)))
     most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs
     rivals = [_apart(proposals) for secs, proposals in others if secs <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)

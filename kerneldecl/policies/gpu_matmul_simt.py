@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
+from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu import conv_tiles_simt
 from kerneldecl.policies.gpu.conv_tiles import windows_of
@@ -83,58 +83,58 @@ class Tiling:
 
 def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no product."""
-    product = contraction_of(space)
-    if isinstance(product, str) or measured or product.extents[0] > MAX_GRID_Z:
+    gemm = contraction_of(space)
+    if isinstance(gemm, str) or measured or gemm.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
-    windows = windows_of(space, product)
+    windows = windows_of(space, gemm)
     found = itertools.chain(
-        (_estimate(product, tiling, gpu) for tiling in tilings(product, gpu)),
-        conv_tiles_simt.estimates(windows, product, gpu) if windows else (),
+        (_estimate(gemm, tiling, gpu) for tiling in tilings(gemm, gpu)),
+        conv_tiles_simt.estimates(windows, gemm, gpu) if windows else (),
     )
     return tuple(itertools.islice(ranked(found, SAME_TILE), top_k))
 
 
-def tilings(product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
+def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     """Yield the lattice: tiles that whole warps divide, with the most stages that fit shared memory."""
-    _, m, n, _ = product.extents
+    _, m, n, _ = gemm.extents
     for block_m, block_n, (thread_m, thread_n) in itertools.product(block_extents(m, BLOCKS_M), block_extents(n, BLOCKS_N), THREAD_TILES):
         bare = Tiling(block_m, block_n, BLOCK_K, thread_m, thread_n, 1)
         if block_m % (thread_m * WARP_ROWS) or block_n % (thread_n * WARP_COLUMNS) or bare.threads not in THREADS:
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
-        resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(product, bare)))
+        resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(gemm, bare)))
         raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
-        steps = -(-product.extents[3] // BLOCK_K)
-        for parts in parts_of(product.extents[0] * rows * columns, steps, LEAST_STEPS, gpu, resident):
-            for stages in _stages(product, replace(bare, parts=parts), gpu):
+        steps = -(-gemm.extents[3] // BLOCK_K)
+        for parts in parts_of(gemm.extents[0] * rows * columns, steps, LEAST_STEPS, gpu, resident):
+            for stages in _stages(gemm, replace(bare, parts=parts), gpu):
                 yield replace(bare, stages=stages, raster=raster, parts=parts)
 
 
-def _stages(product: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
+def _stages(gemm: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
     """Return numbers of stages worth trying: more than two where cp.async can copy, and as many as fit shared memory."""
-    can = gpu.async_copy and min(_copied_bytes(product.left), _copied_bytes(product.right)) >= 4
-    steps, stage_bytes = _steps(product, bare), smem_bytes(product, bare)
+    can = gpu.async_copy and min(_copied_bytes(gemm.a), _copied_bytes(gemm.b)) >= 4
+    steps, stage_bytes = _steps(gemm, bare), smem_bytes(gemm, bare)
     fitting = (stages for stages in STAGES if stages == 2 or (can and stages * stage_bytes <= gpu.smem_per_block_optin_bytes))
     return [stages for stages in fitting if stages <= steps] or [1]
 
 
-def _steps(product: Contraction, tiling: Tiling) -> int:
+def _steps(gemm: Contraction, tiling: Tiling) -> int:
     """Return the tiles along k that one block goes through."""
-    return -(-product.extents[3] // (tiling.block_k * tiling.parts))
+    return -(-gemm.extents[3] // (tiling.block_k * tiling.parts))
 
 
-def _copied_bytes(factor: Factor) -> int:
+def _copied_bytes(operand: Operand) -> int:
     """Return how much one copy takes: k comes first in shared memory, so an operand that has it last is copied by element."""
-    return dtype_bytes(factor.dtype) * (1 if factor.is_k_last else factor.vector())
+    return dtype_bytes(operand.dtype) * (1 if operand.is_k_last else operand.vector())
 
 
-def smem_bytes(product: Contraction, tiling: Tiling) -> int:
+def smem_bytes(gemm: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block, with the padding of rows whose copy transposes them."""
     total = 0
-    for extent, factor in ((tiling.block_m, product.left), (tiling.block_n, product.right)):
-        item_bytes = dtype_bytes(factor.dtype)
-        row = -(-extent // 32) * 32 + 16 // item_bytes if factor.is_k_last else extent
+    for extent, operand in ((tiling.block_m, gemm.a), (tiling.block_n, gemm.b)):
+        item_bytes = dtype_bytes(operand.dtype)
+        row = -(-extent // 32) * 32 + 16 // item_bytes if operand.is_k_last else extent
         total += row * tiling.block_k * item_bytes
     return max(1, tiling.stages - 1 if tiling.stages == 2 else tiling.stages) * total
 
@@ -149,52 +149,52 @@ def registers(tiling: Tiling, gpu: Gpu) -> int:
     return min(wanted, MOST_REGISTERS, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
-def _estimate(product: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
+def _estimate(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     """Return the time of the slowest of an SM's schedulers, the memories, and the way to them.
 
     In the time of one tile along k, a scheduler starts the instructions of all warps that it has, and shared memory
     serves them, which overlaps in part; one block alone waits at its barriers; and what was asked for so many tiles
     before must have come.
     """
-    batch, m, n, _ = product.extents
-    steps = _steps(product, tiling)
+    batch, m, n, _ = gemm.extents
+    steps = _steps(gemm, tiling)
     blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
-    most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(product, tiling))
+    most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(gemm, tiling))
     if not most:
         return Estimate(tiling, math.inf, (tiling.block_m, tiling.block_n))
     share = -(-blocks // gpu.sm_count)
     resident = min(most, share)
     step_cycles = max(
-        _busy_cycles(product, tiling, gpu, resident),
-        _busy_cycles(product, tiling, gpu, 1) + (WRITING_CYCLES if tiling.stages <= 2 else BARRIER_CYCLES),
+        _busy_cycles(gemm, tiling, gpu, resident),
+        _busy_cycles(gemm, tiling, gpu, 1) + (WRITING_CYCLES if tiling.stages <= 2 else BARRIER_CYCLES),
         LATENCY_SECS * gpu.clock_hz / max(1, tiling.stages - 1) * (2 if tiling.stages == 1 else 1),
     )
-    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(product.left.dtype)
-    traffic = dram_bytes(product, gpu, (tiling.block_m, tiling.block_n, tiling.raster), most * gpu.sm_count)
+    tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(gemm.a.dtype)
+    traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster), most * gpu.sm_count)
     secs = max(
         share / resident * (steps * step_cycles + START_CYCLES) / gpu.clock_hz,
         blocks * steps * tile_bytes / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
     if tiling.parts > 1:
-        secs += adding_secs(product, tiling.parts, gpu)
+        secs += adding_secs(gemm, tiling.parts, gpu)
     return Estimate(tiling, secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 
-def _busy_cycles(product: Contraction, tiling: Tiling, gpu: Gpu, blocks: int) -> float:
+def _busy_cycles(gemm: Contraction, tiling: Tiling, gpu: Gpu, blocks: int) -> float:
     """Return how long an SM's schedulers and shared memory are busy with one tile along k of so many blocks."""
     warps = blocks * tiling.threads / gpu.warp_size
-    started = _warp_cycles(product, tiling, gpu) * (max(1.0, warps / PARTITIONS) + ALONE)
+    started = _warp_cycles(gemm, tiling, gpu) * (max(1.0, warps / PARTITIONS) + ALONE)
     return math.hypot(started, warps * _smem_cycles(tiling))
 
 
-def _warp_cycles(product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+def _warp_cycles(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
     """Return how long one warp keeps its scheduler busy with one tile along k."""
-    rate = gpu.simt_rate(product.sums_dtype) or gpu.simt_rate("float32")
+    rate = gpu.simt_rate(gemm.accum_dtype) or gpu.simt_rate("float32")
     # A multiply-add of a warp keeps a partition's cores busy for this long.
     multiply = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
     computed = tiling.thread_m * tiling.thread_n * multiply + (tiling.thread_m + tiling.thread_n) / 4 * FRAGMENT_LOAD
-    copied = _copy_cycles(product.left, tiling.block_m, tiling) + _copy_cycles(product.right, tiling.block_n, tiling)
+    copied = _copy_cycles(gemm.a, tiling.block_m, tiling) + _copy_cycles(gemm.b, tiling.block_n, tiling)
     return tiling.block_k * computed + copied + STEP
 
 
@@ -204,12 +204,12 @@ def _smem_cycles(tiling: Tiling) -> float:
     return tiling.block_k * (tiling.thread_m + tiling.thread_n) / 2 + elements
 
 
-def _copy_cycles(factor: Factor, extent: int, tiling: Tiling) -> float:
+def _copy_cycles(operand: Operand, extent: int, tiling: Tiling) -> float:
     elements = extent * tiling.block_k / tiling.threads
-    vectors = elements / math.gcd(factor.vector(), max(1, int(elements)))
-    address = ADDRESS * (4 if factor.run == 1 else 1)
+    vectors = elements / math.gcd(operand.vector(), max(1, int(elements)))
+    address = ADDRESS * (4 if operand.run == 1 else 1)
     if tiling.stages <= 2:
-        return vectors * (address + LOAD) + (elements if factor.is_k_last else vectors) * STORE
-    if factor.is_k_last:
-        return elements * (address + (ASYNC_APART if factor.vector() == 1 else ASYNC_ELEMENT))
+        return vectors * (address + LOAD) + (elements if operand.is_k_last else vectors) * STORE
+    if operand.is_k_last:
+        return elements * (address + (ASYNC_APART if operand.vector() == 1 else ASYNC_ELEMENT))
     return vectors * (address + ASYNC_VECTOR)

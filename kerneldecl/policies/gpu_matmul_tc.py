@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import FRAGMENT, Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.analysis.contraction import FRAGMENT, Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.conv_tiles import estimates, windows_of
 from kerneldecl.policies.gpu.gemm_tiles import (
@@ -105,35 +105,35 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     """Yield what `propose` returns, and time no more than that takes."""
-    product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str) or why_not(space, arch):
+    gemm, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    windows = windows_of(space, product) if dtype_bytes(product.left.dtype) == WINDOW_ITEM_BYTES else None
-    images = [Form(0.0, functools.partial(estimates, windows, product, gpu))] if windows else []
-    return ranked((*images, *_forms(product, gpu)), SAME_TILE)
+    windows = windows_of(space, gemm) if dtype_bytes(gemm.a.dtype) == WINDOW_ITEM_BYTES else None
+    images = [Form(0.0, functools.partial(estimates, windows, gemm, gpu))] if windows else []
+    return ranked((*images, *_forms(gemm, gpu)), SAME_TILE)
 
 
 def with_stages(space: IterSpace, arch: Arch, top_k: int, stages: int) -> tuple[Proposal, ...]:
     """Return the tilings with so many stages, best first; nothing for what tensor cores do not take."""
-    product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str) or why_not(space, arch):
+    gemm, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(gemm, str) or why_not(space, arch):
         return ()
-    return tuple(itertools.islice(ranked(_forms(product, gpu, (stages,)), SAME_TILE), top_k))
+    return tuple(itertools.islice(ranked(_forms(gemm, gpu, (stages,)), SAME_TILE), top_k))
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why tensor cores do not take a computation, as a sentence; empty where they do."""
-    product = contraction_of(space)
-    if isinstance(product, str):
-        return product
-    is_long = product.extents[0] > MAX_GRID_Z
-    return tensor_cores_refuse(product, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
+    gemm = contraction_of(space)
+    if isinstance(gemm, str):
+        return gemm
+    is_long = gemm.extents[0] > MAX_GRID_Z
+    return why_no_tensor_cores(gemm, arch.the_gpu) or f"its batch is longer than a launch takes: {MAX_GRID_Z}" * is_long
 
 
 class _Setting(NamedTuple):
     """What all tilings of a product are for."""
 
-    product: Contraction
+    gemm: Contraction
     gpu: Gpu
     all_stages: Sequence[int]
     """Of which each tile is timed with the first two that fit shared memory."""
@@ -144,14 +144,14 @@ class _Setting(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        return self.product.extents[3] > LONG_SUMS
+        return self.gemm.extents[3] > LONG_SUMS
 
 
-def _forms(product: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Form]:
+def _forms(gemm: Contraction, gpu: Gpu, all_stages: Sequence[int] = STAGES) -> Iterator[Form]:
     """Yield the lattice: tiles, to be timed with their stages."""
-    multiplies = multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype)
-    least_dram_secs = least_dram_bytes(product) / (gpu.dram_bytes_per_s * DRAM_SHARE)
-    setting = _Setting(product, gpu, all_stages, multiplies, least_dram_secs, (product.left.vector(), product.right.vector()))
+    multiplies = multiplies_per_cycle(gpu, gemm.a.dtype, gemm.accum_dtype)
+    least_dram_secs = least_dram_bytes(gemm) / (gpu.dram_bytes_per_s * DRAM_SHARE)
+    setting = _Setting(gemm, gpu, all_stages, multiplies, least_dram_secs, (gemm.a.vector(), gemm.b.vector()))
     for alike in _bare_tilings(setting):
         # Of as many warps, those whose tiles are squarest hold and read least, and hide most of it.
         yield Form(_least_secs(setting, min(alike, key=_reach)), functools.partial(_timed, setting, alike))
@@ -167,9 +167,9 @@ def _timed(setting: _Setting, alike: Sequence[Tiling]) -> Iterator[Estimate]:
 
 def _bare_tilings(setting: _Setting) -> Iterator[list[Tiling]]:
     """Yield tiles whose sums fit registers, and parts of the reduction, with the fewest stages: in all ways in which as many warps lie."""
-    product, gpu, all_stages, *_ = setting
-    batch, m, n, k = product.extents
-    steps = 32 // dtype_bytes(product.left.dtype)
+    gemm, gpu, all_stages, *_ = setting
+    batch, m, n, k = gemm.extents
+    steps = 32 // dtype_bytes(gemm.a.dtype)
     tiles = itertools.product(block_extents(m, BLOCKS), block_extents(n, BLOCKS), (2 * steps, 4 * steps, 8 * steps))
     for block_m, block_n, block_k in tiles:
         if block_k > 4 * steps and min(block_m, block_n) > NARROW:
@@ -178,7 +178,7 @@ def _bare_tilings(setting: _Setting) -> Iterator[list[Tiling]]:
         for parts, layouts in itertools.product(all_parts, WARPS):
             sensible = (warps for warps in layouts if _is_sensible(block_m, block_n, *warps))
             bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), parts=parts) for warps in sensible)
-            if fitting := [tiling for tiling in bare if registers(product, tiling) <= gpu.max_registers_per_thread]:
+            if fitting := [tiling for tiling in bare if registers(gemm, tiling) <= gpu.max_registers_per_thread]:
                 yield fitting
 
 
@@ -188,16 +188,16 @@ def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
     Where they are long and registers hold two steps' fragments, those are loaded ahead and the results gathered instead, with the
     most stages that keep no block off an SM: while a block stores its results, nothing else of it goes on.
     """
-    product, gpu, all_stages, *_ = setting
+    gemm, gpu, all_stages, *_ = setting
     limit = gpu.smem_per_block_optin_bytes
-    most = min(_steps(product, bare) + 1, limit // _stage_bytes(product, bare))
+    most = min(_steps(gemm, bare) + 1, limit // _stage_bytes(gemm, bare))
     fitting = [stages for stages in all_stages if stages <= most][:2]
-    can_gather = _gathered_bytes(product, bare) <= limit
+    can_gather = _gathered_bytes(gemm, bare) <= limit
     ahead = bare._replace(stages=AHEAD_STAGES, gather=int(can_gather), ahead=1)
-    if setting.is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(product, ahead, gpu)):
-        wanted = min(resident, -(-_count(product, bare) // gpu.sm_count))
+    if setting.is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(gemm, ahead, gpu)):
+        wanted = min(resident, -(-_count(gemm, bare) // gpu.sm_count))
         deeper = (ahead._replace(stages=stages) for stages in all_stages if AHEAD_STAGES <= stages <= most)
-        yield next(tiling for tiling in deeper if _resident(product, tiling, gpu) >= wanted)
+        yield next(tiling for tiling in deeper if _resident(gemm, tiling, gpu) >= wanted)
         yield bare._replace(stages=fitting[0])
         return
     for stages, gather in itertools.product(fitting, (0, 1) if can_gather and not setting.is_long else (0,)):
@@ -212,23 +212,23 @@ def _is_sensible(block_m: int, block_n: int, warps_m: int, warps_n: int) -> bool
     return warp_m * warp_n <= 128 * 64 and max(warp_m, warp_n) <= 8 * min(warp_m, warp_n)
 
 
-def smem_bytes(product: Contraction, tiling: Tiling) -> int:
+def smem_bytes(gemm: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: all stages of both operands, with the padding of rows that cannot be permuted.
 
     Results that are gathered come where the operands were.
     """
-    operands = tiling.stages * _stage_bytes(product, tiling)
-    return max(operands, _gathered_bytes(product, tiling)) if tiling.gather else operands
+    operands = tiling.stages * _stage_bytes(gemm, tiling)
+    return max(operands, _gathered_bytes(gemm, tiling)) if tiling.gather else operands
 
 
-def _stage_bytes(product: Contraction, tiling: Tiling) -> int:
-    item_bytes = dtype_bytes(product.left.dtype)
-    left = _tile_bytes(tiling.block_m, tiling.block_k, item_bytes, is_k_last=product.left.is_k_last)
-    return left + _tile_bytes(tiling.block_n, tiling.block_k, item_bytes, is_k_last=product.right.is_k_last)
+def _stage_bytes(gemm: Contraction, tiling: Tiling) -> int:
+    item_bytes = dtype_bytes(gemm.a.dtype)
+    a = _tile_bytes(tiling.block_m, tiling.block_k, item_bytes, is_k_last=gemm.a.is_k_last)
+    return a + _tile_bytes(tiling.block_n, tiling.block_k, item_bytes, is_k_last=gemm.b.is_k_last)
 
 
-def _gathered_bytes(product: Contraction, tiling: Tiling) -> int:
-    return tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
+def _gathered_bytes(gemm: Contraction, tiling: Tiling) -> int:
+    return tiling.block_m * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(gemm.accum_dtype)
 
 
 def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) -> int:
@@ -239,73 +239,73 @@ def _tile_bytes(extent: int, block_k: int, item_bytes: int, *, is_k_last: bool) 
     return rows * columns * item_bytes
 
 
-def registers(product: Contraction, tiling: Tiling) -> int:
+def registers(gemm: Contraction, tiling: Tiling) -> int:
     """Return the registers of a thread: its sums, the fragments of one step, or of two, and the rest."""
     warp_m, warp_n = tiling.warp_tile
-    sums = warp_m * warp_n * dtype_bytes(product.sums_dtype) // (32 * 4)
+    sums = warp_m * warp_n * dtype_bytes(gemm.accum_dtype) // (32 * 4)
     return sums + (1 + tiling.ahead) * (warp_m + warp_n) * 32 // (32 * 4) + OTHER_REGISTERS
 
 
-def _resident(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
-    return occupancy(gpu, tiling.warps * gpu.warp_size, registers(product, tiling), smem_bytes(product, tiling))
+def _resident(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
+    return occupancy(gpu, tiling.warps * gpu.warp_size, registers(gemm, tiling), smem_bytes(gemm, tiling))
 
 
-def _count(product: Contraction, tiling: Tiling) -> int:
+def _count(gemm: Contraction, tiling: Tiling) -> int:
     """Return the blocks."""
-    batch, m, n, _ = product.extents
+    batch, m, n, _ = gemm.extents
     return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
 
 
 def _least_secs(setting: _Setting, bare: Tiling) -> float:
     """Return a time that no number of stages is below."""
-    product, gpu = setting.product, setting.gpu
+    gemm, gpu = setting.gemm, setting.gpu
     stages = 1 << (max(setting.all_stages) - 1).bit_length()
     step = _step(setting, bare, is_ahead=setting.is_long)
-    steps, stored = _steps(product, bare), _stored_bytes(product, bare, is_gathered=True)
-    blocks = Blocks(_count(product, bare), bare.warps, _resident(product, bare, gpu), steps, stages, stored / 2 / STORED_BYTES_PER_CYCLE)
+    steps, stored = _steps(gemm, bare), _stored_bytes(gemm, bare, is_gathered=True)
+    blocks = Blocks(_count(gemm, bare), bare.warps, _resident(gemm, bare, gpu), steps, stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_secs = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored) / gpu.l2_bytes_per_s
     secs = together(least_sm_secs(gpu, blocks, step), l2_secs, setting.least_dram_secs)
-    return ROUNDED_DOWN * (secs + (_adding_secs(product, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu))
+    return ROUNDED_DOWN * (secs + (_adding_secs(gemm, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu))
 
 
 def _estimate(setting: _Setting, bare: Tiling) -> Estimate:
     """Return the time of a tiling, with the raster that suits it."""
-    product, gpu = setting.product, setting.gpu
-    _, m, n, _ = product.extents
+    gemm, gpu = setting.gemm, setting.gpu
+    _, m, n, _ = gemm.extents
     rows, columns = -(-m // bare.block_m), -(-n // bare.block_n)
-    resident = _resident(product, bare, gpu)
+    resident = _resident(gemm, bare, gpu)
     at_once = max(1, resident) * gpu.sm_count
     tiling = bare._replace(raster=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
     step = _step(setting, tiling, is_ahead=bool(tiling.ahead))
-    steps, stored = _steps(product, tiling), _stored_bytes(product, tiling, is_gathered=bool(tiling.gather))
-    blocks = Blocks(_count(product, tiling), tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
+    steps, stored = _steps(gemm, tiling), _stored_bytes(gemm, tiling, is_gathered=bool(tiling.gather))
+    blocks = Blocks(_count(gemm, tiling), tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_bytes = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
     tile = (tiling.block_m, tiling.block_n, tiling.raster)
     secs = together(
         sm_secs(gpu, blocks, step),
         l2_bytes / gpu.l2_bytes_per_s,
-        dram_bytes(product, gpu, tile, at_once) / (gpu.dram_bytes_per_s * DRAM_SHARE),
+        dram_bytes(gemm, gpu, tile, at_once) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
     if tiling.parts > 1:
-        secs += _adding_secs(product, tiling.parts, gpu)
+        secs += _adding_secs(gemm, tiling.parts, gpu)
     return Estimate(tiling, secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
 
 
-def _steps(product: Contraction, tiling: Tiling) -> int:
+def _steps(gemm: Contraction, tiling: Tiling) -> int:
     """Return the tiles of the reduction that a block multiplies."""
-    return -(-product.extents[3] // (tiling.block_k * tiling.parts))
+    return -(-gemm.extents[3] // (tiling.block_k * tiling.parts))
 
 
-def _stored_bytes(product: Contraction, tiling: Tiling, *, is_gathered: bool) -> float:
+def _stored_bytes(gemm: Contraction, tiling: Tiling, *, is_gathered: bool) -> float:
     """Return what storing a block's results takes of L2: twice as much for lanes alone, which store half of what it takes in one go."""
-    out_bytes = dtype_bytes(product.sums_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
+    out_bytes = dtype_bytes(gemm.accum_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
     return tiling.block_m * tiling.block_n * out_bytes * (1 if is_gathered else 2)
 
 
-def _adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
+def _adding_secs(gemm: Contraction, parts: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds the parts of a reduction: they come as slowly as they left, and the results leave again."""
-    batch, m, n, _ = product.extents
-    moved = batch * m * n * dtype_bytes(product.sums_dtype) * (parts + 1)
+    batch, m, n, _ = gemm.extents
+    moved = batch * m * n * dtype_bytes(gemm.accum_dtype) * (parts + 1)
     return gpu.launch_secs + moved / (STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK)
 
 
@@ -315,15 +315,15 @@ def _step(setting: _Setting, tiling: Tiling, *, is_ahead: bool) -> Step:
     With fragments loaded ahead, whole copies are asked for among multiplications that wait for nothing. What else their addresses
     take is not hidden: products of 1024 on an H200, in tiles that divide them and in others.
     """
-    product, gpu = setting.product, setting.gpu
-    item_bytes = dtype_bytes(product.left.dtype)
+    gemm, gpu = setting.gemm, setting.gpu
+    item_bytes = dtype_bytes(gemm.a.dtype)
     warp_m, warp_n = tiling.warp_tile
     threads = tiling.warps * gpu.warp_size
-    _, m, n, k = product.extents
+    _, m, n, k = gemm.extents
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
     issue, copies = -tile_bytes / COPIED_BYTES * COPY_INSTRUCTIONS if is_ahead else 0.0, 0.0
-    is_k_whole, has_rows = k % (tiling.block_k * tiling.parts) == 0, len(product.k) == 1
-    operands = ((tiling.block_m, m, product.m, setting.vectors[0]), (tiling.block_n, n, product.n, setting.vectors[1]))
+    is_k_whole, has_rows = k % (tiling.block_k * tiling.parts) == 0, len(gemm.k) == 1
+    operands = ((tiling.block_m, m, gemm.m, setting.vectors[0]), (tiling.block_n, n, gemm.n, setting.vectors[1]))
     for extent, size, axes, widest in operands:
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k
         vector = math.gcd(widest, max(1, elements // threads))

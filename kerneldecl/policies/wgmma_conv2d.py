@@ -106,30 +106,30 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     """Yield what `propose` returns."""
-    product = contraction_of(space)
-    if isinstance(product, str) or why_not(space, arch):
+    gemm = contraction_of(space)
+    if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    windows = _windows(space, product)
+    windows = _windows(space, gemm)
     assert windows is not None, "why_not has asked for them"
     out_dtype = space.blocks[-1].writes[0].dtype
-    return ranked(estimates(windows, product, out_dtype, arch.the_gpu), SAME_TILE)
+    return ranked(estimates(windows, gemm, out_dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why wgmma does not take a computation as a convolution, as a sentence; empty where it does."""
-    product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str):
-        return product
-    dtype, other = product.left.dtype, product.right.dtype
-    windows = _windows(space, product)
+    gemm, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(gemm, str):
+        return gemm
+    dtype, other = gemm.a.dtype, gemm.b.dtype
+    windows = _windows(space, gemm)
     if windows is None:
         return "it is no convolution of images whose channels lie side by side"
-    is_pitched = windows.channels % ALIGNED_ITEMS == 0 and product.right.vector() == ALIGNED_ITEMS
+    is_pitched = windows.channels % ALIGNED_ITEMS == 0 and gemm.b.vector() == ALIGNED_ITEMS
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not product.is_plain, "its reduction does something else than adding products"),
+        (not gemm.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (product.sums_dtype not in wgmma_matmul.SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
+        (gemm.accum_dtype not in wgmma_matmul.SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {gemm.accum_dtype} here"),
         (dtype_bytes(dtype) != 2, "wgmma does not take weights of 8 bits whose filters lie side by side"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not is_pitched, "its channels or filters are no multiples of 8"),
@@ -139,16 +139,16 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     return next((reason for applies, reason in reasons if applies), "")
 
 
-def _windows(space: IterSpace, product: Contraction) -> Windows | None:
+def _windows(space: IterSpace, gemm: Contraction) -> Windows | None:
     """Return how a convolution looks at its images, None for what is none with dimensions image, row, column, channel."""
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
-    image = block.reads[product.left.position]
-    if product.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(stored(space, image), image):
+    image = block.reads[gemm.a.position]
+    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(stored(space, image), image):
         return None
     *sides, channel = ([(axis, step) for axis, step in index or () if block.axes[axis].extent > 1] for index in image.index)
-    looks = [look for look in (_looks(block, terms, product) for terms in sides) if look is not None]
-    if len(looks) < len(sides) or len(channel) != 1 or channel[0][1] != 1 or channel[0][0] not in product.k:
+    looks = [look for look in (_looks(block, terms, gemm) for terms in sides) if look is not None]
+    if len(looks) < len(sides) or len(channel) != 1 or channel[0][1] != 1 or channel[0][0] not in gemm.k:
         return None
     (images, step, unseen), rows, columns = looks
     if step != 1 or unseen != 1:
@@ -166,22 +166,22 @@ def is_whole(source: Access, image: Access) -> bool:
     return len(source.shape) == len(image.shape) and (source.shape[0], source.shape[3]) == (image.shape[0], image.shape[3])
 
 
-def _looks(block: Block, terms: Sequence[tuple[int, int]], product: Contraction) -> tuple[int, int, int] | None:
+def _looks(block: Block, terms: Sequence[tuple[int, int]], gemm: Contraction) -> tuple[int, int, int] | None:
     """Return the results along a dimension of the image, the step between them, and the taps of each."""
-    spatial = [term for term in terms if term[0] in product.m]
-    reduced = [axis for axis, _ in terms if axis in product.k]
+    spatial = [term for term in terms if term[0] in gemm.m]
+    reduced = [axis for axis, _ in terms if axis in gemm.k]
     if len(spatial) > 1 or len(reduced) > 1 or len(spatial) + len(reduced) < len(terms):
         return None
     results, step = (block.axes[spatial[0][0]].extent, spatial[0][1]) if spatial else (1, 1)
     return results, step, math.prod(block.axes[axis].extent for axis in reduced)
 
 
-def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every sensible tiling with its predicted time."""
-    for bare in _bare_tilings(windows, product.extents[2]):
-        if bare.thread_sums <= wgmma_matmul.SUMS_REGISTERS[bare.consumers] * model.sums_a_register(product.sums_dtype):
-            for tiling in _shared(windows, product, bare, gpu):
-                yield from _staged(windows, product, tiling, out_dtype, gpu)
+    for bare in _bare_tilings(windows, gemm.extents[2]):
+        if bare.thread_sums <= wgmma_matmul.SUMS_REGISTERS[bare.consumers] * model.sums_a_register(gemm.accum_dtype):
+            for tiling in _shared(windows, gemm, bare, gpu):
+                yield from _staged(windows, gemm, tiling, out_dtype, gpu)
 
 
 def _bare_tilings(windows: Windows, filters: int) -> Iterator[Tiling]:
@@ -226,17 +226,17 @@ def _columns(filters: int) -> list[int]:
     return sorted({least, *(width for width in (64, 128, 192, 256) if width <= widest)})
 
 
-def _shared(windows: Windows, product: Contraction, bare: Tiling, gpu: Gpu) -> Iterator[Tiling]:
+def _shared(windows: Windows, gemm: Contraction, bare: Tiling, gpu: Gpu) -> Iterator[Tiling]:
     """Yield a tiling with the weights that clusters share, and with parts of the reduction where tiles leave SMs idle."""
-    boxes, tiles = count(windows, bare.box), count(windows, bare.box) * -(-product.extents[2] // bare.filters)
+    boxes, tiles = count(windows, bare.box), count(windows, bare.box) * -(-gemm.extents[2] // bare.filters)
     if bare.is_pingpong and tiles <= gpu.sm_count:
         return  # one consumer would have nothing to do
     yield bare
-    if boxes > 1 and bare.filters % (2 * unit_of(product.right)) == 0:
+    if boxes > 1 and bare.filters % (2 * unit_of(gemm.b)) == 0:
         yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
     for split in wgmma_matmul.SPLITS:
         is_long = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS
-        is_whole = is_long and bare.thread_sums % (model.sums_a_register(product.sums_dtype) * split) == 0
+        is_whole = is_long and bare.thread_sums % (model.sums_a_register(gemm.accum_dtype) * split) == 0
         if is_whole and tiles * split <= 2 * gpu.sm_count and not bare.is_pingpong:
             yield bare._replace(split=split)
 
@@ -246,21 +246,21 @@ def steps(windows: Windows) -> int:
     return windows.taps * -(-windows.channels // STEP_CHANNELS)
 
 
-def _staged(windows: Windows, product: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def _staged(windows: Windows, gemm: Contraction, bare: Tiling, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield a tiling with the most stages that fit, and with one less, which leaves room for results."""
     limit = gpu.smem_per_block_optin_bytes
-    held = model.most_stages(limit, *_stored(product, bare), _beside(bare, out_dtype))
+    held = model.most_stages(limit, *_stored(gemm, bare), _beside(bare, out_dtype))
     # The next tile's first stages are loaded while this one's last are multiplied, so that short sums want as many.
     most = min(MAX_STAGES, held)
     for stages in (most, most - 1):
         if stages >= MIN_STAGES:
             raster = min(RASTER, count(windows, bare.box))
-            yield _estimate(windows, product, bare._replace(stages=stages, raster=raster), out_dtype, gpu)
+            yield _estimate(windows, gemm, bare._replace(stages=stages, raster=raster), out_dtype, gpu)
 
 
-def _stored(product: Contraction, tiling: Tiling) -> tuple[int, int]:
+def _stored(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
     """Return the rows and columns that a stage has room for: filters side by side come 64 at a time."""
-    unit = unit_of(product.right)
+    unit = unit_of(gemm.b)
     return tiling.pixels, -(-tiling.filters // unit) * unit
 
 
@@ -269,17 +269,17 @@ def _beside(tiling: Tiling, out_dtype: str) -> int:
     return model.beside_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split, dtype_bytes(out_dtype))
 
 
-def smem_bytes(product: Contraction, tiling: Tiling, out_dtype: str) -> int:
+def smem_bytes(gemm: Contraction, tiling: Tiling, out_dtype: str) -> int:
     """Return the least shared memory of a block; where there is more, results have more buffers."""
-    stages = tiling.stages * model.stage_bytes(*_stored(product, tiling))
+    stages = tiling.stages * model.stage_bytes(*_stored(gemm, tiling))
     return stages + _beside(tiling, out_dtype) + model.RESERVED_BYTES
 
 
-def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
-    boxes, filters = count(windows, tiling.box), -(-product.extents[2] // tiling.filters)
+def _estimate(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
+    boxes, filters = count(windows, tiling.box), -(-gemm.extents[2] // tiling.filters)
     rows, columns = (filters, boxes) if tiling.swap else (boxes, filters)
     rows, columns = -(-rows // tiling.cluster_m) * tiling.cluster_m, -(-columns // tiling.cluster_n) * tiling.cluster_n
-    free = gpu.smem_per_block_optin_bytes - smem_bytes(product, tiling, out_dtype)
+    free = gpu.smem_per_block_optin_bytes - smem_bytes(gemm, tiling, out_dtype)
     tiles = model.Tiles(
         rows * columns,
         -(-steps(windows) // tiling.split),
@@ -287,9 +287,9 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
         tiling.cluster_n,
         tiling.split,
         dtype_bytes(out_dtype),
-        _dram_bytes(windows, product, out_dtype),
+        _dram_bytes(windows, gemm, out_dtype),
     )
-    pace = model.pace_of(gpu, product.left.dtype, tiles, model.Ring(tiling.block_m, tiling.block_n, tiling.is_pingpong))
+    pace = model.pace_of(gpu, gemm.a.dtype, tiles, model.Ring(tiling.block_m, tiling.block_n, tiling.is_pingpong))
     buffers = model.buffers_of(free, tiling.consumers, tiling.thread_sums)
     secs = model.tiles_secs(gpu, pace, model.Pipeline(tiling.stages, buffers)) * _apart(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
@@ -298,8 +298,8 @@ def _estimate(windows: Windows, product: Contraction, tiling: Tiling, out_dtype:
     return Estimate(tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split, tiling.is_pingpong, tiling.swap))
 
 
-def _dram_bytes(windows: Windows, product: Contraction, out_dtype: str) -> float:
+def _dram_bytes(windows: Windows, gemm: Contraction, out_dtype: str) -> float:
     """Return what comes from and goes to DRAM: each pixel once, for tiles that meet it are at work together."""
     results = math.prod(windows.results)
-    met = results * windows.taps * windows.channels * dtype_bytes(product.left.dtype)
-    return min(product.left.size_bytes, met) + product.right.size_bytes + results * product.extents[2] * dtype_bytes(out_dtype)
+    met = results * windows.taps * windows.channels * dtype_bytes(gemm.a.dtype)
+    return min(gemm.a.size_bytes, met) + gemm.b.size_bytes + results * gemm.extents[2] * dtype_bytes(out_dtype)

@@ -66,31 +66,31 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     """Yield what `propose` returns, and time no more than that takes."""
-    product = contraction_of(space)
-    if isinstance(product, str) or why_not(space, arch):
+    gemm = contraction_of(space)
+    if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    found = _by_schedule(product, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+    found = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
     return spread(ranked(forms, SAME_TILE) for forms in found)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why wgmma does not take a computation, as a sentence; empty where it does."""
-    product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str):
-        return product
-    dtype, other = product.left.dtype, product.right.dtype
+    gemm, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(gemm, str):
+        return gemm
+    dtype, other = gemm.a.dtype, gemm.b.dtype
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not product.is_plain, "its reduction does something else than adding products"),
+        (not gemm.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (product.sums_dtype not in SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {product.sums_dtype} here"),
+        (gemm.accum_dtype not in SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {gemm.accum_dtype} here"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
-        (not _are_matrices(space, block, product), "an operand's rows or terms do not lie at one distance from each other"),
-        (max(product.extents[1:3]) == 1, WITH_A_VECTOR),
-        (product.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
+        (not _are_matrices(space, block, gemm), "an operand's rows or terms do not lie at one distance from each other"),
+        (max(gemm.extents[1:3]) == 1, WITH_A_VECTOR),
+        (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 
@@ -102,13 +102,11 @@ def _is_copy(block: Block) -> bool:
     return same == [True] and block.flops_per_point == 0
 
 
-def _are_matrices(space: IterSpace, block: Block, product: Contraction) -> bool:
+def _are_matrices(space: IterSpace, block: Block, gemm: Contraction) -> bool:
     """Say whether both operands are matrices in memory: each group of axes walks on where the one inside of it ends."""
-    sides = ((product.left, product.m), (product.right, product.n))
-    joined = (
-        _is_joined(block, stored(space, block.reads[factor.position]), group) for factor, axes in sides for group in (axes, product.k)
-    )
-    return all(joined) and len(product.batch) <= MAX_BATCH_AXES
+    sides = ((gemm.a, gemm.m), (gemm.b, gemm.n))
+    joined = (_is_joined(block, stored(space, block.reads[operand.position]), group) for operand, axes in sides for group in (axes, gemm.k))
+    return all(joined) and len(gemm.batch) <= MAX_BATCH_AXES
 
 
 def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
@@ -120,10 +118,10 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
+def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
     """Return every sensible tiling of each schedule, of the operands as they are and of copies that TMA can read."""
-    found = list(_forms(product, out_dtype, gpu, packing_secs=0.0))
-    packed, packed_bytes = _packed(product)
+    found = list(_forms(gemm, out_dtype, gpu, packing_secs=0.0))
+    packed, packed_bytes = _packed(gemm)
     if packed_bytes:
         found += _forms(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
     parts = defaultdict(list)
@@ -132,36 +130,36 @@ def _by_schedule(product: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[lis
     return parts.values()
 
 
-def _packed(product: Contraction) -> tuple[Contraction, int]:
+def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
-    factors = {name: factor for name in ("left", "right") if not is_box(factor := getattr(product, name))}
-    copies = {name: replace(factor, run=model.STEP_BYTES, is_k_last=is_k_last(factor)) for name, factor in factors.items()}
-    copied = (factor.size_bytes * (TURNED if is_turned(factor) else 1) for factor in factors.values())
-    return replace(product, **copies), sum(copied)
+    operands = {name: operand for name in ("a", "b") if not is_box(operand := getattr(gemm, name))}
+    copies = {name: replace(operand, run=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
+    copied = (operand.size_bytes * (TURNED if is_turned(operand) else 1) for operand in operands.values())
+    return replace(gemm, **copies), sum(copied)
 
 
-def _forms(product: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
+def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
     """Yield tiles with their schedule, to be timed."""
-    m = product.extents[1]
+    m = gemm.extents[1]
     are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
     for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
-        setting = setting_of(_exchanged(product) if swap else product, out_dtype, gpu, packing_secs)
-        for bare in _bare_tilings(setting.product, gpu, swap):
+        setting = setting_of(_exchanged(gemm) if swap else gemm, out_dtype, gpu, packing_secs)
+        for bare in _bare_tilings(setting.gemm, gpu, swap):
             yield from timed(setting, bare._replace(pack=int(packing_secs > 0)))
 
 
-def _exchanged(product: Contraction) -> Contraction:
+def _exchanged(gemm: Contraction) -> Contraction:
     """Return the product of the transposed operands, whose result is the transposed one."""
-    batch, m, n, k = product.extents
-    return replace(product, m=product.n, n=product.m, left=product.right, right=product.left, extents=(batch, n, m, k))
+    batch, m, n, k = gemm.extents
+    return replace(gemm, m=gemm.n, n=gemm.m, a=gemm.b, b=gemm.a, extents=(batch, n, m, k))
 
 
-def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
+def _bare_tilings(gemm: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
     """Yield tiles with their consumers, parts and clusters, without stages."""
-    batch, m, n, k = product.extents
-    steps, packing = -(-k // step_items(product)), model.sums_a_register(product.sums_dtype)
-    are_boxes = all(map(is_box, (product.left, product.right)))
-    for (block_m, consumers, schedule), (block_n, is_filling) in _shapes(product, gpu, swap):
+    batch, m, n, k = gemm.extents
+    steps, packing = -(-k // step_items(gemm)), model.sums_a_register(gemm.accum_dtype)
+    are_boxes = all(map(is_box, (gemm.a, gemm.b)))
+    for (block_m, consumers, schedule), (block_n, is_filling) in _shapes(gemm, gpu, swap):
         tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
         most = (MOST_REGISTERS if is_filling else SUMS_REGISTERS)[consumers] * packing
         if tiling.thread_sums > most or not _suits(tiling, m) or (tiling.is_pingpong and block_n & (block_n - 1) and not is_filling):
@@ -171,7 +169,7 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
         if is_alone and schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
-            if cluster_m <= rows and cluster_n <= columns and _can_share(product, tiling, cluster_m, cluster_n):
+            if cluster_m <= rows and cluster_n <= columns and _can_share(gemm, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
         for split in SPLITS:
             is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
@@ -179,10 +177,10 @@ def _bare_tilings(product: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]
                 yield tiling._replace(split=split)
 
 
-def _shapes(product: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
+def _shapes(gemm: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
     """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
-    batch, m, n, _ = product.extents
-    dtype, unit = product.left.dtype, unit_of(product.right)
+    batch, m, n, _ = gemm.extents
+    dtype, unit = gemm.a.dtype, unit_of(gemm.b)
     widths = [] if swap and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap))
     may_fill = not swap or n > SOME_ROWS
     for warpgroups in WARPGROUPS:
@@ -197,7 +195,7 @@ def _suits(tiling: Tiling, m: int) -> bool:
     return (tiling.block_n >= least or tiling.consumers == 1) and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
 
 
-def _can_share(product: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
+def _can_share(gemm: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
     """Say whether blocks can bring together what they share: columns along the rows, and rows along the columns."""
-    sides = ((product.right, tiling.block_n, cluster_m), (product.left, tiling.block_m, cluster_n))
-    return all(can_share(extent, unit_of(factor), blocks) for factor, extent, blocks in sides)
+    sides = ((gemm.b, tiling.block_n, cluster_m), (gemm.a, tiling.block_m, cluster_n))
+    return all(can_share(extent, unit_of(operand), blocks) for operand, extent, blocks in sides)

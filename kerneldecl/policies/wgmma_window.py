@@ -93,59 +93,59 @@ def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     """Yield what `propose` returns."""
-    product = contraction_of(space)
-    if isinstance(product, str) or why_not(space, arch):
+    gemm = contraction_of(space)
+    if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    windows = windows_of(space, product)
+    windows = windows_of(space, gemm)
     assert windows is not None, "why_not has asked for it"
-    return ranked(estimates(windows, product, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
+    return ranked(estimates(windows, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
     """Return why wgmma does not take a computation as windows out of shared memory, as a sentence; empty where it does."""
-    product, gpu = contraction_of(space), arch.the_gpu
-    if isinstance(product, str):
-        return product
-    dtype, other = product.left.dtype, product.right.dtype
-    windows = windows_of(space, product)
+    gemm, gpu = contraction_of(space), arch.the_gpu
+    if isinstance(gemm, str):
+        return gemm
+    dtype, other = gemm.a.dtype, gemm.b.dtype
+    windows = windows_of(space, gemm)
     if windows is None:
         return "it is no convolution of images whose channels lie side by side"
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not product.is_plain, "its reduction does something else than adding products"),
+        (not gemm.is_plain, "its reduction does something else than adding products"),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (dtype_bytes(dtype) != ITEM_BYTES or product.sums_dtype != "float32", "pairs of 16 bits are loaded, and summed in float32"),
+        (dtype_bytes(dtype) != ITEM_BYTES or gemm.accum_dtype != "float32", "pairs of 16 bits are loaded, and summed in float32"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (windows.columns.dilation > 1, "its windows have gaps along rows"),
         (windows.width * windows.channels % ALIGNED_ITEMS != 0, "rows of its image are no multiples of 16 bytes"),
-        (product.right.is_k_last or product.right.vector() != ALIGNED_ITEMS, "its filters do not lie side by side in multiples of 8"),
+        (gemm.b.is_k_last or gemm.b.vector() != ALIGNED_ITEMS, "its filters do not lie side by side in multiples of 8"),
     )
     return next((reason for applies, reason in reasons if applies), "")
 
 
-def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
+def windows_of(space: IterSpace, gemm: Contraction) -> Windows | None:
     """Return how a convolution looks at its images, None for what is none with dimensions image, row, column, channel."""
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
-    image = block.reads[product.left.position]
+    image = block.reads[gemm.a.position]
     source = stored(space, image)
-    if product.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(source, image):
+    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(source, image):
         return None
-    sides = [_side(block, tuple(index or ()), product) for index in image.index[:3]]
-    channels = [axis for axis, step in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in product.k or step == 1)]
+    sides = [_side(block, tuple(index or ()), gemm) for index in image.index[:3]]
+    channels = [axis for axis, step in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or step == 1)]
     known = [side for side in sides if side is not None]
-    if len(known) < len(sides) or known[0][1:3] != (1, 1) or len(channels) > 1 or any(axis not in product.k for axis in channels):
+    if len(known) < len(sides) or known[0][1:3] != (1, 1) or len(channels) > 1 or any(axis not in gemm.k for axis in channels):
         return None
     images, rows, columns = known
     width = source.shape[2]
     return Windows(images.results, rows, columns, math.prod(block.axes[axis].extent for axis in channels), width)
 
 
-def _side(block: Block, index: tuple[tuple[int, int], ...], product: Contraction) -> Side | None:
+def _side(block: Block, index: tuple[tuple[int, int], ...], gemm: Contraction) -> Side | None:
     """Return how results walk over a dimension of the image, None where several axes do."""
     terms = [(axis, step) for axis, step in index if block.axes[axis].extent > 1]
-    spatial = [term for term in terms if term[0] in product.m]
-    reduced = [term for term in terms if term[0] in product.k]
+    spatial = [term for term in terms if term[0] in gemm.m]
+    reduced = [term for term in terms if term[0] in gemm.k]
     if len(spatial) > 1 or len(reduced) > 1 or len(spatial) + len(reduced) < len(terms):
         return None
     (walk, stride), (tap, dilation) = (next(iter(found), (-1, 1)) for found in (spatial, reduced))
@@ -153,9 +153,9 @@ def _side(block: Block, index: tuple[tuple[int, int], ...], product: Contraction
     return Side(results, stride, taps, dilation)
 
 
-def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every tiling that fits, with its predicted time."""
-    filters = product.extents[2]
+    filters = gemm.extents[2]
     for tile_w, slabs, block_n in itertools.product(WIDTHS, SLABS, _columns(filters)):
         bare = Tiling(tile_w, slabs, block_n, min(STAGES), 1)
         if slabs * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
@@ -168,7 +168,7 @@ def estimates(windows: Windows, product: Contraction, out_dtype: str, gpu: Gpu) 
             for blocks in range(max(1, most - 2), most + 1):
                 if used <= gpu.smem_per_block_optin_bytes:
                     tiling = bare._replace(stages=stages, blocks=blocks)
-                    yield Estimate(tiling, _secs(windows, product, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
+                    yield Estimate(tiling, _secs(windows, gemm, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
 
 
 def _columns(filters: int) -> list[int]:
@@ -192,15 +192,15 @@ def smem_bytes(windows: Windows, tiling: Tiling, out_dtype: str) -> int:
     return weights + tiling.stages * stage + results + RESERVED_BYTES
 
 
-def _secs(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:
+def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:
     """Return the time: SMs multiply, and move fragments, weights and results; DRAM goes on beside.
 
     Few blocks on an SM do not hide each other's waits.
     """
-    columns = -(-product.extents[2] // tiling.block_n)
+    columns = -(-gemm.extents[2] // tiling.block_n)
     tiles = windows.images * -(-windows.rows.results // tiling.tile_h) * -(-windows.columns.results // tiling.tile_w)
     multiplied = 2 * WGMMA_ROWS * tiling.block_n * windows.steps * STEP
-    multiply = multiplied * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(product.left.dtype)
+    multiply = multiplied * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(gemm.a.dtype)
     load = 4 * LANES_CYCLES * windows.steps
     weights = windows.steps * STEP * tiling.block_n * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
     store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
@@ -209,6 +209,6 @@ def _secs(windows: Windows, product: Contraction, tiling: Tiling, out_dtype: str
     cycles = tiling.slabs * max(together(multiply, shared), alone / tiling.blocks) + TILE_CYCLES
     rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
     sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
-    results = product.extents[1] * product.extents[2] * dtype_bytes(out_dtype)
-    dram_secs = (product.left.size_bytes + product.right.size_bytes + results) / gpu.dram_bytes_per_s
+    results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(out_dtype)
+    dram_secs = (gemm.a.size_bytes + gemm.b.size_bytes + results) / gpu.dram_bytes_per_s
     return together(sm_secs, dram_secs) + START_SECS + launch_secs(gpu, is_early=True)

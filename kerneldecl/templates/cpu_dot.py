@@ -44,12 +44,12 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
-    product = None if block is None else product_of(sch.get(block))
-    if product is None or sch.get_producers(block):
+    gemm = None if block is None else product_of(sch.get(block))
+    if gemm is None or sch.get_producers(block):
         return None
     epilogue = epilogue_of(sch, block)
     extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    m, n, k = extents[product.m], extents[product.n], extents[product.k]
+    m, n, k = extents[gemm.m], extents[gemm.n], extents[gemm.k]
     lanes = vector_lanes(arch, sch.get(block))
     if epilogue is None or m % tiles.tile_m or n % tiles.tile_n or k % lanes:
         return None
@@ -58,15 +58,15 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     tail = merge(sch, epilogue) if epilogue else sch.cache_write(block, 0, "global")
 
     # 1. One partial sum a lane; the block itself becomes the sum over the lanes.
-    _, k_lane = sch.split(sch.get_loops(block)[product.k], [None, lanes])
+    _, k_lane = sch.split(sch.get_loops(block)[gemm.k], [None, lanes])
     partial = sch.rfactor(k_lane, len(extents) - 1)
 
     # 2. Tile the sum over the lanes: tasks / register tiles / rows / columns / lanes.
     loops = sch.get_loops(block)
-    m_task, m_tile, m_row = sch.split(loops[product.m], [None, tiles.block_m // tiles.tile_m, tiles.tile_m])
-    n_task, n_tile, n_col = sch.split(loops[product.n], [None, tiles.block_n // tiles.tile_n, tiles.tile_n])
+    m_task, m_tile, m_row = sch.split(loops[gemm.m], [None, tiles.block_m // tiles.tile_m, tiles.tile_m])
+    n_task, n_tile, n_col = sch.split(loops[gemm.n], [None, tiles.block_n // tiles.tile_n, tiles.tile_n])
     is_by_row = tiles.order == "mn"
-    tasks = [*(loops[axis] for axis in product.batch), *((m_task, n_task) if is_by_row else (n_task, m_task))]
+    tasks = [*(loops[axis] for axis in gemm.batch), *((m_task, n_task) if is_by_row else (n_task, m_task))]
     tile_loops = (m_tile, n_tile) if is_by_row else (n_tile, m_tile)
     sch.reorder(*tasks, *tile_loops, m_row, n_col)
     task = sch.fuse(*tasks)
@@ -74,7 +74,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     # 3. Compute a tile's partial sums where they are needed: reduction / unrolled rows and columns / lanes.
     sch.compute_at(partial, tile_loops[-1], preserve_unit_loops=True)
     lane, *axes = sch.get_loops(partial)[-1 - len(extents) :]
-    k_step, row, col = axes[product.k], axes[product.m], axes[product.n]
+    k_step, row, col = axes[gemm.k], axes[gemm.m], axes[gemm.n]
     sch.reorder(k_step, row, col, lane)
     sch.unroll(row)
     sch.unroll(col)

@@ -29,35 +29,35 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     found = reductions.only_reduction(sch)
     if found is None or len(found[0].block.reads) < 2 or reductions.is_across(found[0]) != ("columns" in params):
         return False
-    product, rest = found
+    gemm, rest = found
     if "columns" in params:
         columns = reductions.ColumnCut(*(blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = reductions.column_reduction(sch, product, columns)
+        nest = reductions.column_reduction(sch, gemm, columns)
     else:
-        lanes = blocks.lanes_of(product.block.writes[0].dtype, arch.the_cpu.vector_bytes)
+        lanes = blocks.lanes_of(gemm.block.writes[0].dtype, arch.the_cpu.vector_bytes)
         cut = reductions.RowCut(lanes, *(blocks.count(params, name) for name in ("vectors", "rows", "chunks")))
-        if product.extent_of("spatial") % cut.rows:
+        if gemm.extent_of("spatial") % cut.rows:
             return False
-        _unzip(sch, product, lanes)
-        nest = reductions.row_reduction(sch, product, cut)
+        _unzip(sch, gemm, lanes)
+        nest = reductions.row_reduction(sch, gemm, cut)
     reductions.complete(sch, nest, rest, params)
     return True
 
 
-def _unzip(sch: Schedule, product: blocks.Leaf, lanes: int) -> None:
+def _unzip(sch: Schedule, gemm: blocks.Leaf, lanes: int) -> None:
     """Copy each small operand that is read with a stride along the vectors so that vectors are contiguous in the copy.
 
     Elements of a byte's nibbles alternate in the other operand: all that meet the first nibble come first in the copy.
     """
-    _, along, reused = reductions.row_parts(product, lanes)
+    _, along, reused = reductions.row_parts(gemm, lanes)
     if len(reused) != 1:
         return
-    for at, access in enumerate(product.block.reads):
-        walk = blocks.strides(access, len(product.loops))
+    for at, access in enumerate(gemm.block.reads):
+        walk = blocks.strides(access, len(gemm.loops))
         ways = walk[along[-1]]
-        if len(access.shape) == 1 and ways == product.block.axes[reused[0]].extent and walk[reused[0]] == 1:
-            sch.cache_read(product.rv, at, "global")
-            sch.transform_layout(product.rv, ("read", at), _by_remainder(ways))
+        if len(access.shape) == 1 and ways == gemm.block.axes[reused[0]].extent and walk[reused[0]] == 1:
+            sch.cache_read(gemm.rv, at, "global")
+            sch.transform_layout(gemm.rv, ("read", at), _by_remainder(ways))
 
 
 def _by_remainder(ways: int) -> Callable[[Any], tuple[Any, Any]]:

@@ -51,21 +51,21 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
-    product = None if block is None else product_of(sch.get(block))
-    if product is None or sch.get_producers(block):
+    gemm = None if block is None else product_of(sch.get(block))
+    if gemm is None or sch.get_producers(block):
         return None
     epilogue = epilogue_of(sch, block)
     extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    m, n, k = extents[product.m], extents[product.n], extents[product.k]
+    m, n, k = extents[gemm.m], extents[gemm.n], extents[gemm.k]
     if epilogue is None or not is_tiled(m, tiles.tile_m, tiles.block_m) or not is_tiled(n, tiles.tile_n, tiles.block_n):
         return None
     lanes = vector_lanes(arch, sch.get(block))
     is_blocked = 0 < tiles.block_k < k
-    is_parallel = bool(product.batch) or m > tiles.block_m or n > tiles.block_n
+    is_parallel = bool(gemm.batch) or m > tiles.block_m or n > tiles.block_n
 
     # 1. Pad what the tiles do not divide. The copies that pad are the packed panels; the copy back joins the epilogue.
     padding = [1] * len(extents)
-    padding[product.m], padding[product.n], padding[product.k] = tiles.tile_m, tiles.tile_n, tiles.block_k if is_blocked else 1
+    padding[gemm.m], padding[gemm.n], padding[gemm.k] = tiles.tile_m, tiles.tile_n, tiles.block_k if is_blocked else 1
     ragged = {axis for axis, (extent, unit) in enumerate(zip(extents, padding, strict=True)) if extent % unit}
     if ragged:
         sch.pad_einsum(block, padding)
@@ -74,10 +74,10 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
     # 2. Pack the operands.
     for operand, axis, tile, is_wanted in (
-        (product.left, product.m, tiles.tile_m, tiles.pack_m),
-        (product.right, product.n, tiles.tile_n, tiles.pack_n),
+        (gemm.a, gemm.m, tiles.tile_m, tiles.pack_m),
+        (gemm.b, gemm.n, tiles.tile_n, tiles.pack_n),
     ):
-        is_padded = bool(ragged & {axis, product.k})
+        is_padded = bool(ragged & {axis, gemm.k})
         if is_wanted and not is_padded:
             sch.cache_read(block, operand.position, "global")
         if is_wanted or is_padded:
@@ -86,11 +86,11 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
     # 3. Tile: tasks / reduction blocks / register tiles / reduction / unrolled rows / vector columns.
     loops = sch.get_loops(block)
-    m_task, m_tile, m_row = sch.split(loops[product.m], [None, tiles.block_m // tiles.tile_m, tiles.tile_m])
-    n_task, n_tile, n_col = sch.split(loops[product.n], [None, tiles.block_n // tiles.tile_n, tiles.tile_n])
-    k_loops = sch.split(loops[product.k], [None, tiles.block_k]) if is_blocked else [loops[product.k]]
+    m_task, m_tile, m_row = sch.split(loops[gemm.m], [None, tiles.block_m // tiles.tile_m, tiles.tile_m])
+    n_task, n_tile, n_col = sch.split(loops[gemm.n], [None, tiles.block_n // tiles.tile_n, tiles.tile_n])
+    k_loops = sch.split(loops[gemm.k], [None, tiles.block_k]) if is_blocked else [loops[gemm.k]]
     is_by_row = tiles.order == "mn"
-    tasks = [*(loops[axis] for axis in product.batch), *((m_task, n_task) if is_by_row else (n_task, m_task))]
+    tasks = [*(loops[axis] for axis in gemm.batch), *((m_task, n_task) if is_by_row else (n_task, m_task))]
     tile_loops = (m_tile, n_tile) if is_by_row else (n_tile, m_tile)
     sch.reorder(*tasks, *k_loops[:-1], *tile_loops, k_loops[-1], m_row, n_col)
     task = sch.fuse(*tasks)

@@ -61,25 +61,25 @@ class _Tiles(NamedTuple):
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled convolution with its epilogue fused, or None where the function is none."""
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
-    product = product_of(mod)
-    if product is None or not _fits(tiles, product):
+    gemm = product_of(mod)
+    if gemm is None or not _fits(tiles, gemm):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch))
 
 
-def _fits(tiles: _Tiles, product: Contraction) -> bool:
+def _fits(tiles: _Tiles, gemm: Contraction) -> bool:
     return (
-        not product.batch
-        and len(product.m) == 3
-        and len(product.k) > 1
-        and not product.right.is_k_last
+        not gemm.batch
+        and len(gemm.m) == 3
+        and len(gemm.k) > 1
+        and not gemm.b.is_k_last
         and tiles.columns % tiles.thread_m == 0
         and tiles.groups % GROUPS == 0
         and tiles.block_n % (tiles.thread_n * LANES) == 0
     )
 
 
-def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form: image, row, column, channel of the result, and the window's axes; in whole tiles.
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -87,11 +87,11 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
         return False
     if epilogue:
         merge(sch, epilogue)
-    if not all(_is_seen(sch.get(block), product.left.position, axis) for axis in product.k):
+    if not all(_is_seen(sch.get(block), gemm.a.position, axis) for axis in gemm.k):
         return False
     margin = sch.get_producers(block)
-    normalize_windows(sch, block, product, [(axis,) for axis in product.k])
-    sch.pad_einsum(block, [1, tiles.rows * tiles.walk, tiles.columns, tiles.block_n, *[1] * len(product.k)])
+    normalize_windows(sch, block, gemm, [(axis,) for axis in gemm.k])
+    sch.pad_einsum(block, [1, tiles.rows * tiles.walk, tiles.columns, tiles.block_n, *[1] * len(gemm.k)])
     store = sch.cache_write(block, 0, "local")
 
     # 2. Tiles of blocks; in them, threads for groups of results and for vectors of channels.
@@ -113,14 +113,14 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
 
     # 3. Operands: weights and the image's part to shared memory, from there to registers.
     line, *places = window
-    weights = sch.cache_read(block, product.right.position, "shared.dyn")
+    weights = sch.cache_read(block, gemm.b.position, "shared.dyn")
     sch.compute_at(weights, tile)
-    held = sch.cache_read(block, product.left.position, "local")
+    held = sch.cache_read(block, gemm.a.position, "local")
     sch.compute_at(held, places[-1])
-    held_weights = sch.cache_read(block, product.right.position, "local")
+    held_weights = sch.cache_read(block, gemm.b.position, "local")
     sch.compute_at(held_weights, places[-1])
     inline_sources(sch, weights)
-    _copy_weights(sch, weights, tiles, product)
+    _copy_weights(sch, weights, tiles, gemm)
     staged = staged_image(sch, held, margin)
     sch.compute_at(staged, walk)
     if not _copy_image(sch, staged, tiles):
@@ -131,13 +131,13 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     # 4. Sums.
     place_store(sch, store, walk)
     row, column = sch.get_loops(store)[-2:]
-    _, column_vector = sch.split(column, [None, vector if product.out_run % vector == 0 else 1])
+    _, column_vector = sch.split(column, [None, vector if gemm.out_contiguous % vector == 0 else 1])
     sch.unroll(row)
     sch.vectorize(column_vector)
     for loop in (*places, column_in, n_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, line)
-    if tiles.walk > 1 and arch.the_gpu.async_copy and is_async(product.left, 1):
+    if tiles.walk > 1 and arch.the_gpu.async_copy and is_async(gemm.a, 1):
         # Spelt out, for where stages are in turn nvcc does not see how addresses are aligned.
         sch.unroll(walk)
         sch.annotate(walk, "software_pipeline_stage", [0, 1, 1, 1])
@@ -152,8 +152,8 @@ def _is_seen(stage: Any, position: int, axis: int) -> bool:
     return int(found.dom.extent) > 1 or any(dim.min.same_as(found.var) for dim in stage.reads[position].region)
 
 
-def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, product: Contraction) -> None:
-    vector = math.gcd(product.right.vector(), tiles.block_n)
+def _copy_weights(sch: Schedule, copy: Any, tiles: _Tiles, gemm: Contraction) -> None:
+    vector = math.gcd(gemm.b.vector(), tiles.block_n)
     flat_loop = sch.fuse(*sch.get_loops(copy)[1:])
     step, thread, element = sch.split(flat_loop, [None, tiles.threads, vector])
     sch.bind(thread, "threadIdx.x")

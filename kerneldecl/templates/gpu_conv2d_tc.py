@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, tensor_cores_refuse
+from kerneldecl.analysis.contraction import Contraction, why_no_tensor_cores
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.conv import normalize_windows, staged_image
@@ -62,25 +62,25 @@ class _Tiles(NamedTuple):
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled convolution with its epilogue fused, or None where tensor cores do not take it."""
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
-    product = product_of(mod)
-    if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, product):
+    gemm = product_of(mod)
+    if gemm is None or why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, gemm):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, product, tiles))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles))
 
 
-def _fits(tiles: _Tiles, product: Contraction) -> bool:
+def _fits(tiles: _Tiles, gemm: Contraction) -> bool:
     return (
-        not product.batch
-        and len(product.m) == 3
-        and len(product.k) > 1
-        and dtype_bytes(product.left.dtype) == 2
+        not gemm.batch
+        and len(gemm.m) == 3
+        and len(gemm.k) > 1
+        and dtype_bytes(gemm.a.dtype) == 2
         and tiles.rows % tiles.warps_rows == 0
         and tiles.columns % (ROWS * tiles.warps_columns) == 0
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
     )
 
 
-def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
     # 1. Normal form: image, row, column, channel of the result, and one reduction; in whole tiles.
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -89,8 +89,8 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     if epilogue:
         merge(sch, epilogue)
     margin = sch.get_producers(block)
-    normalize_windows(sch, block, product, [product.k])
-    names = intrinsics_of(sch, block, product, left_k_last=True)
+    normalize_windows(sch, block, gemm, [gemm.k])
+    names = intrinsics_of(sch, block, gemm, left_k_last=True)
     sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.steps])
     store = sch.cache_write(block, 0, "local")
 
@@ -110,27 +110,27 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles) -> bool:
     sch.bind(warp, "threadIdx.y")
 
     # 3. Operands: weights and the image's part to shared memory, fragments from there.
-    weights = sch.cache_read(fragment, product.right.position, "shared.dyn")
+    weights = sch.cache_read(fragment, gemm.b.position, "shared.dyn")
     sch.compute_at(weights, tile)
-    steps = -(-product.extents[3] // names.steps) * names.steps
-    step = spread_copy(sch, weights, tiles.warps, math.gcd(product.right.vector(), tiles.block_n))
+    steps = -(-gemm.extents[3] // names.steps) * names.steps
+    step = spread_copy(sch, weights, tiles.warps, math.gcd(gemm.b.vector(), tiles.block_n))
     sch.unroll(step)  # so that only the last steps ask whether they are beyond the weights
-    held = sch.cache_read(fragment, product.left.position, "local")
+    held = sch.cache_read(fragment, gemm.a.position, "local")
     sch.compute_at(held, k)
-    held_weights = sch.cache_read(fragment, product.right.position, "local")
+    held_weights = sch.cache_read(fragment, gemm.b.position, "local")
     sch.compute_at(held_weights, k)
     inline_sources(sch, weights)
     staged = staged_image(sch, held, margin)
     sch.compute_at(staged, tile)
     _copy(sch, staged, tiles.warps)
-    sch.transform_layout(held, ("write", 0), placed(product.left.dtype))
+    sch.transform_layout(held, ("write", 0), placed(gemm.a.dtype))
     spread(sch, held, k, is_paired=False)
 
     # 4. Sums, and what mma.sync does.
-    sums = store_tile(sch, store, (tile, warp), tiles.warps, product) if tiles.gather else store_sums(sch, store, warp, product)
-    clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
-    whole = load_by_matrices(sch, held_weights, product.right, names.steps, names.load_right)
-    keep_apart(sch, weights, whole, tiles.block_n, product.right.dtype)
+    sums = store_tile(sch, store, (tile, warp), tiles.warps, gemm) if tiles.gather else store_sums(sch, store, warp, gemm)
+    clear_sums(sch, fragment, sums, k, names, gemm.accum_dtype)
+    whole = load_by_matrices(sch, held_weights, gemm.b, names.steps, names.load_right)
+    keep_apart(sch, weights, whole, tiles.block_n, gemm.b.dtype)
     sch.tensorize(fragment, names.multiply)
     if steps // names.steps <= UNROLLED_STEPS:
         sch.unroll(k)

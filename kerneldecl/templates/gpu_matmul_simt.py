@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Factor
+from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     attempt,
@@ -66,17 +66,17 @@ class _Tiles(NamedTuple):
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled product with its epilogue fused, or None where the function is no product."""
     tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
-    product = product_of(mod)
-    if product is None or not _fits(tiles, product.extents):
+    gemm = product_of(mod)
+    if gemm is None or not _fits(tiles, gemm.extents):
         return None
 
-    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch))
 
 
-def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are neighbours.
-    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True, parts=tiles.parts)
+    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True, parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
@@ -99,15 +99,15 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     sch.bind(thread, "threadIdx.x")
 
     # 3. Operands: to shared memory by all threads, from there to each thread's registers.
-    stages = _stages(product, tiles, arch)
-    copies = [_copy(sch, block, k, factor, tiles) for factor in (product.left, product.right)]
-    for factor, vector in ((product.left, vector_m), (product.right, vector_n)):
-        _load(sch, block, k_in, factor, vector)
+    stages = _stages(gemm, tiles, arch)
+    copies = [_copy(sch, block, k, operand, tiles) for operand in (gemm.a, gemm.b)]
+    for operand, vector in ((gemm.a, vector_m), (gemm.b, vector_n)):
+        _load(sch, block, k_in, operand, vector)
     for copy in copies:
         inline_sources(sch, copy)
 
     # 4. Sums: cleared before, stored after, through the epilogue.
-    _store(sch, store, thread, vector_n if product.out_run % vector_n == 0 else 1)
+    _store(sch, store, thread, vector_n if gemm.out_contiguous % vector_n == 0 else 1)
     for loop in (m_in, n_in, k_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, k)
@@ -118,7 +118,7 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     else:
         pipeline(sch, k, stages, asynchronous=True)
     if normal.whole is not None:
-        sum_parts(sch, normal.whole, product)
+        sum_parts(sch, normal.whole, gemm)
     return True
 
 
@@ -139,32 +139,32 @@ def _cut(sch: Schedule, loop: Any, block: int, thread: int, inner: tuple[int, in
     return list(sch.split(loop, [None, thread // vector, block // thread // lanes, lanes, vector]))
 
 
-def _stages(product: Contraction, tiles: _Tiles, arch: Arch) -> int:
+def _stages(gemm: Contraction, tiles: _Tiles, arch: Arch) -> int:
     """Return how far ahead to copy: more than one tile where cp.async can, else none."""
-    factors = ((product.left, tiles.block_m), (product.right, tiles.block_n))
-    can = arch.the_gpu.async_copy and all(is_async(factor, _vector(factor, extent, tiles)) for factor, extent in factors)
+    operands = ((gemm.a, tiles.block_m), (gemm.b, tiles.block_n))
+    can = arch.the_gpu.async_copy and all(is_async(operand, _vector(operand, extent, tiles)) for operand, extent in operands)
     return tiles.stages if can or tiles.stages == 2 else 1
 
 
-def _vector(factor: Factor, extent: int, tiles: _Tiles) -> int:
+def _vector(operand: Operand, extent: int, tiles: _Tiles) -> int:
     """Return how many elements are copied at once: in registers, those along k are spread over rows of shared memory."""
-    if tiles.stages != 2 and factor.is_k_last:
+    if tiles.stages != 2 and operand.is_k_last:
         return 1
-    vector = vector_of(factor, extent * tiles.block_k, tiles.threads)
+    vector = vector_of(operand, extent * tiles.block_k, tiles.threads)
     # TVM's CUDA has no vector of more than four 8-bit zeros for what lies beyond the operand.
-    return math.gcd(vector, 4 if dtype_bytes(factor.dtype) == 1 else tiles.block_k if factor.is_k_last else vector)
+    return math.gcd(vector, 4 if dtype_bytes(operand.dtype) == 1 else tiles.block_k if operand.is_k_last else vector)
 
 
-def _copy(sch: Schedule, block: Any, step: Any, factor: Factor, tiles: _Tiles) -> Any:
+def _copy(sch: Schedule, block: Any, step: Any, operand: Operand, tiles: _Tiles) -> Any:
     """Have all threads copy an operand's tile to shared memory, neighbours in global memory by neighbouring threads."""
-    copy = sch.cache_read(block, factor.position, "shared.dyn")
+    copy = sch.cache_read(block, operand.position, "shared.dyn")
     sch.compute_at(copy, step)
     k, other = sch.get_loops(copy)[-2:]
-    vector = _vector(factor, int(sch.get(other).extent), tiles)
+    vector = _vector(operand, int(sch.get(other).extent), tiles)
     loops = [k, other]
-    if factor.is_k_last:
+    if operand.is_k_last:
         # Threads that are neighbours along k write to different rows: rows that end 16 bytes past all banks keep 8 apart.
-        sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(factor.dtype))
+        sch.storage_align(copy, 0, axis=-2, factor=BANKS, offset=16 // dtype_bytes(operand.dtype))
         k, k_in = sch.split(k, [None, UNROLLED_STEPS])
         loops = [k, other, k_in]
         sch.reorder(*loops)
@@ -186,16 +186,16 @@ def _store(sch: Schedule, store: Any, thread: Any, vector: int) -> None:
     sch.vectorize(column_in)
 
 
-def _load(sch: Schedule, block: Any, step: Any, factor: Factor, vector: int) -> None:
+def _load(sch: Schedule, block: Any, step: Any, operand: Operand, vector: int) -> None:
     """Take what one step needs of an operand from shared memory into registers.
 
     Where a copy writes vectors as well, TVM would make the shared buffer one of vectors, which cp.async cannot write;
     nvcc makes vectors of neighbouring loads by itself.
     """
-    load = sch.cache_read(block, factor.position, "local")
+    load = sch.cache_read(block, operand.position, "local")
     sch.compute_at(load, step)
     _, inner = sch.split(sch.get_loops(load)[-1], [None, vector])
-    if factor.is_k_last:
+    if operand.is_k_last:
         sch.vectorize(inner)
     else:
         sch.unroll(inner)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from tvm import IRModule
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Factor, tensor_cores_refuse
+from kerneldecl.analysis.contraction import Contraction, Operand, why_no_tensor_cores
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
@@ -69,19 +69,19 @@ class _Tiles(NamedTuple):
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled product with its epilogue fused, or None where tensor cores do not take it."""
     tiles = _Tiles(**{name: value for name, value in params.items() if name in _Tiles._fields})  # type: ignore[arg-type]
-    product = product_of(mod)
-    if product is None or tensor_cores_refuse(product, arch.the_gpu) or not _fits(tiles, dtype_bytes(product.left.dtype), product.extents):
+    gemm = product_of(mod)
+    if gemm is None or why_no_tensor_cores(gemm, arch.the_gpu) or not _fits(tiles, dtype_bytes(gemm.a.dtype), gemm.extents):
         return None
-    return attempt(mod, lambda sch: _schedule(sch, product, tiles, arch))
+    return attempt(mod, lambda sch: _schedule(sch, gemm, tiles, arch))
 
 
-def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) -> bool:
+def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
-    normal = normalize(sch, product, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
+    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
     if normal is None:
         return False
     block, store = normal.block, normal.store
-    names = intrinsics_of(sch, block, product, left_k_last=product.left.is_k_last)
+    names = intrinsics_of(sch, block, gemm, left_k_last=gemm.a.is_k_last)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
@@ -101,31 +101,31 @@ def _schedule(sch: Schedule, product: Contraction, tiles: _Tiles, arch: Arch) ->
     threads = tiles.warps_m * tiles.warps_n
     asynchronous = arch.the_gpu.async_copy
     shared, held = [], []
-    _, m_size, n_size, _ = product.extents
-    for factor, extent, size in ((product.left, tiles.block_m, m_size), (product.right, tiles.block_n, n_size)):
-        copy = sch.cache_read(fragment, factor.position, "shared.dyn")
+    _, m_size, n_size, _ = gemm.extents
+    for operand, extent, size in ((gemm.a, tiles.block_m, m_size), (gemm.b, tiles.block_n, n_size)):
+        copy = sch.cache_read(fragment, operand.position, "shared.dyn")
         sch.compute_at(copy, k)
-        vector = vector_of(factor, extent * tiles.block_k, threads * LANES)
-        is_whole = size % extent == 0 and product.extents[3] % (tiles.block_k * tiles.parts) == 0
-        if dtype_bytes(factor.dtype) == 1 and not is_whole:
+        vector = vector_of(operand, extent * tiles.block_k, threads * LANES)
+        is_whole = size % extent == 0 and gemm.extents[3] % (tiles.block_k * tiles.parts) == 0
+        if dtype_bytes(operand.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
-        asynchronous = asynchronous and is_async(factor, vector)
+        asynchronous = asynchronous and is_async(operand, vector)
         spread_copy(sch, copy, threads, vector)
         shared.append(copy)
-    for factor in (product.left, product.right):
-        load = sch.cache_read(fragment, factor.position, "local")
+    for operand in (gemm.a, gemm.b):
+        load = sch.cache_read(fragment, operand.position, "local")
         sch.compute_at(load, k_step)
         held.append(load)
     for copy in shared:
         inline_sources(sch, copy)
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-    sums = store_tile(sch, store, (tile, warp), threads, product) if tiles.gather else store_sums(sch, store, warp, product)
-    clear_sums(sch, fragment, sums, k, names, product.sums_dtype)
-    _tensorize(sch, (fragment, *held, *shared), tiles, names, (product.left, product.right))
+    sums = store_tile(sch, store, (tile, warp), threads, gemm) if tiles.gather else store_sums(sch, store, warp, gemm)
+    clear_sums(sch, fragment, sums, k, names, gemm.accum_dtype)
+    _tensorize(sch, (fragment, *held, *shared), tiles, names, (gemm.a, gemm.b))
     pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.ahead else None)
     if normal.whole is not None:
-        sum_parts(sch, normal.whole, product)
+        sum_parts(sch, normal.whole, gemm)
     return True
 
 
@@ -142,12 +142,12 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
     )
 
 
-def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Tensorized, factors: tuple[Factor, Factor]) -> None:
+def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Tensorized, operands: tuple[Operand, Operand]) -> None:
     fragment, *rest = blocks
-    for at, (factor, name) in enumerate(zip(factors, (names.load_left, names.load_right), strict=True)):
+    for at, (operand, name) in enumerate(zip(operands, (names.load_left, names.load_right), strict=True)):
         load, copy = rest[at], rest[at + 2]
         extent = (tiles.block_m, tiles.block_n)[at]
-        whole = load_by_matrices(sch, load, factor, names.steps, name)
-        length = tiles.block_k if factor.is_k_last else extent
-        keep_apart(sch, copy, whole, length, factor.dtype)
+        whole = load_by_matrices(sch, load, operand, names.steps, name)
+        length = tiles.block_k if operand.is_k_last else extent
+        keep_apart(sch, copy, whole, length, operand.dtype)
     sch.tensorize(fragment, names.multiply)

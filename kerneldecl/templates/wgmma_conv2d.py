@@ -53,7 +53,7 @@ def _takes(convolution: Convolution) -> bool:
     windows = (convolution.rows, convolution.columns)
     return (
         len(dtypes) == 1
-        and all(dtype_bytes(dtype) == 2 and convolution.sums_dtype in SUMS.get(dtype, ()) for dtype in dtypes)
+        and all(dtype_bytes(dtype) == 2 and convolution.accum_dtype in SUMS.get(dtype, ()) for dtype in dtypes)
         and convolution.channels * 2 % PITCH_BYTES == 0
         and all(window.stride <= MAX_STEP for window in windows)
     )
@@ -70,13 +70,13 @@ def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch
     blocks = -(-convolution.channels // STEP_CHANNELS)
     steps = convolution.rows.taps * convolution.columns.taps * blocks
     dtype = str(convolution.image.dtype)
-    if image is None or weights is None or not tiles.fit(dtype, convolution.sums_dtype, steps, image.stage_bytes + weights.stage_bytes):
+    if image is None or weights is None or not tiles.fit(dtype, convolution.accum_dtype, steps, image.stage_bytes + weights.stage_bytes):
         return None
     operands, counts = (image, weights), (boxes.count, -(-convolution.filters // filters))
     if tiles.swap:
         operands, counts = (weights, image), (counts[1], counts[0])
     made = results_of_boxes(convolution, boxes, filters, is_swapped=bool(tiles.swap))
-    kernel = Kernel(convolution.params, dtype, convolution.sums_dtype, *operands, made, tiles, (1, *counts), steps, arch.the_gpu.sm_count)
+    kernel = Kernel(convolution.params, dtype, convolution.accum_dtype, *operands, made, tiles, (1, *counts), steps, arch.the_gpu.sm_count)
     return kernel if kernel.buffers or not made.is_staged or tiles.split > 1 else None
 
 

@@ -67,41 +67,41 @@ SUMS = {
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the product with its epilogue as one specialised kernel, or None where wgmma or these sizes do not take it."""
     tiles = Tiles.of(params)
-    product = read_product(mod) if arch.the_gpu.compute_capability[0] == FIRST_CAPABILITY[0] else None
-    if product is None or not takes(product):
+    gemm = read_product(mod) if arch.the_gpu.compute_capability[0] == FIRST_CAPABILITY[0] else None
+    if gemm is None or not takes(gemm):
         return None
-    kernel = kernel_of(product, tiles, bool(params["pack"]), arch)
+    kernel = kernel_of(gemm, tiles, bool(params["pack"]), arch)
     return None if kernel is None else build(kernel)
 
 
-def takes(product: Product) -> bool:
+def takes(gemm: Product) -> bool:
     """Say whether wgmma multiplies the product's dtypes."""
-    left, right = product.left.dtype, product.right.dtype
-    return left == right and product.contraction.sums_dtype in SUMS.get(left, ())
+    a, b = gemm.a.dtype, gemm.b.dtype
+    return a == b and gemm.contraction.accum_dtype in SUMS.get(a, ())
 
 
-def kernel_of(product: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Kernel | None:
+def kernel_of(gemm: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Kernel | None:
     """Return the kernel of these sizes, None where the operands or the sizes do not allow it."""
-    batch, m, n, k = product.extents
-    packings = [packing_of(matrix) if is_packed else None for matrix in (product.left, product.right)]
+    batch, m, n, k = gemm.extents
+    packings = [packing_of(matrix) if is_packed else None for matrix in (gemm.a, gemm.b)]
     if is_packed and not any(packings):
         return None
-    left, right = (packing.copy if packing else matrix for packing, matrix in zip(packings, (product.left, product.right), strict=True))
+    a, b = (packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True))
     if tiles.swap:
-        left, right = right, left
+        a, b = b, a
     row_count, column_count = (n, m) if tiles.swap else (m, n)
-    rows = operand_of(left, tiles.block_m, tiles.cluster_n)
-    columns = operand_of(right, tiles.block_n, tiles.cluster_m)
-    steps = -(-k * left.item_bytes // ROW_BYTES)
-    sums = product.contraction.sums_dtype
-    if rows is None or columns is None or not tiles.fit(left.dtype, sums, steps, rows.stage_bytes + columns.stage_bytes):
+    rows = operand_of(a, tiles.block_m, tiles.cluster_n)
+    columns = operand_of(b, tiles.block_n, tiles.cluster_m)
+    steps = -(-k * a.item_bytes // ROW_BYTES)
+    sums = gemm.contraction.accum_dtype
+    if rows is None or columns is None or not tiles.fit(a.dtype, sums, steps, rows.stage_bytes + columns.stage_bytes):
         return None
     if tiles.cluster_m * tiles.cluster_n > 1 and (rows.gather or columns.gather):
         return None
-    results = results_of(product, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
+    results = results_of(gemm, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     made = tuple(filter(None, packings))
-    kernel = Kernel(product.params, left.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count, made)
+    kernel = Kernel(gemm.params, a.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count, made)
     if tiles.stream > 0 and not kernel.is_dealt:
         return None
     return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None

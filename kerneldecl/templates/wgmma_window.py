@@ -70,7 +70,7 @@ def _takes(convolution: Convolution) -> bool:
     return (
         len(dtypes) == 1
         and all(dtype_bytes(dtype) == ITEM_BYTES and "float32" in SUMS.get(dtype, ()) for dtype in dtypes)
-        and convolution.sums_dtype == "float32"
+        and convolution.accum_dtype == "float32"
         and (convolution.columns.dilation == 1 or convolution.columns.taps == 1)
         and width * convolution.channels * ITEM_BYTES % PITCH_BYTES == 0
         and filter_stride == 1

@@ -64,7 +64,7 @@ def test_tvm_is_imported_in_few_places(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_only_the_command_line_prints(path: Path) -> None:
-    assert calls(path, "print") == [] or path.name == "cli.py"
+    assert calls(path, "print") == [] or path.parent.name == "cli"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

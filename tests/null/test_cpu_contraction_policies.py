@@ -31,9 +31,9 @@ def access(operand: str, block_axes: tuple[Axis, ...], *dims: dict[int, int], dt
 
 def matmul(m: int, n: int, k: int, layout: str = "nn", dtype: str = "float32") -> IterSpace:
     axes = (Axis("i", m, "spatial"), Axis("j", n, "spatial"), Axis("k", k, "reduce"))
-    left = [{0: 1}, {2: 1}] if layout[0] == "n" else [{2: 1}, {0: 1}]
-    right = [{2: 1}, {1: 1}] if layout[1] == "n" else [{1: 1}, {2: 1}]
-    reads = access("A", axes, *left, dtype=dtype), access("B", axes, *right, dtype=dtype)
+    a = [{0: 1}, {2: 1}] if layout[0] == "n" else [{2: 1}, {0: 1}]
+    b = [{2: 1}, {1: 1}] if layout[1] == "n" else [{1: 1}, {2: 1}]
+    reads = access("A", axes, *a, dtype=dtype), access("B", axes, *b, dtype=dtype)
     block = Block("product", axes, reads, (access("C", axes, {0: 1}, {1: 1}, dtype=dtype),), 2)
     return IterSpace((block,), ("A", "B"), ("C",))
 
@@ -166,9 +166,9 @@ def test_other_functions_get_no_proposal() -> None:
     axes = (Axis("i", 8, "spatial"), Axis("k", 8, "reduce"))
     sums = Block("sums", axes, (access("X", axes, {0: 1}, {1: 1}),), (access("Y", axes, {0: 1}),), 1)
     space = IterSpace((sums,), ("X",), ("Y",))
-    product, convolution = matmul(8, 8, 8), conv2d(8, 8, 8)
-    twice = replace(product, blocks=product.blocks * 2)
+    gemm, convolution = matmul(8, 8, 8), conv2d(8, 8, 8)
+    twice = replace(gemm, blocks=gemm.blocks * 2)
     assert cpu_matmul.propose(space, arch(AVX512), 20, ()) == cpu_conv2d.propose(space, arch(AVX512), 20, ()) == ()
     assert cpu_matmul.propose(twice, arch(AVX512), 20, ()) == ()
     assert cpu_matmul.propose(convolution, arch(AVX512), 20, ()) == ()
-    assert cpu_conv2d.propose(product, arch(AVX512), 20, ()) == ()
+    assert cpu_conv2d.propose(gemm, arch(AVX512), 20, ()) == ()

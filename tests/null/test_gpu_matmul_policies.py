@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
+from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
-from kerneldecl.analysis.contraction import Contraction, contraction_of, tensor_cores_refuse
+from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins import STANDARD, load_policy
 from kerneldecl.policies import auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
@@ -22,32 +22,32 @@ from kerneldecl.policies.gpu.time_model import occupancy
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("batch", [0, 3])
 def test_product_is_read_with_its_layout_and_batch(layout: str, batch: int) -> None:
-    found = product(matmul((48, 80, 24), layout, batch=batch))
+    found = gemm(matmul((48, 80, 24), layout, batch=batch))
     assert found.layout == layout
     assert found.extents == (batch or 1, 48, 80, 24)
-    assert (found.left.position, found.right.position) == (0, 1)
+    assert (found.a.position, found.b.position) == (0, 1)
 
 
 def test_operands_are_told_apart_by_what_they_index_not_by_their_order() -> None:
     space = matmul((48, 80, 24))
     (block,) = space.blocks
-    swapped = product(replace(space, blocks=(replace(block, reads=block.reads[::-1]),)))
-    assert (swapped.left.position, swapped.right.position) == (1, 0)
+    swapped = gemm(replace(space, blocks=(replace(block, reads=block.reads[::-1]),)))
+    assert (swapped.a.position, swapped.b.position) == (1, 0)
     assert swapped.extents == (1, 48, 80, 24)
 
 
 def test_convolution_is_a_product_of_pixels_and_filters() -> None:
-    found = product(conv2d())
+    found = gemm(conv2d())
     assert found.extents == (1, 8 * 56 * 56, 64, 3 * 3 * 64)
     assert found.layout == "nn"
     # Channels of one pixel lie side by side, pixels of one channel do not.
-    assert found.left.vector() == 8
+    assert found.a.vector() == 8
     assert gpu_matmul_tc.propose(conv2d(), H200, 5, ())
 
 
 @pytest.mark.parametrize(("k", "vector"), [(64, 8), (36, 4), (10, 2), (517, 1)])
 def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> None:
-    assert product(matmul((64, 64, k), "nt")).left.vector() == vector
+    assert gemm(matmul((64, 64, k), "nt")).a.vector() == vector
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> Non
     ],
 )
 def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reason: str) -> None:
-    assert reason in tensor_cores_refuse(product(space), arch(gpu).the_gpu)
+    assert reason in why_no_tensor_cores(gemm(space), arch(gpu).the_gpu)
     assert reason in gpu_matmul_tc.why_not(space, arch(gpu))
     assert gpu_matmul_tc.propose(space, arch(gpu), 20, ()) == ()
 
@@ -126,7 +126,7 @@ def test_what_is_never_timed_would_not_be_proposed(
 ) -> None:
     space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
     if not gpu_matmul_tc.why_not(space, arch(name)):
-        every = [estimate for _, timed in gpu_matmul_tc._forms(product(space), gpu) for estimate in timed()]
+        every = [estimate for _, timed in gpu_matmul_tc._forms(gemm(space), gpu) for estimate in timed()]
         assert gpu_matmul_tc.propose(space, arch(name), top_k, ()) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
 
 
@@ -154,7 +154,7 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
 def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
-    windows = conv_tiles.windows_of(space, product(space))
+    windows = conv_tiles.windows_of(space, gemm(space))
     assert windows is not None
     proposals = gpu_matmul_tc.propose(space, arch(name), 1000, ())
     of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
@@ -162,7 +162,7 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
         params: dict[str, Any] = dict(proposal.candidate.params)
         tiling = conv_tiles.Tiling(**params)
         assert tiling.warps * 32 <= gpu.max_threads_per_block
-        assert conv_tiles.smem_bytes(windows, product(space), tiling) <= gpu.smem_per_block_optin_bytes
+        assert conv_tiles.smem_bytes(windows, gemm(space), tiling) <= gpu.smem_per_block_optin_bytes
     # Long sums are left to the template for products, which does not spell them out.
     assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
 
@@ -171,13 +171,13 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
 def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
-    windows = conv_tiles.windows_of(space, product(space))
+    windows = conv_tiles.windows_of(space, gemm(space))
     assert windows is not None
     proposals = gpu_matmul_simt.propose(space, arch(name), 1000, ())
     of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
     for params in of_images:
         tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
-        smem = conv_tiles_simt.smem_bytes(windows, product(space), tiling)
+        smem = conv_tiles_simt.smem_bytes(windows, gemm(space), tiling)
         assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(windows, tiling, gpu), smem) >= 1
         assert tiling.walk == 1 or gpu.async_copy
     # Of longer lines, the template would spell out too much.
@@ -186,7 +186,7 @@ def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) ->
 
 def test_a_product_without_overlapping_windows_is_no_image() -> None:
     space = matmul((64, 64, 64))
-    assert conv_tiles.windows_of(space, product(space)) is None
+    assert conv_tiles.windows_of(space, gemm(space)) is None
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, matmul, product
+from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
 from kerneldecl.analysis.contraction import WITH_A_VECTOR
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
@@ -65,10 +65,10 @@ def test_every_proposal_keeps_to_what_the_template_takes(
 
 
 def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, int, int], gpu: Gpu) -> None:
-    read = product(space)
-    rows, columns = (read.right, read.left) if tiling.swap else (read.left, read.right)
+    read = gemm(space)
+    rows, columns = (read.b, read.a) if tiling.swap else (read.a, read.b)
     m, n = (size[1], size[0]) if tiling.swap else size[:2]
-    k, item_bytes = size[2], dtype_bytes(read.left.dtype)
+    k, item_bytes = size[2], dtype_bytes(read.a.dtype)
     is_pingpong, is_staggered = (tiling.schedule == name for name in ("pingpong", "staggered"))
     assert tiling.block_m in ({64, 128} if is_pingpong else {64 * tiling.consumers, 128 * tiling.consumers})
     assert tiling.block_n % 8 == 0
@@ -76,7 +76,7 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert 1 <= tiling.consumers <= 3
     assert tiling.consumers == 2 or not (is_pingpong or is_staggered)
     a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
-    registers = a_consumers_rows * tiling.block_n // (256 if read.sums_dtype == "float16" else 128)
+    registers = a_consumers_rows * tiling.block_n // (256 if read.accum_dtype == "float16" else 128)
     assert registers <= {1: 192, 2: 192, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
     assert tiling.split in {1, 2, 4, 8}
@@ -85,10 +85,10 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert clusters == 1 or tiling.split == 1
     assert registers % tiling.split == 0
     # Multicast is TMA's.
-    left, right = _are_boxes(space, size, is_packed=bool(tiling.pack))
-    assert clusters == 1 or (left and right)
+    a, b = _are_boxes(space, size, is_packed=bool(tiling.pack))
+    assert clusters == 1 or (a and b)
     # Only what changes anything is copied.
-    assert not tiling.pack or [left, right] != _are_boxes(space, size)
+    assert not tiling.pack or [a, b] != _are_boxes(space, size)
     assert tiling.cluster_m * tiling.block_m < m + tiling.cluster_m * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + tiling.cluster_n * tiling.block_n
     steps = -(-k * item_bytes // 128)
@@ -121,8 +121,8 @@ def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool 
     """Say of each operand whether its rows are multiples of 16 bytes, along the reduction but for 16 bits; copies always are."""
     if is_packed:
         return [True, True]
-    read = product(space)
-    rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.left, size[0]), (read.right, size[1])))
+    read = gemm(space)
+    rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.a, size[0]), (read.b, size[1])))
     return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
 
 
@@ -136,7 +136,7 @@ def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool 
 def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size: tuple[int, int, int], layout: str, top_k: int) -> None:
     space = of(dtype[0], size, layout, sums=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
-        lattice = wgmma_matmul._by_schedule(product(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
+        lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
         schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
         every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
         assert wgmma_matmul.propose(space, H200, top_k, ()) == tuple(every)[:top_k]

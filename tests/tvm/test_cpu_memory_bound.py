@@ -179,8 +179,8 @@ def gemv(n: int, k: int, layout: str = "n", dtype: str = "float32") -> Case:
     w, x, b = tensor("W", (n, k) if layout == "n" else (k, n), dtype), tensor("x", (1, k), dtype), tensor("b", (n,), accum)
     r = te.reduce_axis((0, k), "k")
     read = (lambda j: w[j, r]) if layout == "n" else (lambda j: w[r, j])
-    product = te.compute((1, n), lambda i, j: te.sum(x[i, r].astype(accum) * read(j).astype(accum), axis=r), "product")
-    biased = te.compute((1, n), lambda i, j: product[i, j] + b[j], "biased")
+    gemm = te.compute((1, n), lambda i, j: te.sum(x[i, r].astype(accum) * read(j).astype(accum), axis=r), "product")
+    biased = te.compute((1, n), lambda i, j: gemm[i, j] + b[j], "biased")
     relu = te.compute((1, n), lambda i, j: tirx.max(biased[i, j], const(0, accum)), "Y")
     return case(lambda w, x, b: np.maximum(x @ (w.T if layout == "n" else w) + b, 0), w, x, b, relu)
 

@@ -281,8 +281,8 @@ PRODUCT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n"
 def test_arrays_in_parts_leave_the_code_as_it_is() -> None:
     a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
     k = te.reduce_axis((0, 512), name="k")
-    product = module(a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C"))
-    scheduled = gpu_matmul_simt.apply(product, PRODUCT, H200)
+    gemm = module(a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C"))
+    scheduled = gpu_matmul_simt.apply(gemm, PRODUCT, H200)
     assert scheduled is not None
     source = cuda_source(scheduled.mod, H200, "kd_product")
     whole, parts = (nvcc.compile_cubin(text, "sm_90a") for text in (source, in_parts(source)))

@@ -37,12 +37,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
 }
 
 
-def product(attrs: dict[str, Any]) -> Any:
+def gemm(attrs: dict[str, Any]) -> Any:
     return load_rule(ROOT, "gemv_i4").of(ROOT, {"dtype": "float16", **attrs})
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> tvm.IRModule | None:
-    return gpu_gemv_i4.apply(canonical.lower(product(attrs)), {**CUT, **params}, arch)
+    return gpu_gemv_i4.apply(canonical.lower(gemm(attrs)), {**CUT, **params}, arch)
 
 
 @needs_nvcc
@@ -52,7 +52,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
     h200 = load_arch(ROOT, "h200")
     mod = made(attrs, params, replace(h200, gpu=replace(h200.the_gpu, sm_count=SMS)))
     assert mod is not None
-    rule, kernel = product(attrs), Kernel(mod["main"])
+    rule, kernel = gemm(attrs), Kernel(mod["main"])
     # The emulator knows whether what is asked for ahead lies within the arguments.
     before, wait, _ = kernel.source.rpartition("__global__")[2].partition("griddepcontrol_wait()")
     assert wait
@@ -96,7 +96,7 @@ def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None
 
 
 def test_other_computations_are_not_taken() -> None:
-    lowered = canonical.lower(product({"n": 64, "k": 1024}))
+    lowered = canonical.lower(gemm({"n": 64, "k": 1024}))
     script = lowered["main"].script(show_meta=True)
     assert script.count("- 8") == 1
     other = tvm.IRModule({"main": tvm.script.from_source(script.replace("- 8", "- 7"))})
@@ -106,7 +106,7 @@ def test_other_computations_are_not_taken() -> None:
 
 
 def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
-    space = iter_space(canonical.lower(product({"n": 64, "k": 1024})))
+    space = iter_space(canonical.lower(gemm({"n": 64, "k": 1024})))
     assert made({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
     assert policy.propose(space, load_arch(ROOT, "t4"), 20, ()) == ()
 
@@ -115,7 +115,7 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
 @pytest.mark.parametrize("size", [(1, 128, 128), (4096, 4096, 128), (4096, 11008, 128), (16384, 16384, 256), (28672, 8192, 512)])
 def test_what_the_policy_proposes_applies(gpu: str, size: tuple[int, int, int]) -> None:
     n, k, group = size
-    arch, mod = load_arch(ROOT, gpu), canonical.lower(product({"n": n, "k": k, "group": group}))
+    arch, mod = load_arch(ROOT, gpu), canonical.lower(gemm({"n": n, "k": k, "group": group}))
     proposals = policy.propose(iter_space(mod), arch, 1000, ())
     assert policy.propose(iter_space(mod), arch, 20, ()) == proposals[:20]
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)

@@ -57,8 +57,8 @@ def test_tensor_cores_take_every_layout(layout: str, dtype: str, sums: str, monk
     assert schedule is not None
     code = source(schedule, monkeypatch)
     letters = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-    accum, factor = letters[sums], letters[dtype]
-    assert f"mma.sync.aligned.m16n8k16.row.col.{accum}.{factor}.{factor}.{accum}" in code
+    accum, operand = letters[sums], letters[dtype]
+    assert f"mma.sync.aligned.m16n8k16.row.col.{accum}.{operand}.{operand}.{accum}" in code
     assert "ldmatrix.sync.aligned.m8n8.x4" in code
     # An operand whose fastest axis is k is loaded as it lies, the other is transposed on the way.
     assert ("x4.trans" in code) == (layout != "nt")

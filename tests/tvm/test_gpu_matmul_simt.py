@@ -122,11 +122,11 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
     (launch,) = compile_cuda_object(applied.mod, arch, "kd_main", LocalStore(tmp_path)).launches
     assert launch.usage.stack_bytes + launch.usage.spill_bytes == 0
     space = iter_space(mod)
-    product = contraction_of(space)
-    assert isinstance(product, Contraction)
-    windows = windows_of(space, product)
+    gemm = contraction_of(space)
+    assert isinstance(gemm, Contraction)
+    windows = windows_of(space, gemm)
     assert windows is not None
-    told = conv_tiles_simt.smem_bytes(windows, product, conv_tiles_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
+    told = conv_tiles_simt.smem_bytes(windows, gemm, conv_tiles_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
     # Where kernels overlap, they ask for as much as keeps more blocks off an SM than their share.
     assert can_overlap(arch.the_gpu) or launch.dynamic_smem_bytes + launch.usage.smem_bytes <= told
 

@@ -65,8 +65,8 @@ def read(func: Any) -> Contraction:
     ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
 )
 def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
-    product = read(func)
-    assert (product.layout, product.extents) == (layout, extents)
+    gemm = read(func)
+    assert (gemm.layout, gemm.extents) == (layout, extents)
     assert why_no_tensor_cores(func, "h200") == ""
     same, tags = get_tensorized_func_and_tags(func, "h200")
     assert same is func
@@ -96,17 +96,17 @@ def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
 
 
 def test_a_factor_behind_a_transpose_is_read_as_it_is_stored() -> None:
-    stored, turned = read(nt_with_other_names_and_loops).right, read(behind_a_transpose).right
+    stored, turned = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
     assert (turned.is_k_last, turned.run, turned.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
 
 
 def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
-    product = read(behind_padding)
-    assert (product.left.run, product.right.run) == (1, 80)
+    gemm = read(behind_padding)
+    assert (gemm.a.run, gemm.b.run) == (1, 80)
 
 
 def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
-    pixels = read(conv2d_nchw).right
+    pixels = read(conv2d_nchw).b
     assert not pixels.is_k_last, "16 neighbours along the image, 3 along the window"
 
 

@@ -84,8 +84,8 @@ def convolution(pad_value: float = 0.0, weights: str = "hwio", before: int = 1, 
     r, s, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 3), "s"), te.reduce_axis((0, 64), "c")
 
     def element(n: Any, i: Any, j: Any, f: Any) -> Any:
-        factor = w(r, s, c, f) if weights == "hwio" else w(f, r, s, c)
-        return te.sum(padded(n, i + r, j + s, c).astype("float32") * factor.astype("float32"), axis=[r, s, c])
+        operand = w(r, s, c, f) if weights == "hwio" else w(f, r, s, c)
+        return te.sum(padded(n, i + r, j + s, c).astype("float32") * operand.astype("float32"), axis=[r, s, c])
 
     side = 8 + before + after - 2
     sums = te.compute((4, side, side, 64), element, name="sums")

@@ -30,12 +30,12 @@ def the_gpu() -> Arch:
     return replace(arch, gpu=replace(arch.the_gpu, sm_count=SMS))
 
 
-def product(attrs: dict[str, Any]) -> Any:
+def gemm(attrs: dict[str, Any]) -> Any:
     return load_rule(ROOT, "matmul").of(ROOT, {**FLOAT16, **attrs})
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value]) -> Any:
-    return wgmma_matmul.apply(canonical.lower(product(attrs)), {**PLAIN, **params}, the_gpu())
+    return wgmma_matmul.apply(canonical.lower(gemm(attrs)), {**PLAIN, **params}, the_gpu())
 
 
 def as_numpy(dtype: str) -> Any:
@@ -52,7 +52,7 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_computes_what_the_rule_does(name: str) -> None:
     attrs, params = PRODUCTS[name]
-    rule, mod = product(attrs), made(attrs, params)
+    rule, mod = gemm(attrs), made(attrs, params)
     assert mod is not None
     kernel = Kernel(mod["main"])
     rng = np.random.default_rng(1)
@@ -142,5 +142,5 @@ def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None
 
 
 def test_older_gpus_have_no_wgmma() -> None:
-    mod = canonical.lower(product({}))
+    mod = canonical.lower(gemm({}))
     assert wgmma_matmul.apply(mod, PLAIN, load_arch(ROOT, "a100-80gb")) is None

@@ -24,21 +24,21 @@ from kerneldecl.toolchain import nvcc
 ROOT = Path(__file__).parents[2]
 
 
-def product(attrs: dict[str, Any]) -> Any:
+def gemm(attrs: dict[str, Any]) -> Any:
     return load_rule(ROOT, "matmul").of(ROOT, {**EIGHT_TILES, **attrs})
 
 
 def made(attrs: dict[str, Any], params: dict[str, Value], sms: int = 3) -> Any:
     arch = load_arch(ROOT, "h200")
     arch = replace(arch, gpu=replace(arch.the_gpu, sm_count=sms))
-    return wgmma_matmul.apply(canonical.lower(product(attrs)), {**PLAIN, **DEALT, **params}, arch)
+    return wgmma_matmul.apply(canonical.lower(gemm(attrs)), {**PLAIN, **DEALT, **params}, arch)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("name", DEALT_PRODUCTS)
 def test_computes_what_the_rule_does_in_any_order(name: str) -> None:
     attrs, params, sms = DEALT_PRODUCTS[name]
-    rule, mod = product(attrs), made(attrs, params, sms)
+    rule, mod = gemm(attrs), made(attrs, params, sms)
     assert mod is not None
     kernel = Kernel(mod["main"])
     inputs = rule.inputs(np.random.default_rng(1))
@@ -83,7 +83,7 @@ def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monke
 
     monkeypatch.setattr(host, "lower", lower)
     kernel = Kernel(made({}, {})["main"])
-    inputs = product({}).inputs(np.random.default_rng(1))
+    inputs = gemm({}).inputs(np.random.default_rng(1))
     with pytest.raises(EmulationError, match=words):
         kernel(*inputs, np.zeros((512, 64), "float16"))
 

@@ -111,5 +111,5 @@ def output_axes(block: Block) -> list[int] | None:
     units = [axis for axis in spatial if block.axes[axis].extent == 1]
     if named is None or sorted({*named, *units}) != spatial:
         return None
-    left = iter(units)
-    return [dim[0][0] if dim else next(left) for dim in block.writes[0].index if dim is not None]
+    a = iter(units)
+    return [dim[0][0] if dim else next(a) for dim in block.writes[0].index if dim is not None]

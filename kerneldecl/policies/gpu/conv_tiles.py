@@ -81,20 +81,20 @@ class Tiling:
         return Candidate.of("gpu_conv2d_tc", {name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
-def windows_of(space: IterSpace, product: Contraction) -> Windows | None:
+def windows_of(space: IterSpace, gemm: Contraction) -> Windows | None:
     """Return how a convolution looks at its image, None for products that no image with overlapping windows is in."""
-    if product.batch or len(product.m) != 3 or len(product.k) < 2:
+    if gemm.batch or len(gemm.m) != 3 or len(gemm.k) < 2:
         return None
     block = next(block for block in space.blocks if block.is_reduction)
-    image = block.reads[product.left.position]
-    looks = [_looks(block, image, axis, product.k) for axis in product.m]
+    image = block.reads[gemm.a.position]
+    looks = [_looks(block, image, axis, gemm.k) for axis in gemm.m]
     if None in looks:
         return None
     (_, outer), (row_step, row_reach), (column_step, column_reach) = (look or (0, 0) for look in looks)
     if outer or not row_reach + column_reach:
         return None
-    images, rows, columns = (block.axes[axis].extent for axis in product.m)
-    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1], block.axes[product.k[0]].extent)
+    images, rows, columns = (block.axes[axis].extent for axis in gemm.m)
+    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1], block.axes[gemm.k[0]].extent)
 
 
 def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:
@@ -110,16 +110,16 @@ def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> 
     return None
 
 
-def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(windows: Windows, gemm: Contraction, gpu: Gpu) -> Iterator[Estimate]:
     """Yield what a GPU can hold, with its time."""
-    for tiling in tilings(windows, product):
-        if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
-            yield Estimate(tiling, _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+    for tiling in tilings(windows, gemm):
+        if smem_bytes(windows, gemm, tiling) <= gpu.smem_per_block_optin_bytes:
+            yield Estimate(tiling, _secs(windows, gemm, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
 
 
-def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:
+def tilings(windows: Windows, gemm: Contraction) -> Iterator[Tiling]:
     """Yield the lattice: parts of an image with few results beyond it, cut into warps whose sums fit registers."""
-    _, _, n, k = product.extents
+    _, _, n, k = gemm.extents
     if -(-k // FRAGMENT) > MOST_STEPS:
         return
     whole = -(-windows.columns // FRAGMENT)
@@ -135,19 +135,19 @@ def tilings(windows: Windows, product: Contraction) -> Iterator[Tiling]:
             yield tiling
 
 
-def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
+def smem_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: its part of the image, the weights, and where they were, gathered results."""
-    item_bytes = dtype_bytes(product.left.dtype)
-    steps = -(-product.extents[3] // FRAGMENT) * FRAGMENT
+    item_bytes = dtype_bytes(gemm.a.dtype)
+    steps = -(-gemm.extents[3] // FRAGMENT) * FRAGMENT
     weights = steps * (tiling.block_n if tiling.block_n in {32, 64, 128} else tiling.block_n + 40) * item_bytes
     image = windows.pixels(tiling.rows, tiling.columns) * windows.channels * item_bytes
-    gathered = tiling.rows * tiling.columns * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(product.sums_dtype)
+    gathered = tiling.rows * tiling.columns * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(gemm.accum_dtype)
     return max(weights + image, tiling.gather * gathered)
 
 
-def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
-    _, m, n, k = product.extents
-    item_bytes = dtype_bytes(product.left.dtype)
+def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+    _, m, n, k = gemm.extents
+    item_bytes = dtype_bytes(gemm.a.dtype)
     steps = -(-k // FRAGMENT)
     count = windows.images * -(-windows.rows // tiling.rows) * -(-windows.columns // tiling.columns) * -(-n // tiling.block_n)
     pixels, channels = tiling.fragments
@@ -156,16 +156,16 @@ def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> f
     results = tiling.rows * tiling.columns * tiling.block_n
     # A lane takes each of its elements of a fragment of pixels by itself.
     taken = tiling.warps * steps * (pixels * LANE_ELEMENTS + channels * FRAGMENT * FRAGMENT * item_bytes / gpu.smem_bytes_per_clock_per_sm)
-    multiply = results * steps * FRAGMENT / multiplies_per_cycle(gpu, product.left.dtype, product.sums_dtype)
+    multiply = results * steps * FRAGMENT / multiplies_per_cycle(gpu, gemm.a.dtype, gemm.accum_dtype)
     registers = pixels * channels * 8 + 4 * (pixels + channels) + OTHER_REGISTERS
-    resident = occupancy(gpu, tiling.warps * gpu.warp_size, registers, smem_bytes(windows, product, tiling))
+    resident = occupancy(gpu, tiling.warps * gpu.warp_size, registers, smem_bytes(windows, gemm, tiling))
     if not resident:
         return math.inf
-    stored = results * out_bytes(product) * (1 if tiling.gather else 2)
+    stored = results * out_bytes(gemm) * (1 if tiling.gather else 2)
     # Lanes alone store half of what L2 takes in one go.
-    single = (1 - tiling.gather) * results * out_bytes(product) / SM_BYTES_PER_CYCLE
+    single = (1 - tiling.gather) * results * out_bytes(gemm) / SM_BYTES_PER_CYCLE
     cycles = multiply * (MULTIPLIED_TOGETHER + MULTIPLIED_ALONE / resident) + TAKEN_SHARE * taken + single
     sm_secs = -(-count // gpu.sm_count) * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
-    least_bytes = product.left.size_bytes + product.right.size_bytes + m * n * out_bytes(product)
+    least_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     l2_secs = count * (copied_bytes + stored) / gpu.l2_bytes_per_s
     return together(sm_secs, l2_secs, least_bytes / gpu.dram_bytes_per_s) + gpu.launch_secs

@@ -69,20 +69,20 @@ class Tiling:
         return Candidate.of("gpu_conv2d_simt", {name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
-def estimates(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(windows: Windows, gemm: Contraction, gpu: Gpu) -> Iterator[Estimate]:
     """Yield what a GPU can hold, with its time."""
     has_both_sides = windows.row_reach and windows.column_reach
-    if not has_both_sides or product.right.is_k_last or product.extents[3] // windows.lines > MOST_UNROLLED:
+    if not has_both_sides or gemm.b.is_k_last or gemm.extents[3] // windows.lines > MOST_UNROLLED:
         return
-    for tiling in tilings(windows, product, gpu):
-        if smem_bytes(windows, product, tiling) <= gpu.smem_per_block_optin_bytes:
-            yield Estimate(tiling, _secs(windows, product, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+    for tiling in tilings(windows, gemm, gpu):
+        if smem_bytes(windows, gemm, tiling) <= gpu.smem_per_block_optin_bytes:
+            yield Estimate(tiling, _secs(windows, gemm, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
 
 
-def tilings(windows: Windows, product: Contraction, gpu: Gpu) -> Iterator[Tiling]:
+def tilings(windows: Windows, gemm: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     """Yield the lattice: parts of an image with few results beyond it, cut into whole warps; several in a block where cp.async can copy."""
-    n = product.extents[2]
-    walks = WALKS if gpu.async_copy and dtype_bytes(product.left.dtype) >= LEAST_COPY_BYTES else WALKS[-1:]
+    n = gemm.extents[2]
+    walks = WALKS if gpu.async_copy and dtype_bytes(gemm.a.dtype) >= LEAST_COPY_BYTES else WALKS[-1:]
     blocks_n = [size for size in BLOCKS_N if size < 2 * n] or BLOCKS_N[:1]
     for rows, groups, block_n, (thread_m, thread_n), walk in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES, walks):
         if -(-windows.rows // rows) % walk:
@@ -100,47 +100,47 @@ def registers(windows: Windows, tiling: Tiling, gpu: Gpu) -> int:
     return min(wanted, gpu.max_registers_per_thread, gpu.registers_per_block // tiling.threads // 8 * 8)
 
 
-def smem_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
+def smem_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: its part of the image, with rows of whole vectors, and its weights."""
-    weights = product.extents[3] * tiling.block_n * dtype_bytes(product.left.dtype) + BETWEEN_BYTES
-    return min(tiling.walk, 2) * _image_bytes(windows, product, tiling) + weights
+    weights = gemm.extents[3] * tiling.block_n * dtype_bytes(gemm.a.dtype) + BETWEEN_BYTES
+    return min(tiling.walk, 2) * _image_bytes(windows, gemm, tiling) + weights
 
 
-def _image_bytes(windows: Windows, product: Contraction, tiling: Tiling) -> int:
-    row_bytes = ((tiling.columns - 1) * windows.column_step + windows.column_reach + 1) * windows.channels * dtype_bytes(product.left.dtype)
+def _image_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
+    row_bytes = ((tiling.columns - 1) * windows.column_step + windows.column_reach + 1) * windows.channels * dtype_bytes(gemm.a.dtype)
     return ((tiling.rows - 1) * windows.row_step + windows.row_reach + 1) * -(-row_bytes // VECTOR_BYTES) * VECTOR_BYTES
 
 
-def _secs(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
     """Return the time in which an SM's schedulers start the instructions of all warps, or memory does its part."""
-    _, m, n, k = product.extents
-    resident = occupancy(gpu, tiling.threads, registers(windows, tiling, gpu), smem_bytes(windows, product, tiling))
+    _, m, n, k = gemm.extents
+    resident = occupancy(gpu, tiling.threads, registers(windows, tiling, gpu), smem_bytes(windows, gemm, tiling))
     if not resident:
         return math.inf
     count = windows.images * -(-windows.rows // tiling.rows) * -(-windows.columns // tiling.columns) * -(-n // tiling.block_n)
     share = -(-count // gpu.sm_count)
     resident = min(resident, share)
     warps = tiling.threads / gpu.warp_size
-    cycles = share * max(warps, PARTITIONS / resident) / PARTITIONS * _warp_cycles(windows, product, tiling, gpu)
+    cycles = share * max(warps, PARTITIONS / resident) / PARTITIONS * _warp_cycles(windows, gemm, tiling, gpu)
     cycles += share / resident / tiling.walk * START_CYCLES
-    item_bytes = dtype_bytes(product.left.dtype)
-    copied_bytes = count * (_image_bytes(windows, product, tiling) + k * tiling.block_n * item_bytes / tiling.walk)
-    least_bytes = product.left.size_bytes + product.right.size_bytes + m * n * out_bytes(product)
+    item_bytes = dtype_bytes(gemm.a.dtype)
+    copied_bytes = count * (_image_bytes(windows, gemm, tiling) + k * tiling.block_n * item_bytes / tiling.walk)
+    least_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     times = (cycles / gpu.clock_hz, copied_bytes / gpu.l2_bytes_per_s, least_bytes / gpu.dram_bytes_per_s)
     return math.hypot(*times) + gpu.launch_secs
 
 
-def _warp_cycles(windows: Windows, product: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+def _warp_cycles(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
     """Return how long one warp keeps its scheduler busy."""
-    k = product.extents[3]
-    rate = gpu.simt_rate(product.sums_dtype) or gpu.simt_rate("float32")
+    k = gemm.extents[3]
+    rate = gpu.simt_rate(gemm.accum_dtype) or gpu.simt_rate("float32")
     multiply = 2.0 * gpu.warp_size * PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
     line = k // windows.lines
     seen = (tiling.thread_m - 1) * windows.column_step * windows.channels + line
     sums = tiling.thread_m * tiling.thread_n
     multiplied = k * sums * multiply * CONFLICTS * (UNCACHED if line * sums > CACHED else 1.0)
     loaded = (k * tiling.thread_n + windows.lines * seen) / 4 * LOAD
-    item_bytes = dtype_bytes(product.left.dtype)
-    weights = k * tiling.block_n / product.right.vector() / tiling.walk
-    copied = _image_bytes(windows, product, tiling) / item_bytes * IMAGE_CYCLES + weights * WEIGHTS_CYCLES
+    item_bytes = dtype_bytes(gemm.a.dtype)
+    weights = k * tiling.block_n / gemm.b.vector() / tiling.walk
+    copied = _image_bytes(windows, gemm, tiling) / item_bytes * IMAGE_CYCLES + weights * WEIGHTS_CYCLES
     return multiplied + loaded + copied / tiling.threads + sums / 4 * RESULT_CYCLES

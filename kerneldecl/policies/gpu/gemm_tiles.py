@@ -106,10 +106,10 @@ def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu, resident: int 
     return list(dict.fromkeys([1, *(parts for parts in filling if parts and steps // parts >= least_steps)]))
 
 
-def adding_secs(product: Contraction, parts: int, gpu: Gpu) -> float:
+def adding_secs(gemm: Contraction, parts: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds the parts of a reduction."""
-    batch, m, n, _ = product.extents
-    return gpu.launch_secs + batch * m * n * dtype_bytes(product.sums_dtype) * parts / gpu.l2_bytes_per_s
+    batch, m, n, _ = gemm.extents
+    return gpu.launch_secs + batch * m * n * dtype_bytes(gemm.accum_dtype) * parts / gpu.l2_bytes_per_s
 
 
 @functools.cache
@@ -126,35 +126,35 @@ def wave_items(group: int, columns: int, resident: int, block_m: int, block_n: i
     return panels * group * block_m + wide * block_n
 
 
-def out_bytes(product: Contraction) -> int:
+def out_bytes(gemm: Contraction) -> int:
     """Return the bytes of one result: as wide as a factor; sums of integers, as they are."""
-    item_bytes = dtype_bytes(product.left.dtype)
-    return item_bytes if item_bytes > 1 else dtype_bytes(product.sums_dtype)
+    item_bytes = dtype_bytes(gemm.a.dtype)
+    return item_bytes if item_bytes > 1 else dtype_bytes(gemm.accum_dtype)
 
 
-def dram_bytes(product: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident: int) -> float:
+def dram_bytes(gemm: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident: int) -> float:
     """Return what comes from and goes to DRAM: operands once if they fit L2, else once for each wave of tiles that shares them."""
-    batch, m, n, k = product.extents
+    batch, m, n, k = gemm.extents
     block_m, block_n, group = tile
-    once, out = _operands_bytes(product), _results_bytes(product)
+    once, out = _operands_bytes(gemm), _results_bytes(gemm)
     if once <= gpu.l2_bytes // 2:
         return once + out
     rows, columns = -(-m // block_m), -(-n // block_n)
-    wave = wave_items(group, columns, resident, block_m, block_n) * k * dtype_bytes(product.left.dtype)
+    wave = wave_items(group, columns, resident, block_m, block_n) * k * dtype_bytes(gemm.a.dtype)
     return max(once, wave * batch * rows * columns / resident) + out
 
 
-def least_dram_bytes(product: Contraction) -> int:
+def least_dram_bytes(gemm: Contraction) -> int:
     """Return what `dram_bytes` is not below for any tile."""
-    return _operands_bytes(product) + _results_bytes(product)
+    return _operands_bytes(gemm) + _results_bytes(gemm)
 
 
-def _operands_bytes(product: Contraction) -> int:
+def _operands_bytes(gemm: Contraction) -> int:
     """Return the bytes of both operands, but for what a convolution with steps between its windows leaves out of its image."""
-    batch, m, _, k = product.extents
-    return min(product.left.size_bytes, batch * m * k * dtype_bytes(product.left.dtype)) + product.right.size_bytes
+    batch, m, _, k = gemm.extents
+    return min(gemm.a.size_bytes, batch * m * k * dtype_bytes(gemm.a.dtype)) + gemm.b.size_bytes
 
 
-def _results_bytes(product: Contraction) -> int:
-    batch, m, n, _ = product.extents
-    return batch * m * n * out_bytes(product)
+def _results_bytes(gemm: Contraction) -> int:
+    batch, m, n, _ = gemm.extents
+    return batch * m * n * out_bytes(gemm)

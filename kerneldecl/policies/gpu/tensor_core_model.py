@@ -76,10 +76,10 @@ class Blocks(NamedTuple):
     """Of a block's results, beside EDGE_CYCLES."""
 
 
-def multiplies_per_cycle(gpu: Gpu, dtype: str, sums_dtype: str) -> float:
+def multiplies_per_cycle(gpu: Gpu, dtype: str, accum_dtype: str) -> float:
     """Return the multiply-adds of one SM in a cycle, by mma.sync."""
     rate = gpu.tensor_rate(dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
-    rate *= gpu.float16_sums_speedup if sums_dtype == "float16" else 1.0
+    rate *= gpu.float16_sums_speedup if accum_dtype == "float16" else 1.0
     return rate / (2 * gpu.sm_count * gpu.clock_hz)
 
 

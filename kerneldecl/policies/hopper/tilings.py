@@ -78,7 +78,7 @@ class Tiling(NamedTuple):
 class Setting(NamedTuple):
     """What all tilings of a product are for."""
 
-    product: Contraction
+    gemm: Contraction
     out_dtype: str
     gpu: Gpu
     packing_secs: float
@@ -89,13 +89,13 @@ class Setting(NamedTuple):
     is_short: bool
 
 
-def setting_of(product: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Setting:
-    are_boxes, are_few = is_box(product.left) and is_box(product.right), min(product.extents[1:3]) <= SOME_ROWS
+def setting_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Setting:
+    are_boxes, are_few = is_box(gemm.a) and is_box(gemm.b), min(gemm.extents[1:3]) <= SOME_ROWS
     # Without so much time a product cannot be made, of multiplying or of reading its operands.
-    multiplying = 2.0 * math.prod(product.extents) / gpu.tensor_rate(product.left.dtype)
-    reading = (product.left.size_bytes + product.right.size_bytes) / gpu.dram_bytes_per_s
+    multiplying = 2.0 * math.prod(gemm.extents) / gpu.tensor_rate(gemm.a.dtype)
+    reading = (gemm.a.size_bytes + gemm.b.size_bytes) / gpu.dram_bytes_per_s
     is_short = max(multiplying, reading) < (SHORT_SECS if are_few else LONGER_SECS)
-    return Setting(product, out_dtype, gpu, packing_secs, are_boxes, are_few, is_short)
+    return Setting(gemm, out_dtype, gpu, packing_secs, are_boxes, are_few, is_short)
 
 
 def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Form | Estimate]]:
@@ -131,18 +131,18 @@ def _dealt(setting: Setting, work: _Work) -> list[int]:
 
     Neighbours' pieces begin at different steps, so that what they share must stay in L2: of a product that does not, not all is dealt.
     """
-    product, gpu, tiles = setting.product, setting.gpu, work.pace.tiles
-    if work.bare.schedule != "cooperative" or tiles.split > 1 or work.bare.consumers == 1 or model.sums_a_register(product.sums_dtype) > 1:
+    gemm, gpu, tiles = setting.gemm, setting.gpu, work.pace.tiles
+    if work.bare.schedule != "cooperative" or tiles.split > 1 or work.bare.consumers == 1 or model.sums_a_register(gemm.accum_dtype) > 1:
         return []
     cluster = tiles.cluster_m * tiles.cluster_n
     clusters, at_once = tiles.total // cluster, model.workers(gpu, cluster)
     full, rest = divmod(clusters, at_once)
-    most = full + int(product.left.size_bytes + product.right.size_bytes <= gpu.l2_bytes)
+    most = full + int(gemm.a.size_bytes + gemm.b.size_bytes <= gpu.l2_bytes)
     return [waves for waves in (1, 2) if waves <= most] if 0 < rest < STREAM_FILL * at_once and full < STREAM_WAVES else []
 
 
-def _raster(product: Contraction, tiling: Tiling, gpu: Gpu) -> int:
-    _, m, n, _ = product.extents
+def _raster(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
+    _, m, n, _ = gemm.extents
     rows = -(-m // (tiling.block_m * tiling.cluster_m))
     columns = -(-n // (tiling.block_n * tiling.cluster_n))
     tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
@@ -174,11 +174,11 @@ class _Work(NamedTuple):
 
 
 def _work(setting: Setting, bare: Tiling) -> _Work:
-    product, out_dtype, gpu, *_ = setting
-    batch, m, n, k = product.extents
-    bare = bare._replace(raster=_raster(product, bare, gpu))
+    gemm, out_dtype, gpu, *_ = setting
+    batch, m, n, k = gemm.extents
+    bare = bare._replace(raster=_raster(gemm, bare, gpu))
     across, down = bare.block_n * bare.cluster_n, bare.block_m * bare.cluster_m
-    steps = -(-k // (step_items(product) * bare.split))
+    steps = -(-k // (step_items(gemm) * bare.split))
     tiles = model.Tiles(
         batch * -(-m // down) * -(-n // across) * bare.cluster_m * bare.cluster_n,
         steps,
@@ -186,18 +186,18 @@ def _work(setting: Setting, bare: Tiling) -> _Work:
         bare.cluster_n,
         bare.split,
         dtype_bytes(out_dtype),
-        dram_bytes(product, gpu, (bare.block_m, bare.block_n, bare.raster * bare.cluster_m), gpu.sm_count),
-        (product.left.size_bytes, product.right.size_bytes),
+        dram_bytes(gemm, gpu, (bare.block_m, bare.block_n, bare.raster * bare.cluster_m), gpu.sm_count),
+        (gemm.a.size_bytes, gemm.b.size_bytes),
     )
-    gathered = gathered_bytes(product.left, bare.block_m) + gathered_bytes(product.right, bare.block_n)
+    gathered = gathered_bytes(gemm.a, bare.block_m) + gathered_bytes(gemm.b, bare.block_n)
     ring = model.Ring(bare.block_m, bare.block_n, bare.is_pingpong, gathered, bare.is_staggered)
-    unit = unit_of(product.right)
+    unit = unit_of(gemm.b)
     stored = bare.block_m, -(-bare.block_n // unit) * unit
     beside_bytes = model.beside_bytes(bare.block_m * bare.block_n, bare.consumers, bare.split, tiles.out_bytes)
     return _Work(
         bare,
-        model.pace_of(gpu, product.left.dtype, tiles, ring),
-        bare.thread_sums // model.sums_a_register(product.sums_dtype),
+        model.pace_of(gpu, gemm.a.dtype, tiles, ring),
+        bare.thread_sums // model.sums_a_register(gemm.accum_dtype),
         model.stage_bytes(*stored),
         beside_bytes + model.RESERVED_BYTES,
         min(MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *stored, beside_bytes)),

@@ -158,9 +158,9 @@ def early_share(gpu: Gpu, total: int, resident: int) -> float:
     return 1.0 if is_sound else TORN_SHARE
 
 
-def sums_a_register(sums_dtype: str) -> int:
+def sums_a_register(accum_dtype: str) -> int:
     """Return how many sums share a register of 32 bits."""
-    return 2 if sums_dtype == "float16" else 1
+    return 2 if accum_dtype == "float16" else 1
 
 
 def stage_bytes(rows: int, columns: int) -> int:

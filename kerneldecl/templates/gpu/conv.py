@@ -15,15 +15,15 @@ from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.templates.gpu.gemm import flat, fuse_dims, inline_sources
 
 
-def normalize_windows(sch: Schedule, block: Any, product: Contraction, window: Sequence[Sequence[int]]) -> None:
+def normalize_windows(sch: Schedule, block: Any, gemm: Contraction, window: Sequence[Sequence[int]]) -> None:
     """Bring a convolution into normal form: image, row, column and channel of the result, and the window's axes, in groups."""
-    lines = [(axis,) for axis in product.m]
-    operands = ((("read", product.left.position), [*lines, *window]), (("read", product.right.position), [(), *window, product.n]))
-    for operand, groups in (*operands, (("write", 0), [*lines, product.n])):
+    lines = [(axis,) for axis in gemm.m]
+    operands = ((("read", gemm.a.position), [*lines, *window]), (("read", gemm.b.position), [(), *window, gemm.n]))
+    for operand, groups in (*operands, (("write", 0), [*lines, gemm.n])):
         sch.reindex(block, operand)
         fuse_dims(sch, block, operand, groups)
     sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    groups = [*lines, product.n, *window]
+    groups = [*lines, gemm.n, *window]
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
     normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)

@@ -17,7 +17,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IndexMap
 
-from kerneldecl.analysis.contraction import Contraction, Factor, contraction_of
+from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
@@ -36,7 +36,7 @@ MAX_GRID_Z = 65535
 class Normal:
     """A product in normal form: C[batch, m, n] += A[batch, m or k, …] * B[batch, n or k, …]."""
 
-    product: Contraction
+    gemm: Contraction
     block: Any
     store: Any
     """The block that takes the sums out of where they are kept; `place_store` puts it in its place."""
@@ -62,9 +62,7 @@ def product_of(mod: IRModule) -> Contraction | None:
     return found if isinstance(found, Contraction) else None
 
 
-def normalize(
-    sch: Schedule, product: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, parts: int = 1
-) -> Normal | None:
+def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, parts: int = 1) -> Normal | None:
     """Bring a product into normal form, padded to multiples of the tile (m, n, k), its sums kept in `scope`.
 
     Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k comes
@@ -78,22 +76,22 @@ def normalize(
     if epilogue:
         merge(sch, epilogue)
     # 1. Copies indexed by the block's own axes, which are to disappear again; each group of axes becomes one.
-    for factor, spatial in ((product.left, product.m), (product.right, product.n)):
-        sch.reindex(block, ("read", factor.position))
-        groups = [product.k, spatial] if k_first or not factor.is_k_last else [spatial, product.k]
-        fuse_dims(sch, block, ("read", factor.position), [product.batch, *groups])
+    for operand, spatial in ((gemm.a, gemm.m), (gemm.b, gemm.n)):
+        sch.reindex(block, ("read", operand.position))
+        groups = [gemm.k, spatial] if k_first or not operand.is_k_last else [spatial, gemm.k]
+        fuse_dims(sch, block, ("read", operand.position), [gemm.batch, *groups])
     sch.reindex(block, ("write", 0))
-    fuse_dims(sch, block, ("write", 0), [product.batch, product.m, product.n])
+    fuse_dims(sch, block, ("write", 0), [gemm.batch, gemm.m, gemm.n])
     sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    groups = [group for group in (product.batch, product.m, product.n, product.k) if group or group is not product.batch]
+    groups = [group for group in (gemm.batch, gemm.m, gemm.n, gemm.k) if group or group is not gemm.batch]
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
     normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)
     # 2. Whole tiles; the copies that pad disappear as well.
     m, n, k = tile
-    sch.pad_einsum(block, [*([1] if product.batch else []), m, n, k * parts])
+    sch.pad_einsum(block, [*([1] if gemm.batch else []), m, n, k * parts])
     if parts == 1:
-        return Normal(product, block, sch.cache_write(block, 0, scope))
+        return Normal(gemm, block, sch.cache_write(block, 0, scope))
     # 3. Parts.
     part, _ = sch.split(sch.get_loops(block)[-1], [parts, None])
     part_sums = sch.rfactor(part, 0)
@@ -101,16 +99,16 @@ def normalize(
     sch.reorder(part, *batch, row, column, step)
     if batch:
         sch.fuse(part, *batch)
-    return Normal(product, part_sums, sch.cache_write(part_sums, 0, scope), block)
+    return Normal(gemm, part_sums, sch.cache_write(part_sums, 0, scope), block)
 
 
-def sum_parts(sch: Schedule, whole: Any, product: Contraction) -> None:
+def sum_parts(sch: Schedule, whole: Any, gemm: Contraction) -> None:
     """Add the sums of all parts, always in one order, in a kernel of its own that stores the result through the epilogue."""
     store = sch.cache_write(whole, 0, "local")
     *places, column, part = sch.get_loops(whole)
     results = math.prod(int(sch.get(loop).extent) for loop in (*places, column))
     # A thread has a few loads on its way, however wide they are: few results want many threads.
-    vector = math.gcd(product.out_run, SUMMED_AT_ONCE, max(1, results // MANY_RESULTS))
+    vector = math.gcd(gemm.out_contiguous, SUMMED_AT_ONCE, max(1, results // MANY_RESULTS))
     column, element = sch.split(column, [None, vector])
     place = sch.fuse(*places, column)
     place, thread = sch.split(place, [None, _summing_threads(int(sch.get(place).extent))])
@@ -180,14 +178,14 @@ def inline_sources(sch: Schedule, copy: Any, but: Sequence[Any] = ()) -> None:
             return
 
 
-def vector_of(factor: Factor, elements: int, threads: int) -> int:
+def vector_of(operand: Operand, elements: int, threads: int) -> int:
     """Return how many elements each thread copies at once, so that all threads copy a whole tile in whole steps."""
-    return math.gcd(factor.vector(), max(1, elements // threads))
+    return math.gcd(operand.vector(), max(1, elements // threads))
 
 
-def is_async(factor: Factor, vector: int) -> bool:
+def is_async(operand: Operand, vector: int) -> bool:
     """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes, and TVM counts bytes for it in 32 bits."""
-    return vector * dtype_bytes(factor.dtype) >= 4 and factor.size_bytes < 2**31
+    return vector * dtype_bytes(operand.dtype) >= 4 and operand.size_bytes < 2**31
 
 
 def interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:

@@ -196,14 +196,14 @@ def _load(kernel, x, held, first, thread):
 
 
 @T.inline
-def _keep(kernel, held, factors, first, thread):
+def _keep(kernel, held, operands, first, thread):
     """Have a thread store to shared memory what it holds, in the order in which lanes multiply by it."""
     for i in T.unroll(HELD):
         place = T.meta_var((first + i) * (kernel.warps * LANES) + thread)
         if place < kernel.vectors:
             T.cuda.func_call(
                 permuted()[0],
-                factors.ptr_to([((place // 128 * 4 + place % 4) * LANES + place % 128 // 4) * 8]),
+                operands.ptr_to([((place // 128 * 4 + place % 4) * LANES + place % 128 // 4) * 8]),
                 held.ptr_to([i * 4]),
                 source_code=permuted()[1],
             )
@@ -224,7 +224,7 @@ def _load_own(kernel, x, own, column, lane):
 
 
 @T.inline
-def _start(kernel, factors, starts, thread):
+def _start(kernel, operands, starts, thread):
     """Have a block compute what the sums of all steps begin with."""
     threads = T.meta_var(kernel.warps * LANES)
     for i in T.serial(-(-kernel.steps * QUADS // threads)):
@@ -233,7 +233,7 @@ def _start(kernel, factors, starts, thread):
             T.cuda.func_call(
                 started()[0],
                 starts.ptr_to([place]),
-                factors.ptr_to([place // QUADS * STEP + place % QUADS * 32]),
+                operands.ptr_to([place // QUADS * STEP + place % QUADS * 32]),
                 source_code=started()[1],
             )
 
@@ -292,7 +292,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         pool = T.SMEMPool()
         weights = pool.alloc((kernel.warps * kernel.stages, kernel.rows, STEP_BYTES), "uint8", align=16)
         scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
-        factors = pool.alloc((kernel.kept_steps * STEP,), "float16", align=16)
+        operands = pool.alloc((kernel.kept_steps * STEP,), "float16", align=16)
         starts = pool.alloc((kernel.kept_steps * QUADS,), "float32", align=16)
         parts = pool.alloc((max(1, kernel.block_rows * kernel.team),), "float32", align=16)
         pool.commit()
@@ -326,12 +326,12 @@ def build(kernel: Kernel) -> tvm.IRModule:
         if kernel.holds:
             begin = T.cuda.func_call(permutes, own.ptr_to([0]), source_code=permuting, return_type="float32")
         else:
-            _keep(kernel, own, factors, 0, thread)
+            _keep(kernel, own, operands, 0, thread)
             for i in T.serial(kernel.turns - 1):
                 _load(kernel, x, own, (i + 1) * HELD, thread)
-                _keep(kernel, own, factors, (i + 1) * HELD, thread)
+                _keep(kernel, own, operands, (i + 1) * HELD, thread)
             T.cuda.cta_sync()
-            _start(kernel, factors, starts, thread)
+            _start(kernel, operands, starts, thread)
             T.cuda.cta_sync()
         sums = T.alloc_local((kernel.rows,), "float32")
         tile: T.int32 = first
@@ -344,9 +344,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 T.ptx.cp.async_.wait_group(kernel.stages - 2)
                 T.cuda.warp_sync()
                 # Into the stage that every lane has left.
-                left = T.meta_var(T.Select(slot == 0, kernel.stages - 1, slot - 1))
+                a = T.meta_var(T.Select(slot == 0, kernel.stages - 1, slot - 1))
                 ahead = T.meta_var(ahead_step * kernel.team + first_column)
-                _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + left, lane)
+                _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + a, lane)
                 ahead_step = ahead_step + 1
                 if ahead_step == kernel.own_steps:
                     ahead_step = 0
@@ -362,7 +362,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                         sums.ptr_to([0]),
                         stage,
                         of_stage,
-                        factors.ptr_to([(column * 4 * LANES + lane) * 8]),
+                        operands.ptr_to([(column * 4 * LANES + lane) * 8]),
                         starts.ptr_to([column * QUADS]),
                         source_code=source,
                     )

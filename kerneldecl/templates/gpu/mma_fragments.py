@@ -11,7 +11,7 @@ from typing import Any
 from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import Contraction, Factor
+from kerneldecl.analysis.contraction import Contraction, Operand
 from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized, fragment_place, tensorized
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.gemm import place_store
@@ -22,15 +22,13 @@ PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
 
-def intrinsics_of(sch: Schedule, block: Any, product: Contraction, *, left_k_last: bool) -> Tensorized:
+def intrinsics_of(sch: Schedule, block: Any, gemm: Contraction, *, left_k_last: bool) -> Tensorized:
     """Return the intrinsics for the product as its author wrote it; `left_k_last` says how its left operand is held."""
     total = sch.get(block).body
     is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
-    factors = "ab" if product.left.position == 0 else "ba"
-    written = f"c+{factors}" if is_sum_first else f"{factors}+c"
-    return tensorized(
-        product.left.dtype, product.sums_dtype, left_k_last=left_k_last, right_k_last=product.right.is_k_last, written=written
-    )
+    operands = "ab" if gemm.a.position == 0 else "ba"
+    written = f"c+{operands}" if is_sum_first else f"{operands}+c"
+    return tensorized(gemm.a.dtype, gemm.accum_dtype, left_k_last=left_k_last, right_k_last=gemm.b.is_k_last, written=written)
 
 
 def placed(dtype: str) -> Any:
@@ -70,10 +68,10 @@ def _below(sch: Schedule, block: Any, outer: Any) -> list[Any]:
     return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
 
 
-def load_by_matrices(sch: Schedule, load: Any, factor: Factor, steps: int, intrinsic: str) -> Any:
+def load_by_matrices(sch: Schedule, load: Any, operand: Operand, steps: int, intrinsic: str) -> Any:
     """Have ldmatrix load an operand's fragments; return the block that is one fragment."""
-    rows, columns = (ROWS, steps) if factor.is_k_last else (steps, ROWS)
-    sch.transform_layout(load, ("write", 0), placed(factor.dtype))
+    rows, columns = (ROWS, steps) if operand.is_k_last else (steps, ROWS)
+    sch.transform_layout(load, ("write", 0), placed(operand.dtype))
     row, column = sch.get_loops(load)[-2:]
     row, row_in = sch.split(row, [None, rows])
     column, column_in = sch.split(column, [None, columns])
@@ -110,17 +108,17 @@ def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str)
         sch.storage_align(copy, 0, axis=-2, factor=32, offset=16 // dtype_bytes(dtype))
 
 
-def store_sums(sch: Schedule, store: Any, warp: Any, product: Contraction) -> Any:
+def store_sums(sch: Schedule, store: Any, warp: Any, gemm: Contraction) -> Any:
     """Have each lane store the sums that mma.sync leaves with it; return the block that takes them from there."""
     sums = sch.cache_read(store, 0, "local")
     sch.reverse_compute_at(sums, warp)
     place_store(sch, store, warp)
-    sch.compute_at(sums, spread(sch, store, warp, is_paired=product.out_run % 2 == 0), preserve_unit_loops=True)
+    sch.compute_at(sums, spread(sch, store, warp, is_paired=gemm.out_contiguous % 2 == 0), preserve_unit_loops=True)
     sch.unroll(sch.get_loops(sums)[-1])
     return sums
 
 
-def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, product: Contraction) -> Any:
+def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, gemm: Contraction) -> Any:
     """Have a block gather its sums in shared memory and store whole rows of them; return the block that takes them from the lanes.
 
     `loops` are those over blocks and over warps. A lane alone stores 4 to 8 bytes here and there; L2 takes 32 in one go.
@@ -135,7 +133,7 @@ def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, pr
     sch.storage_align(gathered, 0, axis=-2, factor=32, offset=8)
     place_store(sch, store, tile)
     places = _below(sch, store, tile)
-    vector = math.gcd(product.out_run, STORED_AT_ONCE)
+    vector = math.gcd(gemm.out_contiguous, STORED_AT_ONCE)
     step, by_warp, lane, element = sch.split(sch.fuse(*places), [None, warps, LANES, vector])
     sch.bind(by_warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")

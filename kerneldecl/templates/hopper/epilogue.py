@@ -101,11 +101,11 @@ def each(values: Sequence[Any]) -> list[Any]:
     return [T.meta_var(value) for value in values]
 
 
-def results_of(product: Product, tile: tuple[int, int], *, is_swapped: bool) -> Results:
+def results_of(gemm: Product, tile: tuple[int, int], *, is_swapped: bool) -> Results:
     """Return how the results of a product leave tiles of so many rows and columns."""
-    _, m, n, _ = product.extents
+    _, m, n, _ = gemm.extents
     width, lines = chunk_shape(tile[1], is_swapped=is_swapped)
-    matrix = product.out
+    matrix = gemm.out
     (rows, pitch), (columns, step) = matrix.rows, matrix.columns
     strides = pitches(matrix, pitch, rows, columns)
     is_dense = step == 1 or columns == 1
@@ -125,17 +125,17 @@ def results_of(product: Product, tile: tuple[int, int], *, is_swapped: bool) -> 
         return (place, line, *matrix.batch_index(batch))
 
     def index(batch: Any, row: Any, column: Any) -> list[Any]:
-        return product.index_out(batch, *unswapped(row, column))
+        return gemm.index_out(batch, *unswapped(row, column))
 
     def value(total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        return product.value(total, batch, *unswapped(row, column), addends)
+        return gemm.value(total, batch, *unswapped(row, column), addends)
 
     def addends(batch: Any, row: Any, column: Any) -> list[Any]:
         line, place = unswapped(row, column)
         tile_lines, tile_places = unswapped(*tile)
         # Pairs stay pairs.
         last = n - 2 + place % 2 if in_pairs else n - 1
-        return product.addends(batch, T.min(line, m - 1) if m % tile_lines else line, T.min(place, last) if n % tile_places else place)
+        return gemm.addends(batch, T.min(line, m - 1) if m % tile_lines else line, T.min(place, last) if n % tile_places else place)
 
     def inside(row: Any, column: Any) -> Any:
         line, place = unswapped(row, column)

@@ -41,7 +41,7 @@ class Kernel:
     params: tuple[Any, ...]
     dtype: str
     """Of the operands."""
-    sums_dtype: str
+    accum_dtype: str
     rows: Operand
     columns: Operand
     results: Results
@@ -73,12 +73,12 @@ class Kernel:
     @property
     def registers_dtype(self) -> str:
         """Return how TVM holds what wgmma adds to: sums in float32, others as the bits they are."""
-        return "float32" if self.sums_dtype == "float32" else "uint32"
+        return "float32" if self.accum_dtype == "float32" else "uint32"
 
     @property
     def packing(self) -> int:
         """Return how many sums share a register."""
-        return sums_a_register(self.sums_dtype)
+        return sums_a_register(self.accum_dtype)
 
     @property
     def registers(self) -> int:
@@ -88,14 +88,14 @@ class Kernel:
     @property
     def total_dtype(self) -> str:
         """Return what the parts of a sum are added in: float32 at least."""
-        return "float32" if self.sums_dtype == "float16" else self.sums_dtype
+        return "float32" if self.accum_dtype == "float16" else self.accum_dtype
 
     def as_sums(self, registers: Any) -> Any:
         """Return a local buffer of registers as one of sums."""
-        if self.sums_dtype == self.registers_dtype:
+        if self.accum_dtype == self.registers_dtype:
             return registers
         count = registers.shape[0] * self.packing
-        return T.decl_buffer((count,), self.sums_dtype, data=registers.data, scope="local")
+        return T.decl_buffer((count,), self.accum_dtype, data=registers.data, scope="local")
 
     @property
     def stage_bytes(self) -> int:
@@ -179,7 +179,7 @@ class Kernel:
     @property
     def mma(self) -> str:
         kind = PTX_DTYPES[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{PTX_SUMS[self.sums_dtype]}.{kind}.{kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{PTX_SUMS[self.accum_dtype]}.{kind}.{kind}"
 
     @property
     def mma_n(self) -> int:
@@ -217,7 +217,7 @@ class Kernel:
         """Return how many chunks of results each consumer has in shared memory."""
         if not self.results.is_staged or self.tiles.split > 1:
             return 0
-        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.sums_dtype)
+        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.accum_dtype)
 
     @property
     def chunk_sums(self) -> int:

@@ -148,7 +148,7 @@ def _copy(packing, at_once, block, thread):
                 packing.copy.buffer[packing.word(piece) + v] = words[v]
 
 
-def packed(packings: Sequence[Packing], sms: int, product: Any) -> Any:
+def packed(packings: Sequence[Packing], sms: int, gemm: Any) -> Any:
     """Return the statements of a host function that make the copies, with one kernel for all, and then what `product` does.
 
     The product may start as soon as the last block here has; it is to wait before it reads.
@@ -170,4 +170,4 @@ def packed(packings: Sequence[Packing], sms: int, product: Any) -> Any:
         elif len(packings) == 2:
             _copy(packings[1], at_once, block - blocks[0], thread)
 
-    return tirx.SeqStmt([*(tirx.AllocBuffer(packing.copy.buffer) for packing in packings), main.body, product])
+    return tirx.SeqStmt([*(tirx.AllocBuffer(packing.copy.buffer) for packing in packings), main.body, gemm])

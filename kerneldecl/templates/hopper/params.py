@@ -105,15 +105,15 @@ class Tiles(NamedTuple):
         """Say whether tiles can be dealt in pieces: consumers take each step together, one block is on an SM, flags were cleared before."""
         return self.schedule == "cooperative" and self.split == 1 and self.consumers > 1 and self.dependent == 1
 
-    def reduction_bytes(self, sums_dtype: str) -> int:
+    def reduction_bytes(self, accum_dtype: str) -> int:
         """Return the shared memory through which the parts of a reduction are summed."""
-        return self.block_m * self.block_n * 4 // sums_a_register(sums_dtype) if self.split > 1 else 0
+        return self.block_m * self.block_n * 4 // sums_a_register(accum_dtype) if self.split > 1 else 0
 
     def parts_n(self, dtype: str) -> int:
         """Return into how many wgmmas side by side a tile's columns are cut."""
         return 2 if dtype == "int8" and self.block_n not in INT8_COLUMNS else 1
 
-    def fit(self, dtype: str, sums_dtype: str, steps: int, tile_bytes: int) -> bool:
+    def fit(self, dtype: str, accum_dtype: str, steps: int, tile_bytes: int) -> bool:
         """Say whether a kernel with these sizes can be built, of `steps` stages' worth of reduction and tiles of so many bytes."""
         in_range = (
             self.consumers in REGISTERS
@@ -128,7 +128,7 @@ class Tiles(NamedTuple):
             and self.stream in (0, 1, 2)
             and self.raster >= 1
         )
-        registers = self.sums // sums_a_register(sums_dtype)
+        registers = self.sums // sums_a_register(accum_dtype)
         return (
             in_range
             and 8 <= self.block_n <= 256
@@ -140,12 +140,12 @@ class Tiles(NamedTuple):
             and not ((self.is_pingpong or self.is_staggered) and (self.consumers != 2 or self.split > 1))
             # Within a tile the first of staggered consumers tells the second when to begin, and is never two tiles ahead.
             and not (self.is_staggered and steps < self.stages)
-            and (self.stream == 0 or (self.can_stream and sums_a_register(sums_dtype) == 1))
+            and (self.stream == 0 or (self.can_stream and sums_a_register(accum_dtype) == 1))
             and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and registers % self.split == 0))
-            and self.stages * tile_bytes + self.reduction_bytes(sums_dtype) + RESERVED_BYTES <= SMEM_BYTES
+            and self.stages * tile_bytes + self.reduction_bytes(accum_dtype) + RESERVED_BYTES <= SMEM_BYTES
         )
 
-    def buffers(self, chunks: int, tile_bytes: int, sums_dtype: str) -> int:
+    def buffers(self, chunks: int, tile_bytes: int, accum_dtype: str) -> int:
         """Return how many buffers each consumer has for results on their way out: as many as fit, and chunks take turns in them."""
-        left = SMEM_BYTES - RESERVED_BYTES - self.reduction_bytes(sums_dtype) - self.stages * tile_bytes
-        return next((count for count in (4, 2, 1) if chunks % count == 0 and count * self.consumers * BUFFER_BYTES <= left), 0)
+        a = SMEM_BYTES - RESERVED_BYTES - self.reduction_bytes(accum_dtype) - self.stages * tile_bytes
+        return next((count for count in (4, 2, 1) if chunks % count == 0 and count * self.consumers * BUFFER_BYTES <= a), 0)

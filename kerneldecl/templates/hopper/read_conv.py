@@ -62,7 +62,7 @@ class Convolution:
     filters: int
     rows: Window
     columns: Window
-    sums_dtype: str
+    accum_dtype: str
     value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
     """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
     addends: Callable[[Sequence[Any]], list[Any]]
@@ -94,9 +94,9 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     total = block.body.value
-    product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    loads = [_uncast(product.a), _uncast(product.b)]
-    image, weights = loads[contraction.left.position], loads[contraction.right.position]
+    gemm = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
+    loads = [_uncast(gemm.a), _uncast(gemm.b)]
+    image, weights = loads[contraction.a.position], loads[contraction.b.position]
     stored = last.body if last is not None else block.body
     margin = _margin(producers[0]) if producers else None
     if producers and (margin is None or not image.source.same_as(producers[0].writes[0].source)):
@@ -139,7 +139,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
         int(source.shape[3]),
         int(stored.buffer.shape[3]),
         *windows,
-        contraction.sums_dtype,
+        contraction.accum_dtype,
         value,
         addends,
     )

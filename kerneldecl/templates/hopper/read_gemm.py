@@ -61,8 +61,8 @@ class Product:
 
     contraction: Contraction
     params: tuple[Any, ...]
-    left: Matrix
-    right: Matrix
+    a: Matrix
+    b: Matrix
     out: Matrix
     index_out: Callable[[Any, Any, Any], list[Any]]
     """(batch, m, n) -> indices of the result's buffer."""
@@ -131,21 +131,21 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     axes = _Axes(block)
     total = block.body.value
-    product = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    truncated = [tfloat32.read_by(factor) for factor in (product.a, product.b)]
-    factors = [_uncast(factor) if load is None else load for factor, load in zip((product.a, product.b), truncated, strict=True)]
+    gemm = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
+    truncated = [tfloat32.read_by(operand) for operand in (gemm.a, gemm.b)]
+    operands = [_uncast(operand) if load is None else load for operand, load in zip((gemm.a, gemm.b), truncated, strict=True)]
     stored = last.body if last is not None else block.body
-    if any(load.source not in fresh for load in factors) or stored.buffer not in fresh:
+    if any(load.source not in fresh for load in operands) or stored.buffer not in fresh:
         return None
     # What follows reads the sums at its own axes, in some order: each of them is an axis of the product.
     origin = dict(zip(stored.indices, block.body.indices, strict=True)) if last is not None else {}
     order = {var: axes.position(origin.get(var, var)) for var in stored.indices}
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
-    left, right = (factors[factor.position] for factor in (contraction.left, contraction.right))
+    a, b = (operands[operand.position] for operand in (contraction.a, contraction.b))
     out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
     matrices: list[Any] = [
-        axes.matrix(fresh[left.source], contraction.left.dtype, axes.strides(left), (m, k, batch)),
-        axes.matrix(fresh[right.source], contraction.right.dtype, axes.strides(right), (n, k, batch)),
+        axes.matrix(fresh[a.source], contraction.a.dtype, axes.strides(a), (m, k, batch)),
+        axes.matrix(fresh[b.source], contraction.b.dtype, axes.strides(b), (n, k, batch)),
         axes.matrix(fresh[stored.buffer], str(stored.buffer.dtype), out, (m, n, batch)),
     ]
     if any(matrix is None for matrix in matrices):
@@ -170,7 +170,7 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
     def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
         return epilogue.addends(places(flat_batch, row, column))
 
-    lay = dict(zip(("left", "right", "out"), matrices, strict=True))
+    lay = dict(zip(("a", "b", "out"), matrices, strict=True))
     return Product(contraction, tuple(fresh[param] for param in func.params), **lay, index_out=index_out, value=value, addends=addends)
 
 

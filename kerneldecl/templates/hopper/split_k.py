@@ -53,4 +53,4 @@ def finish_sums(kernel, parts, part, thread, at, lanes):
             x = T.meta_var(row + element // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
             y = T.meta_var(column + element % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
             if results.inside(x, y):
-                results.buffer[tuple(results.index(batch, x, y))] = results.element(T.cast(total[v], kernel.sums_dtype), batch, x, y)
+                results.buffer[tuple(results.index(batch, x, y))] = results.element(T.cast(total[v], kernel.accum_dtype), batch, x, y)

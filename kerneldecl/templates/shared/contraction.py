@@ -31,8 +31,8 @@ class Product(NamedTuple):
     m: int
     n: int
     k: int
-    left: Operand
-    right: Operand
+    a: Operand
+    b: Operand
 
 
 class Panels(NamedTuple):
@@ -157,9 +157,9 @@ def product_of(block: Any) -> Product | None:
     k, n = reduced[0], out[-1]
     if (n in first) == (n in second) or k not in first or k not in second:
         return None
-    left, right = (first, second) if n in second else (second, first)
-    rows = [axis for axis in out[:-1] if axis not in right]
-    if len(rows) != 1 or rows[0] not in left:
+    a, b = (first, second) if n in second else (second, first)
+    rows = [axis for axis in out[:-1] if axis not in b]
+    if len(rows) != 1 or rows[0] not in a:
         return None
     m = rows[0]
     places = (0, 1) if n in second else (1, 0)
@@ -168,6 +168,6 @@ def product_of(block: Any) -> Product | None:
         m,
         n,
         k,
-        Operand(places[0], len(left), left.index(m), left.index(k)),
-        Operand(places[1], len(right), right.index(n), right.index(k)),
+        Operand(places[0], len(a), a.index(m), a.index(k)),
+        Operand(places[1], len(b), b.index(n), b.index(k)),
     )

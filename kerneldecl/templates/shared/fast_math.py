@@ -47,15 +47,15 @@ def quickened(expr: Any, dtype: str) -> Any:
     return tvm_ffi.structural_map(expr, [(Mul, _quick)], order="post") if dtype in ("float16", "bfloat16") else expr
 
 
-def _quick(product: Any) -> Any:
+def _quick(gemm: Any) -> Any:
     """Return a product as the activation that it is, or as it is."""
-    for x, gate in ((product.a, product.b), (product.b, product.a)):
-        if str(product.ty.dtype) == "float32":
+    for x, gate in ((gemm.a, gemm.b), (gemm.b, gemm.a)):
+        if str(gemm.ty.dtype) == "float32":
             if _is_call(gate, "tirx.sigmoid") and _same(gate.args[0], x):
                 return tirx.cuda.func_call("kd_quick_silu", x, source_code=_silu(), return_type="float32")
             if _is_normal_of(gate, x):
                 return tirx.cuda.func_call("kd_quick_gelu", x, source_code=_gelu(), return_type="float32")
-    return product
+    return gemm
 
 
 def _gelu() -> str:
