@@ -86,7 +86,7 @@ def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Ite
         together = largest_divisor(rows.count // tile, threads // row_threads)
         for chunks in _chunks(gpu, rows.count // (together * tile), vectors, row_threads):
             work = _row_work(rows, gpu, (width, row_threads, together, unroll, tile, chunks))
-            params = {"across": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
+            params = {"strided": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
             yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, rows.count, chunks))
 
 
@@ -203,5 +203,5 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 rounds=rounds(steps * width * element),
                 barriers=1 if rows > 1 else 0,
             )
-            params = {"across": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
+            params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
             yield params, (work, *_combining(gpu, points(block, "spatial"), chunks))

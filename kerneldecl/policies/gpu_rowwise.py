@@ -76,4 +76,4 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + exchanges * EXCHANGE_CYCLES,
             warp_cycles=WARP_CYCLES,
         )
-        yield {"threads": row_threads, "rows": rows, "width": width, "kept": is_kept}, (work,)
+        yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)

@@ -146,7 +146,7 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
             threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
         assert occupancy(gpu, threads, registers, smem) >= 1
         rows = -(-read.extents[1] // params["block_m"])
-        assert rows % params["raster"] == 0
+        assert rows % params["raster_group"] == 0
         assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
@@ -192,7 +192,7 @@ def test_a_product_without_overlapping_windows_is_no_image() -> None:
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
 def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(policy: Any) -> None:
     def parts(size: tuple[int, int, int]) -> set[object]:
-        return {dict(proposal.candidate.params)["parts"] for proposal in policy.propose(matmul(size), H200, 5, ())}
+        return {dict(proposal.candidate.params)["split_k"] for proposal in policy.propose(matmul(size), H200, 5, ())}
 
     assert parts((128, 128, 65536)).isdisjoint({1})
     assert parts((8192, 8192, 8192)) == {1}
@@ -201,14 +201,14 @@ def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(poli
 def test_a_second_kernel_is_dearer_than_sms_that_are_not_quite_full() -> None:
     """One kernel takes 8.9 us and two take 11.6 on an H200, with the best tiles of either."""
     first, *_ = gpu_matmul_tc.propose(matmul((1024, 1024, 1024), "nt", sums="float16"), H200, 20, ())
-    assert dict(first.candidate.params)["parts"] == 1
+    assert dict(first.candidate.params)["split_k"] == 1
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64])
 def test_narrow_products_have_small_tiles_of_one_warp(columns: int) -> None:
     """What takes less than a launch waits for one load and one multiplication after the other; warps would wait for each other besides."""
     params = dict(gpu_matmul_tc.propose(matmul((512, columns, 512), "nt"), H200, 1, ())[0].candidate.params)
-    assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "parts")] == [16, 16, 1, 1, 1]
+    assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "split_k")] == [16, 16, 1, 1, 1]
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

@@ -50,24 +50,24 @@ def test_every_proposal_keeps_to_what_the_template_takes(
     assert len(set(found)) == len(found)
     limit = H200.the_gpu.smem_per_block_optin_bytes
     for tiling in found:
-        is_pingpong = tiling.schedule == "pingpong"
+        is_pingpong = tiling.kernel_schedule == "pingpong"
         rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
         assert rows in {64, 128}
         registers = rows * tiling.block_n // (256 if sums == "float16" else 128)
         assert registers <= {1: 192, 2: 160}[tiling.consumers]
-        assert registers % tiling.split == 0
-        assert not is_pingpong or (tiling.consumers == 2 and tiling.split == 1)
+        assert registers % tiling.split_k == 0
+        assert not is_pingpong or (tiling.consumers == 2 and tiling.split_k == 1)
         assert tiling.block_n % 8 == 0
         assert 8 <= tiling.block_n <= 256
-        assert math.prod(tiling.box) == (tiling.block_n if tiling.swap else tiling.block_m)
+        assert math.prod(tiling.box) == (tiling.block_n if tiling.swap_ab else tiling.block_m)
         assert all(side & (side - 1) == 0 for side in tiling.box)
         assert max(tiling.tile_w * stride, tiling.tile_h * stride, tiling.box[0]) <= 256
         assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
         assert tiling.cluster_m * tiling.cluster_n == 1 or tiling.filters % 128 == 0
-        assert tiling.split == 1 or tiling.cluster_m * tiling.cluster_n == 1
-        assert taps * taps * -(-c // 64) % tiling.split == 0
-        pixels, filters = (tiling.block_n, tiling.block_m) if tiling.swap else (tiling.block_m, tiling.block_n)
-        parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
+        assert tiling.split_k == 1 or tiling.cluster_m * tiling.cluster_n == 1
+        assert taps * taps * -(-c // 64) % tiling.split_k == 0
+        pixels, filters = (tiling.block_n, tiling.block_m) if tiling.swap_ab else (tiling.block_m, tiling.block_n)
+        parts = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
         assert 2 <= tiling.stages <= 12
         assert tiling.stages * (pixels + -(-filters // 64) * 64) * 128 + parts + 1024 <= limit
 

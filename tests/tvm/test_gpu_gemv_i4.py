@@ -24,16 +24,16 @@ from kerneldecl.toolchain import nvcc
 ROOT = Path(__file__).parents[2]
 SMS = 2
 """Of the GPU that is emulated, so that warps have several rows in turn."""
-CUT: dict[str, Value] = {"rows": 4, "warps": 4, "stages": 3, "blocks": 1, "team": 1}
+CUT: dict[str, Value] = {"rows": 4, "warps": 4, "stages": 3, "blocks": 1, "warps_k": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "several rows in turn": ({"n": 100, "k": 2048}, {}),
     "fewer rows than a warp takes": ({"n": 3, "k": 1024}, {}),
-    "two rows, a part of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "team": 2}),
+    "two rows, a part of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "warps_k": 2}),
     "eight rows, scales in fours": ({"n": 21, "k": 2816}, {"rows": 8, "stages": 2}),
     "less than a step": ({"n": 16, "k": 256}, {"stages": 6}),
     "one scale a step": ({"n": 18, "k": 4096, "group": 512}, {"warps": 1}),
-    "warps side by side": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "team": 4}),
-    "some beyond the rows' end": ({"n": 21, "k": 2560}, {"rows": 2, "team": 2}),
+    "warps side by side": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "warps_k": 4}),
+    "some beyond the rows' end": ({"n": 21, "k": 2560}, {"rows": 2, "warps_k": 2}),
 }
 
 

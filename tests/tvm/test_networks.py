@@ -105,7 +105,7 @@ def test_the_first_layer_of_an_mlp_is_cut_so_that_it_fills_the_gpu(dtype: str, p
     functions = read_model.called(read_model.fused(module_of(mlp_network(dtype))))
     first = next(func for name, func, _ in functions if "matmul" in name)
     (proposal,) = load_policy(STANDARD, policy).propose(iter_space(canonical.canonical_module(first)), H200, 1, ())
-    assert dict(proposal.candidate.params)["parts"] in {132, 264}
+    assert dict(proposal.candidate.params)["split_k"] in {132, 264}
 
 
 def imported() -> tuple[Any, Any]:

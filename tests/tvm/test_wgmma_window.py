@@ -60,7 +60,7 @@ def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, An
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tiles", [{"blocks": 4}, {"slabs": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
+@pytest.mark.parametrize("tiles", [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
 def test_registers_suffice(tiles: dict[str, Any]) -> None:
     attrs = FEW_CHANNELS | {"n": 128, "h": 224, "w": 224, "f": 128, "epilogue": ("bias", "relu")}
     mod = wgmma_window.apply(canonical.lower(rule_of(attrs)), WINDOW_TILES | tiles, H200)
@@ -82,7 +82,7 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
         ({"dilation": 2}, {}),
         ({}, {"tile_w": 64}),
         ({}, {"tile_w": 8}),
-        ({}, {"slabs": 3}),
+        ({}, {"mma_tiles": 3}),
         ({}, {"block_n": 136}),
         ({}, {"blocks": 8}),
     ],
