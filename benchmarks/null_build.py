@@ -32,7 +32,8 @@ from kerneldecl.api import run_build
 from kerneldecl.flow import Options
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
 from kerneldecl.planning.workspace import open_workspace
-from kerneldecl.plugins import load_policy, load_rule, plugin_names
+from kerneldecl.plugins.find import plugin_names
+from kerneldecl.plugins.load import load_module, load_rule
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 from kerneldecl.store.keys import digest
@@ -172,7 +173,9 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
 
 def standard_policies(root: Path) -> list[str]:
     """Return the policies that propose, which leaves out those that stand for others, as `auto` does."""
-    return [name for name in plugin_names("policies", root) if name != "first" and not hasattr(load_policy(root, name), "BY_KIND")]
+    return [
+        name for name in plugin_names("policies", root) if name != "first" and not hasattr(load_module("policies", root, name), "BY_KIND")
+    ]
 
 
 def _write_if_other(path: Path, text: str) -> None:

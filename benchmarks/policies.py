@@ -18,7 +18,7 @@ from kerneldecl.compiler.canonical import lower
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Arch, IterSpace
-from kerneldecl.plugins import load_arch, load_policy, load_rule
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.policies.auto import BY_KIND
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def _spaces(target: str) -> Iterator[tuple[str, IterSpace]]:
 
 def _row(name: str, arch: Arch, spaces: dict[str, IterSpace], rounds: int) -> dict[str, Any]:
     """Return what a policy takes for the entries that it proposes something for; nothing where there is none."""
-    propose = load_policy(ROOT, name).propose
+    propose = load_module("policies", ROOT, name).propose
     taken = {entry: _ms(propose, space, arch, rounds) for entry, space in spaces.items() if propose(space, arch, TOP_K, ())}
     if not taken:
         return {}

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from kerneldecl.compiler.canonical import symbol
 from kerneldecl.model import Arch, Candidate, IterSpace
-from kerneldecl.plugins import STANDARD, load_arch
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import space_from_json, to_json
 

@@ -22,7 +22,7 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.prim_funcs import specialised_function
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
-from kerneldecl.plugins import blamed, load_rule, own_functions
+from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
@@ -100,7 +100,7 @@ def _specialised(case_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
     """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
     case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
     root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
-    several = own_functions(root, path, mod, arch)
+    several = custom_kernels(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
         ours = (isinstance(each, tvm.s_tir.Schedule) and not cpu.replays(each, mod) for each in several)

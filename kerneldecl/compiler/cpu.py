@@ -22,7 +22,7 @@ from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.passes.float8 import exact_float8
 from kerneldecl.compiler.prim_funcs import is_tirx, specialised_digest, specialised_module
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_template
+from kerneldecl.plugins.load import load_module
 
 PASS_CONFIG = {"tirx.use_async_copy": True}
 """Options of TVM's that schedules of ours rely on: loops that ask for it (software_pipeline_async_stages) copy asynchronously."""
@@ -56,7 +56,7 @@ class Applied:
 
 def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> Applied | None:
     """Return what the candidate's template makes of the module, None where it does not apply; raise as `applied` does."""
-    made = load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+    made = load_module("templates", root, candidate.template).apply(mod, dict(candidate.params), arch)
     return None if made is None else applied(mod, made)
 
 

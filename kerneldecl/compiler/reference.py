@@ -25,7 +25,8 @@ from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
-from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
 from kerneldecl.policies.auto import BY_KIND
 from kerneldecl.templates.shared.contraction import is_reduction
 
@@ -90,7 +91,7 @@ def _flops(space: IterSpace) -> float:
 def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
     """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
     for policy in BY_KIND[arch.kind]:
-        for proposal in load_policy(STANDARD, policy).propose(space, arch, 4, ()):
+        for proposal in load_module("policies", STANDARD, policy).propose(space, arch, 4, ()):
             applied = apply_candidate(STANDARD, mod, proposal.candidate, arch)
             if applied is not None:
                 return applied.mod

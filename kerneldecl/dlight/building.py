@@ -28,7 +28,7 @@ from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
 from kerneldecl.planning.plan import MEASURING
-from kerneldecl.plugins import STANDARD
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.store.local import LocalStore

@@ -14,7 +14,8 @@ from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.model import Arch, Candidate, Proposal, Value
 from kerneldecl.planning.lockfile import shown
-from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
 from kerneldecl.policies import gpu_matmul, gpu_matmul_tc
 from kerneldecl.policies.auto import BY_KIND
 
@@ -64,7 +65,9 @@ class DefaultPolicy:
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model."""
         for name in BY_KIND["cuda"]:
-            proposals = () if name in _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+            proposals = (
+                () if name in _TENSOR_CORES else load_module("policies", STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+            )
             if proposals:
                 return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
         raise AssertionError("gpu_fallback takes every function")

@@ -30,7 +30,7 @@ from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
 from kerneldecl.planning.last_build import write_whole
 from kerneldecl.planning.workspace import FILE, open_workspace
-from kerneldecl.plugins import plugin_file
+from kerneldecl.plugins.find import plugin_file
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.events import Event, Finished, Note

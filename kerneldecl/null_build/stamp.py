@@ -114,10 +114,13 @@ def _package_folders(below: str = "") -> list[str]:
 
 
 def _sources(folder: str) -> list[str]:
+    """Return the plug-ins in a folder, with the neighbours in its subfolders."""
     try:
-        return sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith((".py", ".toml")))
+        entries = list(os.scandir(folder))
     except FileNotFoundError:
         return []
+    below = [path for entry in entries if entry.is_dir() and entry.name != "__pycache__" for path in _sources(entry.path)]
+    return sorted([*(entry.path for entry in entries if entry.name.endswith((".py", ".toml"))), *below])
 
 
 def _content(path: str) -> bytes:

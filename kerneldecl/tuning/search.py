@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Candidate, Measurement, Proposal
-from kerneldecl.plugins import load_policy
+from kerneldecl.plugins.load import load_module
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.store.local import LocalStore
@@ -160,7 +160,7 @@ def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tupl
     if policy == SPECIALIZE:
         return ()
     space, told = space_from_json(task.lowered["space"]), tuple(m for m in measured if m.candidate.template != SPECIALIZE)
-    return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, told))
+    return tuple(load_module("policies", task.root, policy).propose(space, task.arch, task.workload.top_k, told))
 
 
 def _asked(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:

@@ -12,7 +12,8 @@ from gpu_kernels import Case, Kernels, given
 
 from kerneldecl.arrays import Array, relative_error
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
-from kerneldecl.plugins import STANDARD, load_rule
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.cuda_device import Device, device
 
 pytestmark = pytest.mark.gpu

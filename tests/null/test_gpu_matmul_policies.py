@@ -12,7 +12,8 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.model import IterSpace
-from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
 from kerneldecl.policies import auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
 from kerneldecl.policies.gpu import conv_tiles, conv_tiles_simt
 from kerneldecl.policies.gpu.gemm_tiles import ranked
@@ -230,5 +231,5 @@ def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) ->
 def test_traced_asks_all_policies_but_those_of_specialised_functions() -> None:
     assert set(traced.BY_KIND["cuda"]) == set(auto.BY_KIND["cuda"]) - {"gpu_matmul", "gpu_gemv_i4"}
     assert traced.BY_KIND["cpu"] == auto.BY_KIND["cpu"]
-    templates = {name for policy in traced.BY_KIND["cuda"] for name in load_policy(STANDARD, policy).TEMPLATES}
+    templates = {name for policy in traced.BY_KIND["cuda"] for name in load_module("policies", STANDARD, policy).TEMPLATES}
     assert not templates & set(wgmma_matmul.TEMPLATES)

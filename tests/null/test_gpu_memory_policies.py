@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from streams import Streams, axes
 
 import kerneldecl
-from kerneldecl import plugins
 from kerneldecl.model import Access, Block, Candidate, IterSpace
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
 from kerneldecl.policies.gpu.time_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
 STANDARD = Path(kerneldecl.__file__).parent / "archs"
-GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}
+GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := load_arch(STANDARD, file.stem)).gpu}
 H200 = GPUS["h200"]
 
 SPACES = Streams("float16")

@@ -16,7 +16,7 @@ import pytest
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch, Candidate, Measurement, Workload
 from kerneldecl.planning.plan import MEASURING
-from kerneldecl.plugins import load_arch
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
 from kerneldecl.tuning import search
@@ -138,7 +138,7 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
                 yield answer
             may_end.set()
 
-    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
     runner = Waiting(prepared=prepared)
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
@@ -147,7 +147,7 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
 
 
 def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path), policies=("any",), turn=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
     answers = search.ask_first(task, runner)

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
-from kerneldecl.plugins import STANDARD, load_arch, load_policy, load_rule, plugin_names
+from kerneldecl.plugins.find import STANDARD, plugin_names
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.policies.auto import BY_KIND as POLICIES_OF_AUTO
 from kerneldecl.policies.traced import BY_KIND as POLICIES_OF_TRACED
 from kerneldecl.serial import space_from_json, to_json
@@ -72,12 +73,12 @@ def template_names() -> tuple[str, ...]:
 def asked_policies(kind: str) -> list[str]:
     """Return the policies of `auto` for a kind of arch, in their order, and then those that only other policies ask."""
     others = {name for names in POLICIES_OF_AUTO.values() for name in names}
-    inner = [name for name in policy_names() if name not in others and hasattr(load_policy(STANDARD, name), "propose")]
+    inner = [name for name in policy_names() if name not in others and hasattr(load_module("policies", STANDARD, name), "propose")]
     return [*POLICIES_OF_AUTO[kind], *(inner if kind == "cuda" else ())]
 
 
 def policy(name: str) -> ModuleType:
-    return load_policy(STANDARD, name)
+    return load_module("policies", STANDARD, name)
 
 
 def proposed(name: str, space: IterSpace, arch: Arch) -> list[tuple[str, dict[str, Value], float]]:

@@ -12,7 +12,7 @@ import pytest
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.model import Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")

@@ -23,7 +23,7 @@ from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_sourc
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc

@@ -16,7 +16,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_gemv_i4 as policy
 from kerneldecl.templates import gpu_gemv_i4
 from kerneldecl.toolchain import nvcc

@@ -14,7 +14,7 @@ import pytest
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.model import Candidate
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")

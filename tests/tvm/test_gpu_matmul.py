@@ -23,7 +23,7 @@ from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.arch_file import read_arch
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
 from kerneldecl.store.local import LocalStore

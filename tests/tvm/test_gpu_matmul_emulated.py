@@ -18,7 +18,7 @@ from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source, reworked
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]

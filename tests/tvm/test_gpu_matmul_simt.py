@@ -19,7 +19,7 @@ from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.dependent_launch import can_overlap
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as policy
 from kerneldecl.policies.gpu import conv_tiles_simt
 from kerneldecl.policies.gpu.conv_tiles import windows_of

@@ -24,7 +24,7 @@ from kerneldecl.compiler import canonical, cuda
 from kerneldecl.compiler.cpu import apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Candidate, Proposal
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 
 ROOT = Path(__file__).parents[2]

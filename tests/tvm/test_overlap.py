@@ -20,7 +20,7 @@ from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, overlapping_kernels, spread_smem_bytes
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies.gpu.time_model import occupancy
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain import nvcc

@@ -14,7 +14,7 @@ from emulation import Kernel
 from wgmma_cases import ONE, PLAIN
 
 from kerneldecl.compiler import canonical
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.templates.shared.fast_math import ABSOLUTE_ERROR, RELATIVE_ERROR
 

@@ -15,7 +15,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.tfloat32 import truncated
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]

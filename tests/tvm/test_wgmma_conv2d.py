@@ -17,7 +17,7 @@ import kerneldecl
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as policy
 from kerneldecl.templates import wgmma_conv2d
 from kerneldecl.toolchain import nvcc

@@ -17,7 +17,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.passes.dependent_launch import TAG
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.toolchain import nvcc

@@ -14,7 +14,7 @@ from wgmma_cases import PLAIN
 import kerneldecl
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as conv2d_policy
 from kerneldecl.policies import wgmma_matmul as matmul_policy
 from kerneldecl.templates import wgmma_conv2d, wgmma_matmul

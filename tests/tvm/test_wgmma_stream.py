@@ -17,7 +17,7 @@ from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, PLAIN
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.model import Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.toolchain import nvcc
 

@@ -15,7 +15,7 @@ import kerneldecl
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul
 from kerneldecl.policies import wgmma_window as policy
 from kerneldecl.templates import wgmma_window

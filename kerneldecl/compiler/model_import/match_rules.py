@@ -11,11 +11,11 @@ from pathlib import Path
 
 import tvm
 
-from kerneldecl import plugins
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.model_import.rule_candidates import Proposal, proposals
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.model import Arg, Value
+from kerneldecl.plugins.find import STANDARD, shadowed_file
 
 _FLOAT = re.compile(r"T\.b?float\d+\(([-+.e\d]+)\)")
 
@@ -30,7 +30,7 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
     # Most proposals compute other sums, whatever their epilogue: those that differ in it alone are told by one of them.
     has_sums: dict[str, bool] = {}
     for proposal in proposals(args, _constants(text)):
-        if plugins.shadowed(root, proposal.rule):
+        if shadowed_file("rules", root, proposal.rule):
             continue
         known = _standard(proposal.rule)
         if any(known.attributes[name].read(value)[1] for name, value in proposal.attrs.items()):
@@ -50,7 +50,7 @@ def recognised(mod: tvm.IRModule, root: Path) -> tuple[Proposal, dict[str, Value
 
 @functools.cache  # of hundreds of proposals
 def _standard(rule: str) -> RuleAttributes:
-    return rule_attributes(plugins.STANDARD, rule)
+    return rule_attributes(STANDARD, rule)
 
 
 def _sums(mod: tvm.IRModule) -> set[str]:
