@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
+AUTO = {"cuda": 20}
+HAS_TRACES = False
 
 ROWS, WARPS, STAGES, BLOCKS, WARPS_K = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 2, 4, 8, 16)
 STEP, STEP_BYTES = 1024, 512
@@ -70,13 +72,13 @@ class Sizes(NamedTuple):
     moved_bytes: int
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return cuts of a product with 4-bit weights, among them the best of gpu_gemv; nothing for other computations."""
     sizes, gpu = sizes_of(space), arch.the_gpu
-    if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
+    if sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
     estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut))) for cut in cuts(sizes, gpu))
-    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k, ())]
+    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k)]
     mine = tuple(ranked(estimates, ALIKE))
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
@@ -18,6 +18,7 @@ from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, adding_secs
 from kerneldecl.policies.gpu.time_model import occupancy
 
 TEMPLATES = ("gpu_matmul_simt", "gpu_conv2d_simt")
+AUTO = {"cuda": 50}
 
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
@@ -81,10 +82,10 @@ class Tiling:
         return Candidate.of("gpu_matmul_simt", {name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no product."""
     gemm = contraction_of(space)
-    if isinstance(gemm, str) or measured or gemm.extents[0] > MAX_GRID_Z:
+    if isinstance(gemm, str) or gemm.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
     windows = windows_of(space, gemm)

@@ -43,6 +43,7 @@ from kerneldecl.policies.gpu.tensor_core_model import (
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, occupancy
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
+AUTO = {"cuda": 40}
 
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
@@ -98,9 +99,9 @@ class Tiling(NamedTuple):
         return Candidate.of("gpu_matmul_tc", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:

@@ -27,6 +27,7 @@ from kerneldecl.policies.shared.reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_reduce",)
+AUTO = {"cuda": 75}
 
 BLOCK_THREADS = (256, 128, 512, 1024)
 ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
@@ -41,10 +42,10 @@ ENOUGH_UNROLLED = 4
 """Loads spelt out, where there are so many: nvcc unrolls what is left of the loop by itself."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return ways to compute the one reduction of a function; nothing where there are several, or operands are used again and again."""
     found = only_reduction(space)
-    if measured or found is None or reuse(found[0]) > MAX_REUSE:
+    if found is None or reuse(found[0]) > MAX_REUSE:
         return ()
     return ranked("gpu_reduce", arch.the_gpu, cuts(space, found[0], arch.the_gpu, tiles=()), top_k)
 

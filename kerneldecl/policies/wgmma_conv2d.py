@@ -21,6 +21,7 @@ from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT, MAX_COLUMNS
 from kerneldecl.policies.hopper.tilings import MAX_STAGES, MIN_STAGES
 
 TEMPLATES = ("wgmma_conv2d",)
+HAS_TRACES = False
 
 WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (64, 2, True), (128, 2, True))
 """Rows of a tile, consumers, and whether these have tiles of their own."""
@@ -99,9 +100,9 @@ class Tiling(NamedTuple):
         return Candidate.of("wgmma_conv2d", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that TMA can bring."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:

@@ -21,6 +21,7 @@ from kerneldecl.policies.hopper.tile_widths import can_share, filling_widths, wi
 from kerneldecl.policies.hopper.tilings import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
+HAS_TRACES = False
 
 SUMS = {
     "float16": ("float32", "float16"),
@@ -59,9 +60,9 @@ where they do not fill tiles as they are."""
 SAME_TILE = 2
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what wgmma does not take."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:

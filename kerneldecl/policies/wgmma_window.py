@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
@@ -18,6 +18,7 @@ from kerneldecl.policies.hopper.time_model import BUFFER_BYTES, RESERVED_BYTES, 
 from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
 
 TEMPLATES = ("wgmma_window",)
+HAS_TRACES = False
 
 WIDTHS, SLABS, STAGES = (16, 32, 64), (1, 2, 4), (2, 3, 4)
 MAX_FILTERS = 128
@@ -86,9 +87,9 @@ class Tiling(NamedTuple):
         return Candidate.of("wgmma_window", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that is taken."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:

@@ -30,7 +30,7 @@ def convolution(results: tuple[int, int, int], c: int, f: int, taps: int = 3, st
 
 
 def tilings(space: IterSpace, top_k: int = 1000) -> list[Tiling]:
-    return [Tiling(**dict(proposal.candidate.params)) for proposal in wgmma_conv2d.propose(space, H200, top_k, ())]  # type: ignore[arg-type]
+    return [Tiling(**dict(proposal.candidate.params)) for proposal in wgmma_conv2d.propose(space, H200, top_k)]  # type: ignore[arg-type]
 
 
 @given(
@@ -80,8 +80,8 @@ def test_boxes_over_images_of_networks_waste_nothing(side: int) -> None:
 
 
 def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -> None:
-    proposals = wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 100, ())
-    assert wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 10, ()) == proposals[:10]
+    proposals = wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 100)
+    assert wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 10) == proposals[:10]
     assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
 
 
@@ -99,10 +99,10 @@ def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -
 )
 def test_what_is_not_taken_is_told(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_conv2d.why_not(space, H200)
-    assert wgmma_conv2d.propose(space, H200, 20, ()) == ()
+    assert wgmma_conv2d.propose(space, H200, 20) == ()
 
 
 def test_convolutions_go_to_wgmma_where_there_is_one() -> None:
     space = convolution((128, 14, 14), 256, 256)
-    assert {p.candidate.template for p in gpu_matmul.propose(space, H200, 8, ())} == {"wgmma_conv2d"}
-    assert {p.candidate.template for p in gpu_matmul.propose(space, arch("a100-80gb"), 8, ())} == {"gpu_matmul_tc"}
+    assert {p.candidate.template for p in gpu_matmul.propose(space, H200, 8)} == {"wgmma_conv2d"}
+    assert {p.candidate.template for p in gpu_matmul.propose(space, arch("a100-80gb"), 8)} == {"gpu_matmul_tc"}

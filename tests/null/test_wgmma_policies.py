@@ -28,7 +28,7 @@ def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 
 
 
 def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
-    proposals = wgmma_matmul.propose(space, arch(name), top_k, ())
+    proposals = wgmma_matmul.propose(space, arch(name), top_k)
     return [Tiling(**dict(proposal.candidate.params)) for proposal in proposals]  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_only_hopper_has_wgmma() -> None:
 @pytest.mark.parametrize("name", sorted({*GPUS} - {*WITH_WGMMA}))
 def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     space = of("float16", (1024, 1024, 1024))
-    assert wgmma_matmul.propose(space, arch(name), 20, ()) == ()
+    assert wgmma_matmul.propose(space, arch(name), 20) == ()
     assert wgmma_matmul.why_not(space, arch(name)) == "its GPU has no wgmma"
 
 
@@ -139,14 +139,14 @@ def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size:
         lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
         schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
         every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
-        assert wgmma_matmul.propose(space, H200, top_k, ()) == tuple(every)[:top_k]
+        assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size: tuple[int, int, int]) -> None:
     space = of("float16", size)
-    proposals = wgmma_matmul.propose(space, H200, 200, ())
-    assert wgmma_matmul.propose(space, H200, 20, ()) == proposals[:20]
+    proposals = wgmma_matmul.propose(space, H200, 200)
+    assert wgmma_matmul.propose(space, H200, 20) == proposals[:20]
     assert all(p.predicted_secs >= proposals[0].predicted_secs for p in proposals)
     by_form: dict[tuple[object, ...], list[float]] = {}
     for proposal in proposals:
@@ -167,7 +167,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
 )
 def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_matmul.why_not(space, H200)
-    assert wgmma_matmul.propose(space, H200, 20, ()) == ()
+    assert wgmma_matmul.propose(space, H200, 20) == ()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
 def test_what_threads_must_load_takes_longer(
     dtype: str, layout: str, size: tuple[int, int, int], easier: tuple[str, tuple[int, int, int]]
 ) -> None:
-    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1, ()) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
+    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
     assert slow.predicted_secs > quick.predicted_secs
     assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(of(dtype, size, layout)) if not tiling.pack} == {1}
 
@@ -278,7 +278,7 @@ def test_what_threads_must_load_takes_longer(
 
 
 def templates(space: IterSpace, name: str, top_k: int = 20) -> list[str]:
-    return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k, ())]
+    return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k)]
 
 
 def test_products_go_to_wgmma_where_it_is_far_ahead() -> None:
@@ -294,14 +294,14 @@ def test_policies_that_may_be_as_good_share_the_candidates() -> None:
 def test_the_first_choice_for_wgmma_takes_part() -> None:
     for m, dtype in itertools.product((16, 64, 1024), ("float16", "int8")):
         space = of(dtype, (m, 1024, 1024))
-        mixed = [proposal.candidate for proposal in gpu_matmul.propose(space, H200, 20, ())]
-        assert wgmma_matmul.propose(space, H200, 1, ())[0].candidate in mixed
+        mixed = [proposal.candidate for proposal in gpu_matmul.propose(space, H200, 20)]
+        assert wgmma_matmul.propose(space, H200, 1)[0].candidate in mixed
 
 
 def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
     space = matmul((1, 4096, 4096), dtype="float32")
-    assert gpu_gemv.propose(space, H200, 5, ())
-    assert gpu_matmul.propose(space, H200, 5, ()) == ()
+    assert gpu_gemv.propose(space, H200, 5)
+    assert gpu_matmul.propose(space, H200, 5) == ()
     assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
         space, H200, "gpu_gemv"
     )
@@ -313,9 +313,9 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
     size: tuple[int, int, int], dtype: str, name: str
 ) -> None:
     space: Any = of(dtype, size)
-    proposals = gpu_matmul.propose(space, arch(name), 60, ())
+    proposals = gpu_matmul.propose(space, arch(name), 60)
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
-    assert gpu_matmul.propose(space, arch(name), 20, ()) == proposals[:20]
+    assert gpu_matmul.propose(space, arch(name), 20) == proposals[:20]
     assert bool(proposals) >= (gpu_matmul.why_not(space, arch(name)) == "")
 
 

@@ -108,7 +108,7 @@ def test_other_computations_are_not_taken() -> None:
 def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
     space = iter_space(canonical.lower(gemm({"n": 64, "k": 1024})))
     assert made({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
-    assert policy.propose(space, load_arch(ROOT, "t4"), 20, ()) == ()
+    assert policy.propose(space, load_arch(ROOT, "t4"), 20) == ()
 
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "l4", "rtx-4090", "h200", "b200"])
@@ -116,8 +116,8 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
 def test_what_the_policy_proposes_applies(gpu: str, size: tuple[int, int, int]) -> None:
     n, k, group = size
     arch, mod = load_arch(ROOT, gpu), canonical.lower(gemm({"n": n, "k": k, "group": group}))
-    proposals = policy.propose(iter_space(mod), arch, 1000, ())
-    assert policy.propose(iter_space(mod), arch, 20, ()) == proposals[:20]
+    proposals = policy.propose(iter_space(mod), arch, 1000)
+    assert policy.propose(iter_space(mod), arch, 20) == proposals[:20]
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     cuts = [dict(proposal.candidate.params) for proposal in proposals if proposal.candidate.template == "gpu_gemv_i4"]
     assert all(gpu_gemv_i4.apply(mod, cut, arch) is not None for cut in (*cuts[:1], *cuts[-1:]))

@@ -88,7 +88,7 @@ def test_tensor_cores_take_every_layout(layout: str, dtype: str, sums: str, monk
 def test_no_kernel_more_whatever_the_sizes_and_the_epilogue(attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     mod = lowered(**{"dtype": "float16", **attrs})
     for policy, template in ((tc_policy, gpu_matmul_tc), (simt_policy, gpu_matmul_simt)):
-        proposals = policy.propose(iter_space(mod), H200, 6, ())
+        proposals = policy.propose(iter_space(mod), H200, 6)
         assert proposals
         for proposal in proposals[::3]:
             params = dict(proposal.candidate.params)
@@ -113,8 +113,8 @@ def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: di
     rule = load_rule(ROOT, "matmul").of(ROOT, attrs)
     mod = canonical.lower(rule)
     space = iter_space(mod)
-    simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::13]]
-    tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::13]]
+    simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40)[::13]]
+    tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40)[::13]]
     if tc:
         variants: list[dict[str, Any]] = [
             {"smem_epilogue": 0},

@@ -57,7 +57,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, name).of(ROOT, attrs)
-    proposals = policy.propose(iter_space(canonical.lower(rule)), H200, 40, ())
+    proposals = policy.propose(iter_space(canonical.lower(rule)), H200, 40)
     assert proposals
     for proposal in proposals[::13]:
         assert_right(rule, proposal.candidate, H200)
@@ -115,7 +115,7 @@ STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "k
 def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: Path) -> None:
     arch = load_arch(ROOT, name)
     mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
-    proposals = policy.propose(iter_space(mod), arch, 20, ())
+    proposals = policy.propose(iter_space(mod), arch, 20)
     first = next(proposal.candidate for proposal in proposals if proposal.candidate.template == "gpu_conv2d_simt")
     applied = cpu.apply_candidate(ROOT, mod, first, arch)
     assert applied is not None

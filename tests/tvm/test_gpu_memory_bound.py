@@ -96,7 +96,7 @@ def lowered(rule: str, attrs: dict[str, Any]) -> tuple[Rule, tvm.IRModule]:
 
 
 def proposals(name: str, mod: tvm.IRModule, arch: Arch = ARCH, top_k: int = 20) -> tuple[Proposal, ...]:
-    return importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), arch, top_k, ())  # type: ignore[no-any-return]
+    return importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), arch, top_k)  # type: ignore[no-any-return]
 
 
 def schedules(name: str, mod: tvm.IRModule) -> Iterator[Any]:
