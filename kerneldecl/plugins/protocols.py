@@ -33,7 +33,7 @@ class SearchPolicy(Policy, Protocol):
     """A policy that searches: it is asked again with what was measured, until it proposes nothing more."""
 
     def propose_next(self, space: IterSpace, arch: Arch, top_k: int, trials: Sequence[Trial]) -> Sequence[Proposal]:
-        """Return the next candidates, given all trials so far, in the order in which they were proposed; nothing where the search is over."""
+        """Return the next candidates, given all trials so far in the order of their proposals; nothing once the search is over."""
         ...
 
 
