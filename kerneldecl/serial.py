@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Cpu, Gpu, IterSpace, Signature, frozen
+from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
 
 
 def to_json(value: Any) -> Any:
@@ -43,3 +43,18 @@ def _block(json: Mapping[str, Any]) -> Block:
 def _access(json: Mapping[str, Any]) -> Access:
     index = tuple(None if terms is None else tuple((axis, coefficient) for axis, coefficient in terms) for terms in json["index"])
     return Access(json["operand"], tuple(json["shape"]), json["dtype"], index)
+
+
+_ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")
+
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """Return what a record keeps of a trial: fields that say nothing are left out."""
+    fields = {**to_json(trial), "candidate": trial.candidate.to_json(), "predicted_secs": float(f"{trial.predicted_secs:.4g}")}
+    return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in _ONLY_WHERE_TRUE)}
+
+
+def trial_from_json(json: Mapping[str, Any]) -> Trial:
+    """Read what `trial_to_json` wrote."""
+    fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
+    return Trial(**fields)
