@@ -111,8 +111,8 @@ class InstantRunner:
     def start(self, count: int) -> None:
         pass
 
-    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        del limit_secs, turn
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+        del limit_secs, priority
         actions = {"lower": _lowered, "build": _built, "describe": _described}
         for index, request in enumerate(requests):
             yield index, actions[request["do"]](request)

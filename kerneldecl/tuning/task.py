@@ -29,8 +29,8 @@ class Runner(Protocol):
         """Have so many of the processes that build start before they are asked, if there are so many, and do not wait for them."""
         ...
 
-    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Answers:
-        """Have requests answered, several at a time, of those that wait the ones of a lower turn first."""
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Answers:
+        """Have requests answered, several at a time, waiting ones by ascending priority."""
         ...
 
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:

@@ -146,7 +146,7 @@ def test_twice_the_work_is_twice_the_time(built: Any, measure: Any) -> None:
 
 def test_what_the_gpu_reaches_and_how_it_was(built: Any, measure: Any) -> None:
     measure("sample", case=case(), calls=1, samples=1, **built())
-    found = measure("ceilings")
+    found = measure("measured_peaks")
     assert 0.7 < found["dram_bytes_per_s"] / H200.the_gpu.dram_bytes_per_s < 1.0
     assert found["device"]["gpu"] == H200.model
     if found["conditions"]["after"]:

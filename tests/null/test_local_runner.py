@@ -69,11 +69,11 @@ def places(answers: Iterator[tuple[int, Answer]], count: int) -> list[int]:
     return [answer["place"] for answer in in_order(answers, count)]
 
 
-def test_requests_of_a_lower_turn_are_answered_before_others_that_wait(runner: LocalRunner) -> None:
+def test_waiting_requests_are_answered_by_priority(runner: LocalRunner) -> None:
     with runner:
         first = runner.run_all(named("has begun"), 60)
-        later = runner.run_all(named("c", "d"), 60, turn=2)
-        sooner = runner.run_all(named("a", "b"), 60, turn=1)
+        later = runner.run_all(named("c", "d"), 60, priority=2)
+        sooner = runner.run_all(named("a", "b"), 60, priority=1)
         now = runner.run_all(named("describe"), 60)
         go(runner)
         assert (places(first, 1), places(now, 1), places(sooner, 2), places(later, 2)) == ([0], [1], [2, 3], [4, 5])
