@@ -36,7 +36,7 @@ from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Workload
 from kerneldecl.store.keys import digest
-from kerneldecl.toolchain.versions import PINS, cuda_objection
+from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 
@@ -211,7 +211,7 @@ def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> 
         yield Finding.of(("arch",), *unknown("arch", arch, archs))
     elif arch != plugins.HOST:
         try:
-            sentence, hint = cuda_objection(plugins.load_arch(root, arch), cuda)
+            sentence, hint = why_not_compiled(plugins.load_arch(root, arch), cuda)
         except DeclarationError as error:
             yield from (Finding(("arch",), problem) for problem in error.problems)
             return

@@ -28,7 +28,7 @@ from kerneldecl.model import Arch, Gpu
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store import keys
 from kerneldecl.toolchain import cxx, nvcc
-from kerneldecl.toolchain.versions import cuda_objection
+from kerneldecl.toolchain.versions import why_not_compiled
 
 Write = Callable[[Mapping[str, str]], Path]
 
@@ -293,7 +293,7 @@ def test_a_target_that_the_toolkit_knows_is_none(write_files: Write, arch: str, 
 def test_what_is_said_of_toolkits_is_so_of_the_installed_one(name: str) -> None:
     arch, gpu = load(name)
     found = nvcc.compiler()
-    assert (cuda_objection(arch, found.version)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in found.archs)
+    assert (why_not_compiled(arch, found.version)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in found.archs)
 
 
 # Proposals

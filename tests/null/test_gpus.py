@@ -17,7 +17,7 @@ import pytest
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware import gpu_lock
 from kerneldecl.hardware.cuda_driver import DriverGpu
-from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, missing
+from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, why_not_here
 from kerneldecl.runners import nvml
 from kerneldecl.runners.local import LocalRunner
 
@@ -61,20 +61,20 @@ def busy() -> Iterator[subprocess.Popen[str]]:
 def test_a_gpu_is_chosen_by_its_name() -> None:
     assert gpus_of("NVIDIA H200") == (H200, SECOND)
     assert gpus_of("") == (T4, H200, SECOND)
-    assert missing("Tesla T4") == ""
-    assert missing("NVIDIA A100") == "it must be measured on NVIDIA A100; this machine has Tesla T4, NVIDIA H200"
+    assert why_not_here("Tesla T4") == ""
+    assert why_not_here("NVIDIA A100") == "it must be measured on NVIDIA A100; this machine has Tesla T4, NVIDIA H200"
 
 
 def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_lock, "_here", tuple)
-    assert missing("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
+    assert why_not_here("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
 
     def no_driver() -> tuple[DriverGpu, ...]:
         raise ToolchainError("no NVIDIA driver here: libcuda.so.1 is not found")
 
     monkeypatch.setattr(gpu_lock, "_here", no_driver)
     sentence = "it must be measured on NVIDIA H200; no NVIDIA driver here: libcuda.so.1 is not found"
-    assert missing("NVIDIA H200") == sentence
+    assert why_not_here("NVIDIA H200") == sentence
     request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
     with LocalRunner(1, 1) as runner, pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         runner.measure(request, 1.0)
