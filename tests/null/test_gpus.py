@@ -1,4 +1,4 @@
-"""Owns the tests of choosing a GPU and holding it, with real processes and locks, and a driver that is made up.
+"""Owns the tests of choosing and locking a GPU, with real processes and locks, and a fake driver.
 
 Knows nothing of measuring.
 """
@@ -37,13 +37,13 @@ with exclusive_of([Path(path) for path in sys.argv[1:]], "measuring on it", prin
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with one T4 and two H200, and a temporary folder of its own."""
+    """Provide a machine with one T4 and two H200, and a temporary folder of its own."""
     monkeypatch.setattr(gpu_lock, "_here", lambda: (T4, H200, SECOND))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def holder(*held: DriverGpu) -> subprocess.Popen[str]:
-    """Start a process that holds the first of the GPUs that is free."""
+    """Start a process that locks the first of the GPUs that is free."""
     command = [sys.executable, "-c", HOLDER, *(str(lock_of(gpu)) for gpu in held)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -80,7 +80,7 @@ def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) ->
         runner.measure(request, 1.0)
 
 
-def test_what_nobody_tells_of_a_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_nvml_does_not_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-of-no-machine.so")
     nvml._library.cache_clear()
     assert (nvml.conditions("GPU-1"), nvml.driver_version()) == ({}, "")
@@ -95,7 +95,7 @@ def test_a_busy_gpu_is_passed_over(busy: subprocess.Popen[str]) -> None:
     assert busy.poll() is None
 
 
-def test_while_all_are_busy_it_is_said_for_whom_is_waited(busy: subprocess.Popen[str]) -> None:
+def test_while_all_are_busy_the_awaited_process_is_named(busy: subprocess.Popen[str]) -> None:
     other = holder(SECOND)
     said: list[str] = []
 
