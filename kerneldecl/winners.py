@@ -236,7 +236,7 @@ def no_winner(measurements: Sequence[Trial]) -> str:
 def cannot_measure(arch: Arch) -> str:
     """Return why this machine cannot measure for an arch, as a sentence; empty where it can."""
     if arch.gpu:
-        return gpu_lock.missing(arch.model)
+        return gpu_lock.why_not_here(arch.model)
     here = host.detect()
     if arch.model and arch.model != here.model:
         return f"it must be measured on {arch.model}; this is {here.model}"

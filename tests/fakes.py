@@ -267,7 +267,7 @@ def _sample(case: Answer, library: str, symbol: str, calls: int, samples: int) -
     return {"samples": [_secs(library)] * samples}
 
 
-def _ceilings() -> Answer:
+def _measured_peaks() -> Answer:
     return {"flops_per_s": 1e11, "bytes_per_s": 1e10}
 
 
@@ -281,9 +281,9 @@ _ACTIONS = {
     "specialize": _specialize,
     "build": _build,
     "describe": _describe,
-    "foresee": _prepare,
     "prepare": _prepare,
+    "prepare_next": _prepare,
     "verify": _verify,
     "sample": _sample,
-    "ceilings": _ceilings,
+    "measured_peaks": _measured_peaks,
 }

@@ -130,7 +130,7 @@ class Kernels:
         fields = {"candidate": candidate.to_json(), "arch": to_json(arch), "toolchain": TOOLS, "folder": str(folder), "afresh": True}
         answer = self._answer({"do": "build", "case": described, **fields})
         library = folder / f"{answer.get('code', '')}.so"
-        return Kernel(candidate, library, symbol(computation), f"{answer.get('failure', '')} {answer.get('words', '')}".strip())
+        return Kernel(candidate, library, symbol(computation), f"{answer.get('failure', '')} {answer.get('diagnostics', '')}".strip())
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         [(_, answer)] = self._runner.run_all([request], LIMIT_SECS)

@@ -41,7 +41,7 @@ from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import embed, sized
 from kerneldecl.toolchain.nvcc import Cubin, Usage
-from kerneldecl.toolchain.scalarize_arrays import in_parts
+from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
@@ -84,7 +84,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Local
     func = mod["main"].with_attr("global_symbol", symbol)
     made = _generated(func, symbol, arch)
     functions, source = _serialized(made.library)
-    cubin = _cubin(source if is_tirx(func) else in_parts(source), made.arch, _flags(func), store)
+    cubin = _cubin(source if is_tirx(func) else scalarized(source), made.arch, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in made.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
     return CudaObject(embed(_host_object(made.library), module), _code_digest(cubin, launches, func, made), launches)
@@ -229,9 +229,9 @@ def _host_object(library: Any) -> bytes:
 
 
 def _flags(func: Any) -> tuple[str, ...]:
-    """Return nvcc's flags: quick arithmetic where nothing that goes in or out has more than 16 bits."""
+    """Return nvcc's flags: fast math where no input or output has more than 16 bits."""
     is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
-    flags = nvcc.QUICK_FLAGS if is_narrow else nvcc.FLAGS
+    flags = nvcc.FAST_MATH_FLAGS if is_narrow else nvcc.FLAGS
     return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
 

@@ -37,7 +37,7 @@ from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
-from kerneldecl.toolchain.versions import PINS, cuda_objection
+from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 
@@ -212,7 +212,7 @@ def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> 
         yield Finding.of(("arch",), *unknown("arch", arch, archs))
     elif arch != HOST:
         try:
-            sentence, hint = cuda_objection(load_arch(root, arch), cuda)
+            sentence, hint = why_not_compiled(load_arch(root, arch), cuda)
         except DeclarationError as error:
             yield from (Finding(("arch",), problem) for problem in error.problems)
             return

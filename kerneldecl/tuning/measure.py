@@ -32,7 +32,7 @@ class Preparation:
 
     def __init__(self, task: Task, runner: Runner, store: LocalStore, following: Task | None = None) -> None:
         self._task, self._runner, self._store = task, runner, store
-        self._foreseen = following if following and task.arch.gpu and following.arch == task.arch else None
+        self._next = following if following and task.arch.gpu and following.arch == task.arch else None
         self._answer: Answer = {}
         self._error: KerneldeclError | None = None
         # A daemon: it may wait for a GPU that another process holds when the user gives up.
@@ -59,8 +59,8 @@ class Preparation:
     def _run(self) -> None:
         try:
             self._answer = prepare(self._task, self._runner)
-            if self._foreseen:
-                self._runner.measure(self._foreseen.measure_request("foresee", case=self._foreseen.measured_case), PREPARE_SECS)
+            if self._next:
+                self._runner.measure(self._next.measure_request("prepare_next", case=self._next.measured_case), PREPARE_SECS)
         except KerneldeclError as error:
             self._error = error
 
@@ -175,7 +175,7 @@ def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
 
     Fields of what cannot be found out are empty or missing.
     """
-    answer = runner.measure(task.measure_request("ceilings"), PREPARE_SECS)
+    answer = runner.measure(task.measure_request("measured_peaks"), PREPARE_SECS)
     reached = {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
     told = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}
     return {"ceilings": reached, **told}

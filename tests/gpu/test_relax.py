@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tvm
-from _networks import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
-from _networks_relax import module_of
+from bench_support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
+from bench_support.networks.relax_ops import module_of
 from spaces import Space
 from tvm import relax, te
 

@@ -158,12 +158,12 @@ def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("arch", "next_arch", "foreseen"),
-    [(H200, H200, [("foresee", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
+    ("arch", "next_arch", "prepared_next"),
+    [(H200, H200, [("prepare_next", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
     ids=["gpu", "gpu then cpu", "cpu then gpu", "cpu"],
 )
 def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
-    arch: Arch, next_arch: Arch, foreseen: list[tuple[str, str]], tmp_path: Path
+    arch: Arch, next_arch: Arch, prepared_next: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Where one GPU measures both."""
     asked: list[tuple[str, str]] = []
@@ -178,7 +178,7 @@ def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
     runner, store = Noting(), LocalStore(tmp_path / "store")
     measure(task, [built("a")], Preparation(task, runner, store, following), runner, store, lambda *_: None)
     before_samples = asked[: asked.index(("sample", "elementwise"))]
-    assert before_samples == [("prepare", "elementwise"), *foreseen, ("verify", "elementwise")]
+    assert before_samples == [("prepare", "elementwise"), *prepared_next, ("verify", "elementwise")]
 
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_record_tells_the_device_and_how_it_was(tmp_path: Path) -> None:
 
     class Told(TableRunner):
         def measure(self, request: Request, limit_secs: float) -> Answer:
-            assert (request["do"], limit_secs > 0) == ("ceilings", True)
+            assert (request["do"], limit_secs > 0) == ("measured_peaks", True)
             return told
 
     found = measured_on(task_in(tmp_path), Told())

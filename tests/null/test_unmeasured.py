@@ -134,7 +134,7 @@ def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space
     _with_gpu(monkeypatch)
     runner = FakeRunner()
     gpus.build(runner)
-    _assert_foreseen(runner)
+    _assert_prepared_next(runner)
 
 
 def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,16 +143,16 @@ def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made
     monkeypatch.setattr(api, "cannot_measure", lambda _: "")
     monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
     assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
-    _assert_foreseen(runner)
+    _assert_prepared_next(runner)
 
 
-def _assert_foreseen(runner: FakeRunner) -> None:
-    """Check that all entries but the first were foreseen, each before it was prepared."""
-    asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "foresee"}]
+def _assert_prepared_next(runner: FakeRunner) -> None:
+    """Check that all entries but the first went through `prepare_next` before `prepare`."""
+    asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "prepare_next"}]
     prepared = [attrs for action, attrs in asked if action == "prepare"]
     assert len(prepared) == 3
-    assert [attrs for action, attrs in asked if action == "foresee"] == prepared[1:]
-    assert all(asked.index(("foresee", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
+    assert [attrs for action, attrs in asked if action == "prepare_next"] == prepared[1:]
+    assert all(asked.index(("prepare_next", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
 
 
 @pytest.mark.parametrize("unrolls", ["(4, 2, 1, 8)", "(1, 2, 4, 8)  # as before"], ids=["other order", "same"])

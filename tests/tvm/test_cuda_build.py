@@ -28,7 +28,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
-from kerneldecl.toolchain.scalarize_arrays import in_parts
+from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 ARCHS = Path(kerneldecl.__file__).parent / "archs"
 
@@ -258,7 +258,7 @@ def test_known_source_is_not_compiled_again(store: LocalStore, monkeypatch: pyte
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("dtype", "flags"), [("float16", nvcc.QUICK_FLAGS), ("float32", nvcc.FLAGS)])
+@pytest.mark.parametrize(("dtype", "flags"), [("float16", nvcc.FAST_MATH_FLAGS), ("float32", nvcc.FLAGS)])
 def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
     dtype: str, flags: tuple[str, ...], store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,15 +278,15 @@ PRODUCT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n"
 
 
 @needs_nvcc
-def test_arrays_in_parts_leave_the_code_as_it_is() -> None:
+def test_split_arrays_leave_the_code_as_it_is() -> None:
     a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
     k = te.reduce_axis((0, 512), name="k")
     gemm = module(a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C"))
     scheduled = gpu_matmul_simt.apply(gemm, PRODUCT, H200)
     assert scheduled is not None
     source = cuda_source(scheduled.mod, H200, "kd_product")
-    whole, parts = (nvcc.compile_cubin(text, "sm_90a") for text in (source, in_parts(source)))
-    assert in_parts(source) != source
+    whole, parts = (nvcc.compile_cubin(text, "sm_90a") for text in (source, scalarized(source)))
+    assert scalarized(source) != source
     assert parts == whole
 
 
@@ -414,7 +414,7 @@ def test_the_larger_of_two_short_numbers_takes_one_instruction(op: str, dtype: s
     rows: dict[str, Value] = {"strided": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
     schedule = gpu_reduce.apply(mod, rows, H200)
     assert schedule is not None
-    code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)
+    code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     assert "HMNMX" in code
     assert not re.search(r"\b(HSETP2|SEL)\b", code)
 
@@ -441,5 +441,5 @@ extern "C" __global__ void kernel(half* out, half x) { *out = max(*out, x); }
 )
 def test_slow_headers_are_read_where_something_of_them_is_used(value: str, slow: int) -> None:
     source = RANKED % value
-    assert nvcc.lean(source).count("#include <c") == 1 + slow
+    assert nvcc.drop_slow_headers(source).count("#include <c") == 1 + slow
     assert "kernel" in nvcc.compile_cubin(source, "sm_90a").usage

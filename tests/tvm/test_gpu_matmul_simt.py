@@ -26,7 +26,7 @@ from kerneldecl.policies.gpu.conv_tiles import windows_of
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
 from kerneldecl.toolchain import nvcc
-from kerneldecl.toolchain.scalarize_arrays import in_parts
+from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 ROOT = Path(__file__).parents[2]
 H200, T4 = load_arch(ROOT, "h200"), load_arch(ROOT, "t4")
@@ -139,8 +139,8 @@ def test_neighbours_in_a_row_are_loaded_once_and_together(tmp_path: Path) -> Non
     candidate = Candidate.of("gpu_conv2d_simt", IMAGE | {"rows": 8, "row_tiles": 1, "thread_n": 4})
     applied = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert applied is not None
-    source = in_parts(cuda_source(applied.mod, H200, "kd_main"))
-    code = sass(nvcc.compile_cubin(source, "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)
+    source = scalarized(cuda_source(applied.mod, H200, "kd_main"))
+    code = sass(nvcc.compile_cubin(source, "sm_90", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     places, of_weights = 7 * 3, 7 * 3
     assert len(re.findall(r"\bFFMA\b", code)) == places * 8 * 4
     assert len(re.findall(r"\bLDS\b", code)) - of_weights <= 32

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from _networks import Network, NumpyOps, Weights, mlp_network, networks, small_networks
-from _networks_relax import module_of
+from bench_support.networks.definitions import Network, NumpyOps, Weights, mlp_network, networks, small_networks
+from bench_support.networks.relax_ops import module_of
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from spaces import REAL, Space

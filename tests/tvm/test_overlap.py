@@ -61,7 +61,7 @@ def scheduled(name: str, arch: Arch) -> Any:
 def ptx(name: str, folder: Path) -> list[str]:
     """Return the PTX of each kernel."""
     (folder / "kernel.cu").write_text(cuda_source(scheduled(name, H200), H200, "kd_main"))
-    flags = [flag for flag in nvcc.QUICK_FLAGS if flag != "-cubin" and "ptxas" not in flag]
+    flags = [flag for flag in nvcc.FAST_MATH_FLAGS if flag != "-cubin" and "ptxas" not in flag]
     subprocess.run([nvcc.compiler().path, "-ptx", *flags, "-arch=sm_90", "kernel.cu"], cwd=folder, check=True)
     return (folder / "kernel.ptx").read_text().split(".entry ")[1:]
 

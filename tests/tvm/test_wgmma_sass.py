@@ -47,7 +47,7 @@ def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs:
     [first] = policy.propose(iter_space(mod), H200, 1)
     kernel = template.apply(mod, dict(first.candidate.params), H200)
     assert kernel is not None
-    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.QUICK_FLAGS)
+    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
     code = sass(cubin.content, tmp_path)
     assert re.search(multiply, code)
     assert "UTMALDG" in code
@@ -61,7 +61,7 @@ def test_gelu_of_a_first_slab_is_computed_while_the_second_is_multiplied(tmp_pat
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, LARGE | {"dtype": "float16", "epilogue": ("bias", "gelu")}))
     kernel = wgmma_matmul.apply(mod, params, H200)
     assert kernel is not None
-    code = sass(nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.QUICK_FLAGS).content, tmp_path)
+    code = sass(nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     behind = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x0")
     first = code.rindex("WARPGROUP.DEPBAR.LE gsb0, 0x1", 0, behind)
     assert "HGMMA" not in code[first:behind]

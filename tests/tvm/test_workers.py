@@ -1,6 +1,6 @@
 """Owns the tests of worker processes: candidates that crash, hang, print or compute wrongly, and parents that die.
 
-Knows nothing of policies: templates misbehave as they are told.
+Knows nothing of policies: templates misbehave on purpose.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_request_has_a_limit(space: Space, worker: Worker, way: str) -> None:
     assert worker.call({"do": "lower", **case(space)}, 60)["computation"]
 
 
-def test_what_a_candidate_raises_is_told_by_its_last_line(space: Space, worker: Worker) -> None:
+def test_an_exception_of_a_candidate_is_reported_by_its_last_line(space: Space, worker: Worker) -> None:
     misbehaving(space, "raise")
     assert worker.call(build_request(space, "raise"), 60)["failure"] == "ValueError: Boom"
 

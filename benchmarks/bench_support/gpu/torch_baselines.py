@@ -1,6 +1,6 @@
-"""Owns what torch makes of each rule: inputs on the GPU, the reference in float64, and the ways a user would compute it.
+"""Owns each rule in torch: inputs on the GPU, the reference in float64, and the calls with which a user would compute it.
 
-Knows nothing of kernels of ours or of timing.
+Knows nothing of kerneldecl's kernels or of timing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
-from _gpu_timing import Call
+from bench_support.gpu.timing import Call
 
 from kerneldecl.rule import Arg, Rule
 
@@ -19,7 +19,8 @@ Attrs = Mapping[str, Any]
 Tensor = Any
 Args = Sequence[Tensor]
 """The arguments of one call: inputs, then the output."""
-Ways = Mapping[str, Call]
+Baselines = Mapping[str, Call]
+"""Calls by name."""
 
 
 def dtype_of(arg: Arg) -> Any:
@@ -27,23 +28,23 @@ def dtype_of(arg: Arg) -> Any:
 
 
 def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
-    """Return random inputs distributed as the rule's own: factors of sums scaled so that sums have unit variance."""
+    """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
     torch.manual_seed(0)
     scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
     args = rule.signature().inputs
-    made = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
+    inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
-        made[1].uniform_(0.01, 0.1)
+        inputs[1].uniform_(0.01, 0.1)
     if attrs.get("precision") == "tfloat32":
-        # Whoever rounds other digits away than the rule does finds none.
-        made[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in made[:2]]
-    return made
+        # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
+        inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
+    return inputs
 
 
 def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
     dtype = dtype_of(arg)
     if dtype.is_floating_point:
-        # torch draws no numbers of 8 bits.
+        # torch has no random numbers in float8.
         drawn = torch.float32 if dtype.itemsize == 1 else dtype
         return torch.randn(arg.shape, device=device, dtype=drawn).mul_(scale).to(dtype)
     info = torch.iinfo(dtype)
@@ -63,7 +64,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def poison(out: Tensor) -> None:
-    """Fill an output with what no kernel leaves there by chance."""
+    """Fill an output with values that no right kernel leaves."""
     out.fill_(math.nan if out.dtype.is_floating_point else 0x5A)
 
 
@@ -71,15 +72,15 @@ def poison(out: Tensor) -> None:
 
 
 def reference(rule_name: str, attrs: Attrs, inputs: Args) -> Tensor:
-    """Return what the rule's reference computes; raise KeyError for a rule that is not here."""
+    """Return what the rule's reference computes; raise KeyError for an unknown rule."""
     if attrs.get("epilogue") and rule_name != "matmul":
         raise KeyError(f"{rule_name} with an epilogue")
     return _REFERENCES[rule_name](attrs, inputs)
 
 
 def _matmul_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    left, right, *operands = (x.double() for x in inputs)
-    a, b = _as_nn(attrs, left, right)
+    a, b, *operands = (x.double() for x in inputs)
+    a, b = _as_nn(attrs, a, b)
     result = a @ b
     for step in attrs["epilogue"]:
         result = _STEPS[step](result) if step in _STEPS else _WITH_OPERAND[step](result, operands.pop(0))
@@ -91,7 +92,7 @@ _WITH_OPERAND: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"bias": torch
 
 
 def _as_nn(attrs: Attrs, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both factors as [m, k] and [k, n], as views."""
+    """Return A and B as views of [m, k] and [k, n]."""
     return a if attrs["layout"][0] == "n" else a.mT, b if attrs["layout"][1] == "n" else b.mT
 
 
@@ -150,19 +151,19 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
 }
 
 
-# A user's ways: torch's own kernels, cuBLAS, cuDNN
+# Baselines: torch's own kernels, cuBLAS, cuDNN
 
 
-def ways(rule_name: str, attrs: Attrs, sets: Sequence[Args]) -> Ways:
-    """Return calls that compute what the rule does, by name; none for a rule that is not here."""
+def baselines(rule_name: str, attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return calls that compute the same as the rule, by name; none for an unknown rule."""
     if attrs.get("epilogue"):
-        return _epilogue_ways(attrs, sets) if rule_name == "matmul" else {}
-    found = _WAYS.get(rule_name)
+        return _epilogue_baselines(attrs, sets) if rule_name == "matmul" else {}
+    found = _BASELINES.get(rule_name)
     return {} if found is None else found(attrs, sets)
 
 
-def _epilogue_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
-    """Return a bias with an activation behind a product: as a kernel of its own, and in cuBLAS's own epilogue where it has one."""
+def _epilogue_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return GEMM with bias and activation: the activation as a separate kernel, and in cuBLAS's epilogue where it has one."""
     if len(attrs["epilogue"]) != 2 or attrs["epilogue"][0] != "bias" or attrs["epilogue"][1] not in _STEPS:
         return {}
     activation = attrs["epilogue"][1]
@@ -173,17 +174,17 @@ def _epilogue_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
 
     found = {"two kernels": lambda i: _STEPS[activation](torch.addmm(*views(i)))}
     if activation in {"relu", "gelu"}:
-        # cuBLAS's gelu is the one with tanh, which 16 bits hardly tell from the other.
+        # cuBLAS has gelu with tanh, whose difference from gelu with erf hardly shows in 16 bits.
         found["fused"] = lambda i: torch._addmm_activation(*views(i), use_gelu=activation == "gelu")  # noqa: SLF001  it has no other name
     return found
 
 
-def _matmul_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+def _matmul_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     if attrs["dtype"].startswith("float8"):
-        return _float8_ways(attrs, sets)
+        return _float8_baselines(attrs, sets)
     if attrs["dtype"] == "int8":
         return {"int_mm": lambda i: torch._int_mm(*_as_nn(attrs, *sets[i][:2]), out=sets[i][2])}  # noqa: SLF001  it has no other name
-    # cuBLAS sums in float16 and reads float32 as TF32 where that is allowed; every contender does as the rule says.
+    # cuBLAS has float16 accumulators and TF32 inputs only where allowed: here as the rule declares.
     torch.backends.cuda.matmul.allow_fp16_accumulation = attrs["accum_dtype"] == "float16"
     torch.backends.cuda.matmul.allow_tf32 = attrs["precision"] == "tfloat32"
 
@@ -194,18 +195,18 @@ def _matmul_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
     return {"matmul": matmul}
 
 
-def _float8_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
-    """Return cuBLAS's product in float8 without scales, in sums that are as precise as ours and in quicker ones."""
+def _float8_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return cuBLAS's float8 GEMM without scales, with accumulators as precise as ours and with fast accumulation."""
     one = torch.ones((), device=sets[0][0].device)
 
-    def scaled(i: int, *, is_quick: bool) -> Tensor:
+    def scaled(i: int, *, is_fast: bool) -> Tensor:
         a, b, out = sets[i]
-        return torch._scaled_mm(*_as_nn(attrs, a, b), one, one, out_dtype=out.dtype, use_fast_accum=is_quick)  # noqa: SLF001  it has no other name
+        return torch._scaled_mm(*_as_nn(attrs, a, b), one, one, out_dtype=out.dtype, use_fast_accum=is_fast)  # noqa: SLF001  it has no other name
 
-    return {"scaled_mm": lambda i: scaled(i, is_quick=False), "scaled_mm quick": lambda i: scaled(i, is_quick=True)}
+    return {"scaled_mm": lambda i: scaled(i, is_fast=False), "scaled_mm fast accum": lambda i: scaled(i, is_fast=True)}
 
 
-def _gemv_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+def _gemv_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     def wide(w: Tensor) -> Tensor:
         return w if attrs["layout"] == "n" else w.mT
 
@@ -215,8 +216,8 @@ def _gemv_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
     }
 
 
-def _gemv_i4_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
-    """Return torch's product with 4-bit weights, which takes bfloat16 alone and its own order of the weights."""
+def _gemv_i4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's GEMV with 4-bit weights, which takes only bfloat16 and its own weight layout."""
     group, inner_tiles = attrs["group"], 8
     pack, multiply = torch.ops.aten._convert_weight_to_int4pack, torch.ops.aten._weight_int4pack_mm  # noqa: SLF001  it has no other name
     held = []
@@ -227,8 +228,8 @@ def _gemv_i4_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
     return {"int4 in bfloat16": lambda i: multiply(held[i][0], held[i][1], group, held[i][2])[0]}
 
 
-def _conv2d_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
-    """Return cuDNN with its fastest algorithm, on channels last (the rule's own layout, without a copy) and channels first."""
+def _conv2d_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return cuDNN's fastest algorithm, on channels last (the rule's layout, without a copy) and channels first."""
     weights = [w.permute(3, 2, 0, 1) for _, w, _ in sets]
     last = [w.contiguous(memory_format=torch.channels_last) for w in weights]
     first = [(x.permute(0, 3, 1, 2).contiguous(), w.contiguous()) for (x, _, _), w in zip(sets, weights, strict=True)]
@@ -238,7 +239,7 @@ def _conv2d_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
     }
 
 
-def _elementwise_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
+def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     if attrs["op"] == "add":
         return {"add": lambda i: torch.add(sets[i][0], sets[i][1], out=sets[i][2])}
     if attrs["op"] == "copy":
@@ -246,12 +247,12 @@ def _elementwise_ways(attrs: Attrs, sets: Sequence[Args]) -> Ways:
     return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
 
 
-_WAYS: Mapping[str, Callable[[Attrs, Sequence[Args]], Ways]] = {
-    "matmul": _matmul_ways,
-    "gemv": _gemv_ways,
-    "gemv_i4": _gemv_i4_ways,
-    "conv2d": _conv2d_ways,
-    "elementwise": _elementwise_ways,
+_BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
+    "matmul": _matmul_baselines,
+    "gemv": _gemv_baselines,
+    "gemv_i4": _gemv_i4_baselines,
+    "conv2d": _conv2d_baselines,
+    "elementwise": _elementwise_baselines,
     "reduce": lambda attrs, sets: {attrs["op"]: lambda i: _reduce(attrs, sets[i][0], out=sets[i][1])},
     "softmax": lambda attrs, sets: {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])},
     "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: _layer_norm(attrs, *sets[i][:-1])},

@@ -1,4 +1,4 @@
-"""Owns tuning for a comparison by kerneldecl itself: a workspace of its own is built, its records are read.
+"""Owns the tuning for a comparison: it builds a separate workspace with kerneldecl, and reads its records.
 
 Knows nothing of what the tuned kernels are compared with.
 """
@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _gpu_kernels import Built, Case, label_of, proposals
+from bench_support.gpu.kernels import Built, Entry, label_of, proposals
 
 from kerneldecl import flow
 from kerneldecl.api import run_build
@@ -28,7 +28,7 @@ from kerneldecl.tuning.search import measurement_from_json
 
 @dataclass
 class Stopwatch:
-    """Hears a build's events and takes the time of each entry's tuning, from the end of the one before."""
+    """Receives a build's events and times each entry's tuning, from the end of the entry before."""
 
     secs: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.perf_counter)
@@ -44,54 +44,51 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning made of one workload."""
+    """Result of tuning one workload."""
 
     best: Built
     winner: Candidate
     first: Candidate
-    """The model's first choice among those that passed."""
+    """The model's first choice among the candidates that passed."""
     policy: str
     candidates: Sequence[Mapping[str, Any]]
-    """What became of each: those of the winner's policy in order of prediction, then those of others, which failed."""
+    """Result of each candidate: those of the winner's policy in order of prediction, then those of other policies, which failed."""
 
 
-def tuned(cases: Sequence[Case], top_k: int, jobs: int, folder: Path) -> tuple[dict[str, Tuned], dict[str, float]]:
-    """Return what `kerneldecl build` makes of the workloads, by name, and how many seconds each one's tuning took.
-
-    Without those that failed.
-    """
-    workspace = _workspace(cases, top_k, folder)
+def tuned(entries: Sequence[Entry], top_k: int, jobs: int, folder: Path) -> tuple[dict[str, Tuned], dict[str, float]]:
+    """Tune the workloads with `kerneldecl build`; return the results and the seconds of tuning, by name, without failures."""
+    workspace = _workspace(entries, top_k, folder)
     stopwatch = Stopwatch()
     done = run_build(workspace, (), flow.Options(require_measured=True), jobs, stopwatch)
     for entry, reason in done.failures.items():
         print(f"{entry}: {reason}", file=sys.stderr)
     results = {entry.workload.name: entry.tuned.result for entry in done.plan.entries if entry.tuned}
-    known = [case for case in cases if case.name in results]
+    known = [entry for entry in entries if entry.name in results]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        orders = pool.map(proposals, known, [results[case.name]["policy"] for case in known], [top_k] * len(known))
-        found = {case.name: _tuned(results[case.name], order, workspace) for case, order in zip(known, orders, strict=True)}
+        orders = pool.map(proposals, known, [results[entry.name]["policy"] for entry in known], [top_k] * len(known))
+        found = {entry.name: _tuned(results[entry.name], order, workspace) for entry, order in zip(known, orders, strict=True)}
     return found, stopwatch.secs
 
 
-def _workspace(cases: Sequence[Case], top_k: int, folder: Path) -> Workspace:
-    """Return a workspace in a folder that holds the cases alone, each with so many candidates."""
-    root = cases[0].root
+def _workspace(entries: Sequence[Entry], top_k: int, folder: Path) -> Workspace:
+    """Return a workspace in `folder` with these entries only, each with `top_k` candidates."""
+    root = entries[0].root
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes((root / FILE).read_bytes())
     declaration = declare(root)
-    targets = {case.workload.target for case in cases}
+    targets = {entry.workload.target for entry in entries}
     chosen = replace(
         declaration,
         targets=tuple(target for target in declaration.targets if target[0] in targets),
-        workloads=tuple(replace(case.workload, top_k=top_k) for case in cases),
+        workloads=tuple(replace(entry.workload, top_k=top_k) for entry in entries),
         path=folder / FILE,
-        digest="",  # it is not what the file says
+        digest="",  # the declaration differs from the file
     )
     return workspace_of(folder, chosen)
 
 
 def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Workspace) -> Tuned:
-    """Read a record; `order` is how its policy ranked the candidates."""
+    """Read a record; `order` has the candidates as its policy ranked them."""
     winner = Candidate.from_json(result["winner"])
     measured = {found.candidate: found for found in map(measurement_from_json, result["measurements"])}
     ranked = [candidate for candidate in order if candidate in measured]
@@ -103,7 +100,8 @@ def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Wor
     link_cuda_library(path.with_suffix(".so"), [path])
     best = Built(label_of(winner), str(path.with_suffix(".so")), result["symbol"])
     first = next(candidate for candidate in (*ranked, winner) if measured[candidate].samples)
-    return Tuned(best, winner, first, result["policy"], [_outcome(measured[each]) for each in (*ranked, *others)])
+    candidates = [_outcome(measured[each]) for each in (*ranked, *others)]
+    return Tuned(best=best, winner=winner, first=first, policy=result["policy"], candidates=candidates)
 
 
 def _outcome(found: Trial) -> dict[str, Any]:

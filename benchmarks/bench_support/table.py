@@ -1,4 +1,4 @@
-"""Owns what the benchmarks share: taking turns, medians and quantiles, the machine's description, tables and JSON.
+"""Owns the functions that all benchmarks share: interleaved sampling, quantiles, the machine's description, tables and JSON.
 
 Knows nothing of what is measured.
 """
@@ -22,11 +22,11 @@ Row = Mapping[str, Any]
 Sample = TypeVar("Sample")
 
 
-def take_turns(cases: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
-    """Return each case's samples over the rounds. Every round runs every case once, so that a change of load meets all."""
-    samples: dict[str, list[Sample]] = {name: [] for name in cases}
+def interleaved(samplers: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
+    """Return each sampler's samples. Every round calls every sampler once, so that a change of load meets all."""
+    samples: dict[str, list[Sample]] = {name: [] for name in samplers}
     for _ in range(rounds):
-        for name, run in cases.items():
+        for name, run in samplers.items():
             samples[name].append(run())
     return samples
 
@@ -39,7 +39,7 @@ def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def machine() -> dict[str, Any]:
-    """Return where and when this ran."""
+    """Return the machine's description, with date and load."""
     arch = detect()
     return {
         "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -54,13 +54,13 @@ def machine() -> dict[str, Any]:
 
 
 def show_machine(described: Mapping[str, Any]) -> None:
-    """Print the line that stands above the tables."""
-    words = (f"{described['cpu']}, {described['cores']} cores", described["system"], f"Python {described['python']}")
-    print(*words, f"load {described['load']}", described["date"], sep="; ", flush=True)
+    """Print the machine's description as one line."""
+    parts = (f"{described['cpu']}, {described['cores']} cores", described["system"], f"Python {described['python']}")
+    print(*parts, f"load {described['load']}", described["date"], sep="; ", flush=True)
 
 
 def show(title: str, rows: Sequence[Row]) -> None:
-    """Print a table. Its columns are the keys of the rows, in order of appearance; what a row lacks stays blank."""
+    """Print a table. Its columns are the keys of the rows, in order of appearance; missing values stay blank."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     is_text = [any(isinstance(row.get(name), str) for row in rows) for name in names]
@@ -79,6 +79,6 @@ def _cell(value: object) -> str:
 
 
 def write_json(path: Path | None, described: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """Write the results with the machine they hold for, if a path is given."""
+    """Write the results with the machine's description, if a path is given."""
     if path is not None:
         path.write_text(json.dumps({"schema": SCHEMA, "machine": described, **results}, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Owns the kernels of a comparison as libraries: a workload's candidate, built as kerneldecl does, and TVM's default schedule.
+"""Owns the libraries of a comparison: a workload's candidate, built as kerneldecl does, and TVM's default schedule.
 
-Knows nothing of how they are timed or of who else contends.
+Knows nothing of how they are timed or of what else is compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SYMBOL = "kd_main"
 
 
 @dataclass(frozen=True)
-class Case:
+class Entry:
     """One workload on one GPU."""
 
     root: Path
@@ -30,13 +30,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel in a library, or why there is none."""
+    """A kernel in a library, or the reason why there is none."""
 
     label: str
     library: str = ""
     symbol: str = SYMBOL
     takes_row: bool = False
-    """Whether its arguments are a row, a matrix and a row, of a workload that takes a matrix and a vector."""
+    """Whether it takes a row, a matrix and a row, where the workload has a matrix and a vector."""
     failure: str = ""
 
 
@@ -44,34 +44,34 @@ def label_of(candidate: Candidate) -> str:
     return f"{candidate.template} " + " ".join(f"{name}={value}" for name, value in candidate.params)
 
 
-def proposals(case: Case, policy: str, top_k: int) -> tuple[Candidate, ...]:
+def proposals(entry: Entry, policy: str, top_k: int) -> tuple[Candidate, ...]:
     """Return what a policy proposes, best first."""
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.iter_space import iter_space
     from kerneldecl.plugins.load import load_module, load_rule
 
-    rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    proposed = load_module("policies", case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, dict(entry.workload.attrs))
+    proposed = load_module("policies", entry.root, policy).propose(iter_space(canonical.lower(rule)), entry.arch, top_k)
     return tuple(proposal.candidate for proposal in proposed)
 
 
-def build_candidate(case: Case, candidate: Candidate, folder: str) -> Built:
-    """Return the candidate's library, built as kerneldecl builds it; raise what its template or its compiler raise."""
+def build_candidate(entry: Entry, candidate: Candidate, folder: str) -> Built:
+    """Return the candidate's library, built as kerneldecl builds it; raise whatever its template or its compiler raises."""
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.cpu import apply_candidate
     from kerneldecl.plugins.load import load_rule
 
-    rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    applied = apply_candidate(case.root, canonical.lower(rule), candidate, case.arch)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, dict(entry.workload.attrs))
+    applied = apply_candidate(entry.root, canonical.lower(rule), candidate, entry.arch)
     assert applied is not None, "tuning has applied it before"
-    return _linked(label_of(candidate), applied.mod, case, folder)
+    return _linked(label_of(candidate), applied.mod, entry, folder)
 
 
-def build_default(case: Case, folder: str) -> Built:
+def build_default(entry: Entry, folder: str) -> Built:
     """Return TVM's default schedule of the same computation, compiled as the candidates are.
 
-    TVM's own compilation differs in quick arithmetic, which no bandwidth and no product depends on. Indices have 32 bits, as
-    TE makes them: TVM's tensor intrinsics do not take others.
+    TVM itself compiles with fast math, which affects neither bandwidth nor GEMM. Indices have 32 bits, TE's default: TVM's
+    tensor intrinsics accept no others.
     """
     from tvm import te
     from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
@@ -80,29 +80,29 @@ def build_default(case: Case, folder: str) -> Built:
     from kerneldecl.compiler.cpu import target_of
     from kerneldecl.plugins.load import load_rule
 
-    rule_name, attrs = case.workload.rule, dict(case.workload.attrs)
+    rule_name, attrs = entry.workload.rule, dict(entry.workload.attrs)
     if takes_row := rule_name == "gemv":
-        # It keeps in shared memory what is read first, for which a matrix is too large; so the vector is, as a row.
+        # dlight's GEMV keeps its first operand in shared memory, where the matrix does not fit: in a GEMM of one row it is the vector.
         names = ("n", "k", "dtype", "accum_dtype", "out_dtype")
         rule_name, attrs = "matmul", {**{name: attrs[name] for name in names}, "m": 1, "layout": "nt" if attrs["layout"] == "n" else "nn"}
-    rule = load_rule(case.root, rule_name).of(case.root, attrs)
+    rule = load_rule(entry.root, rule_name).of(entry.root, attrs)
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Transpose(), gpu.Fallback())
     try:
-        with target_of(case.arch):
+        with target_of(entry.arch):
             mod = ApplyDefaultSchedule(*rules)(canonical.canonical_module(te.create_prim_func(rule.lower())))
-        return replace(_linked("dlight", mod, case, folder), takes_row=takes_row)
-    except Exception as error:  # noqa: BLE001  it is a contender; that it cannot compete is a result
+        return replace(_linked("dlight", mod, entry, folder), takes_row=takes_row)
+    except Exception as error:  # noqa: BLE001  a contender that cannot be compared is a result
         lines = str(error).strip().splitlines()
         return Built("dlight", failure=f"{type(error).__name__}: {lines[-1][:200] if lines else 'no message'}")
 
 
-def _linked(label: str, mod: Any, case: Case, folder: str) -> Built:
+def _linked(label: str, mod: Any, entry: Entry, folder: str) -> Built:
     from kerneldecl.compiler.cuda import compile_cuda_object
     from kerneldecl.store.local import LocalStore
     from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
     work = Path(tempfile.mkdtemp(dir=folder))
     path = work / "kernel.o"
-    path.write_bytes(compile_cuda_object(mod, case.arch, SYMBOL, LocalStore(work)).content)
+    path.write_bytes(compile_cuda_object(mod, entry.arch, SYMBOL, LocalStore(work)).content)
     link_cuda_library(path.with_suffix(".so"), [path])
     return Built(label, str(path.with_suffix(".so")))

@@ -1,7 +1,7 @@
-"""Owns one workload's contest on the GPU: every contender verified, then timed in turns.
+"""Owns the comparison on one workload: every contender is verified, then all are timed, interleaved.
 
-Knows nothing of how kernels were built or of what figures are asked. Runs in a process of its own (`GpuProcess`), which
-dies with a kernel that breaks it. Needs torch, imported before TVM: it brings CUDA's runtime library.
+Knows nothing of how kernels were built or of goals. Runs in a process of its own (`GpuProcess`), which dies with a kernel
+that breaks it. Needs torch, imported before TVM: it loads CUDA's runtime library.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from _gpu_kernels import Built, Case
+from bench_support.gpu.kernels import Built, Entry
 
 if TYPE_CHECKING:
-    from _gpu_timing import Call, Replay
-    from _gpu_torch import Args
+    from bench_support.gpu.timing import Call, Replay
+    from bench_support.gpu.torch_baselines import Args
 
 Row = dict[str, Any]
 OURS = ("best", "first")
-PHASES = ("inputs", "contenders", "contest")
+PHASES = ("inputs", "contenders", "comparison")
 LONG_SECS = 1e-4
-"""Kernels that take longer may be held back by power: it is told what each does alone, too."""
+"""Kernels that take longer may be limited by power: they are also timed each by itself."""
 ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
-"""What a contender that cannot compete raises: torch's, TVM's and Triton's errors among them."""
+"""Errors of torch, TVM and Triton that exclude a contender."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A workload with what is to be compared on it."""
+    """A workload with the kernels to compare."""
 
-    case: Case
+    entry: Entry
     best: Built
-    """Of all candidates."""
+    """The fastest candidate."""
     first: Built
-    """The model's first choice; may be the same."""
+    """The model's first choice; may be the fastest."""
     default: Built | None
     """TVM's own schedule."""
     rivals: frozenset[str]
-    """Of torch and triton."""
+    """Some of torch and triton."""
     rounds: int
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A workload's arguments on the GPU, as often as timing rotates over them, and what its outputs should be."""
+class Arguments:
+    """A workload's argument sets on the GPU, over which timing rotates, and the expected output."""
 
     sets: Sequence[Args]
     want: Any
@@ -56,7 +56,7 @@ class Ring:
     def error(self, call: Call) -> float:
         """Return a contender's relative error; raise ValueError if it is over the tolerance."""
         import torch
-        from _gpu_torch import poison, relative_error
+        from bench_support.gpu.torch_baselines import poison, relative_error
 
         from kerneldecl.rule import dtype_tolerance
 
@@ -64,42 +64,42 @@ class Ring:
         got = call(0)
         torch.cuda.synchronize()
         error = relative_error(got, self.want)
-        # A contender may have narrower outputs than the rule: torch's product with 4-bit weights has.
+        # A contender may have narrower outputs than the rule, as torch's GEMV with 4-bit weights.
         limit = max(self.tolerance, dtype_tolerance(str(got.dtype).removeprefix("torch.")))
         if not error <= limit:
             raise ValueError(f"wrong: relative error {error:.3g} over {limit:.3g}")
         return error
 
     def replay(self, call: Call) -> Replay:
-        from _gpu_timing import Replay
+        from bench_support.gpu.timing import Replay
 
         return Replay(call, len(self.sets), self.flush)
 
 
-def ring_of(case: Case) -> Ring:
-    """Return the arguments of a workload; the reference is torch's in float64, else the rule's own."""
+def arguments_of(entry: Entry) -> Arguments:
+    """Return the arguments of a workload; the reference is torch's in float64, or the rule's own where torch has none."""
     import numpy as np
     import torch
-    from _gpu_timing import copies_of, flusher
-    from _gpu_torch import dtype_of, inputs_of, reference
+    from bench_support.gpu.timing import copies_of, flusher
+    from bench_support.gpu.torch_baselines import dtype_of, inputs_of, reference
 
     from kerneldecl.plugins.load import load_rule
 
-    attrs = dict(case.workload.attrs)
-    rule = load_rule(case.root, case.workload.rule).of(case.root, attrs)
-    inputs = inputs_of(case.workload.rule, rule, attrs)
+    attrs = dict(entry.workload.attrs)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
+    inputs = inputs_of(entry.workload.rule, rule, attrs)
     try:
-        want = reference(case.workload.rule, attrs, inputs)
+        want = reference(entry.workload.rule, attrs, inputs)
     except KeyError:
         want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).cuda()
     (out,) = rule.signature().outputs
-    l2_bytes = case.arch.the_gpu.l2_bytes
+    l2_bytes = entry.arch.the_gpu.l2_bytes
     sets = [
         [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device="cuda")]
         for _ in range(copies_of(rule.least_bytes(), l2_bytes))
     ]
-    tolerance = case.workload.tolerance if case.workload.tolerance is not None else rule.tolerance()
-    return Ring(sets, want, tolerance, flusher(l2_bytes))
+    tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
+    return Arguments(sets, want, tolerance, flusher(l2_bytes))
 
 
 def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
@@ -119,13 +119,13 @@ def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
             kernel(*given[i])
         return sets[i][-1]
 
-    call.placed = placed  # type: ignore[attr-defined]  # what tensors are made of must outlive them
+    call.placed = placed  # type: ignore[attr-defined]  # keeps the tensors' memory alive
 
     return call
 
 
 def _placed(argument: Any) -> Any:
-    """Return a torch tensor as a kernel takes it, or as what that is made of: torch does not export its tensors in float8."""
+    """Return a torch tensor, or in float8, which torch does not export, its memory as `Placed`."""
     from kerneldecl.artifact.kernels import Placed
     from kerneldecl.model import Arg
 
@@ -133,35 +133,32 @@ def _placed(argument: Any) -> Any:
     return Placed(Arg("", tuple(argument.shape), dtype), argument.data_ptr(), Placed.CUDA) if dtype.startswith("float8") else argument
 
 
-def held(job: Job) -> Row:
-    """Hold the contest and return what came of it: seconds of the best and, by rival, seconds, ratio and error.
-
-    Raise ValueError if the best candidate is wrong.
-    """
-    from _gpu_timing import alone, contest, median, ratio
+def compare(job: Job) -> Row:
+    """Return seconds of the best candidate and, by rival, seconds, ratio and error; raise ValueError if the best is wrong."""
+    from bench_support.gpu.timing import alone, interleaved, median, ratio
 
     laps = [time.perf_counter()]
-    ring = ring_of(job.case)
+    arguments = arguments_of(job.entry)
     laps.append(time.perf_counter())
-    calls = {name: kernel_call(built, ring.sets) for name, built in zip(OURS, (job.best, job.first), strict=True)}
-    errors = {name: ring.error(call) for name, call in calls.items()}
+    calls = {name: kernel_call(built, arguments.sets) for name, built in zip(OURS, (job.best, job.first), strict=True)}
+    errors = {name: arguments.error(call) for name, call in calls.items()}
     failures: dict[str, str] = {}
-    for name, make in _rivals(job, ring).items():
+    for name, make in _rivals(job, arguments).items():
         try:
             call = make()
-            errors[name] = ring.error(call)
+            errors[name] = arguments.error(call)
             calls[name] = call
         except ERRORS as error:
             failures[name] = _first_line(error)
     # All have run before one is captured: a graph keeps the addresses of workspaces, and a larger one may displace them.
-    replays = {name: ring.replay(calls.pop(name)) for name in OURS}
+    replays = {name: arguments.replay(calls.pop(name)) for name in OURS}
     for name, call in calls.items():
         try:
-            replays[name] = ring.replay(call)
+            replays[name] = arguments.replay(call)
         except ERRORS as error:
             failures[name] = _first_line(error)
     laps.append(time.perf_counter())
-    samples = contest(replays, job.rounds)
+    samples = interleaved(replays, job.rounds)
     steady: dict[str, float] = {}
     if median(samples["best"]) > LONG_SECS:
         steady = {name: alone(replay) for name, replay in replays.items() if name == "best" or name.startswith("torch ")}
@@ -183,30 +180,30 @@ def held(job: Job) -> Row:
     }
 
 
-def described(case: Case) -> Row:
-    """Return what is known of a workload before anything is run."""
+def described(entry: Entry) -> Row:
+    """Return the fields of a workload's row that are known before anything is run."""
     from kerneldecl.plugins.load import load_rule
 
-    attrs = dict(case.workload.attrs)
-    rule = load_rule(case.root, case.workload.rule).of(case.root, attrs)
+    attrs = dict(entry.workload.attrs)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
     size = {"flops": rule.flops(), "least_bytes": rule.least_bytes()}
-    return {"entry": case.name, "rule": case.workload.rule, "attrs": attrs, "tags": case.workload.tags, **size}
+    return {"entry": entry.name, "rule": entry.workload.rule, "attrs": attrs, "tags": entry.workload.tags, **size}
 
 
-def _rivals(job: Job, ring: Ring) -> dict[str, Callable[[], Call]]:
-    rule, attrs = job.case.workload.rule, dict(job.case.workload.attrs)
+def _rivals(job: Job, arguments: Arguments) -> dict[str, Callable[[], Call]]:
+    rule, attrs = job.entry.workload.rule, dict(job.entry.workload.attrs)
     found: dict[str, Callable[[], Call]] = {}
     if "torch" in job.rivals:
-        from _gpu_torch import ways
+        from bench_support.gpu.torch_baselines import baselines
 
-        found |= {f"torch {name}": lambda call=call: call for name, call in ways(rule, attrs, ring.sets).items()}
+        found |= {f"torch {name}": lambda call=call: call for name, call in baselines(rule, attrs, arguments.sets).items()}
     if "triton" in job.rivals:
-        from _gpu_triton import ways as triton_ways
+        from bench_support.gpu.triton_baselines import baselines as triton_baselines
 
-        found |= {name: lambda call=call: call for name, call in triton_ways(rule, attrs, ring.sets).items()}
+        found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets).items()}
     if job.default is not None:
         default = job.default
-        found["dlight"] = lambda: kernel_call(_usable(default), ring.sets)
+        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets)
     return found
 
 
@@ -221,18 +218,18 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 
-def add_bytes_per_s(case: Case) -> float:
-    """Return what torch's addition of two float16 matrices of 16384 x 16384 moves: the practical ceiling of memory-bound work."""
+def add_bytes_per_s(entry: Entry) -> float:
+    """Return what torch's addition of two float16 matrices of 16384 x 16384 moves: the measured peak of memory-bound kernels."""
     import torch
-    from _gpu_timing import Replay, flusher, median
+    from bench_support.gpu.timing import Replay, flusher, median
 
     x, z, y = (torch.randn(16384, 16384, device="cuda", dtype=torch.float16) for _ in range(3))
-    replay = Replay(lambda _: torch.add(x, z, out=y), 1, flusher(case.arch.the_gpu.l2_bytes))
+    replay = Replay(lambda _: torch.add(x, z, out=y), 1, flusher(entry.arch.the_gpu.l2_bytes))
     return 3 * x.nbytes / median([replay.secs() for _ in range(9)])
 
 
 def gpu_described() -> Row:
-    """Return which GPU this is and with which libraries."""
+    """Return the GPU's name and the versions of libraries."""
     import torch
     import tvm
 
@@ -247,7 +244,7 @@ def gpu_described() -> Row:
 
 
 class GpuProcess:
-    """The process that uses the GPU. One that a kernel has broken is replaced when it is asked next."""
+    """The process that uses the GPU. After a kernel has broken it, the next call starts another."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -255,7 +252,7 @@ class GpuProcess:
         self._ours: Any = None
 
     def ask(self, question: Callable[..., Any], *given: Any, limit_secs: float = 180.0) -> Any:
-        """Return the answer; raise RuntimeError with what went wrong if there is none, and start afresh with the next question."""
+        """Return the answer; without one, raise RuntimeError with the reason, and let the next question start a new process."""
         if self._process is None:
             self._ours, theirs = self._context.Pipe()
             self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -290,7 +287,7 @@ def _serve(questions: Any) -> None:
         question, given = questions.recv()
         try:
             answer = question(*given)
-        except Exception as error:  # noqa: BLE001  told to who asked
+        except Exception as error:  # noqa: BLE001  reported to the caller
             answer = RuntimeError(_first_line(error))
         torch.cuda.empty_cache()
         questions.send(answer)

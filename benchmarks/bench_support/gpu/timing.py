@@ -1,12 +1,11 @@
-"""Owns timing on a GPU: launches inside CUDA graphs over rotated arguments, the second-level cache flushed before each replay.
+"""Owns timing on a GPU: launches inside CUDA graphs over rotated arguments, L2 flushed before each replay.
 
-Knows nothing of operators or of who contends. Needs torch, imported before TVM: it brings CUDA's runtime library.
+Knows nothing of operators or of what is compared. Needs torch, imported before TVM: it brings CUDA's runtime library.
 
-A graph holds many launches, so that what is timed is the kernel and the least gap between two kernels, not Python. Its
-arguments change from launch to launch until twice the second-level cache is used, so that every launch finds its inputs
-in DRAM. Contenders take turns replay by replay: a change of clock meets all of them, and ratios are taken within a turn.
-A GPU that has rested runs large products faster than its power allows for long, by up to a fifth: turns that are not counted
-come first, until it works as steadily as it does for users.
+A graph holds many launches: the time is that of the kernel and the least gap between two kernels, without Python. Launches
+rotate over arguments that exceed twice the L2, so that every launch reads its inputs from DRAM. Contenders are interleaved
+replay by replay: a change of clock meets all of them, and ratios are taken within a round. After a rest a GPU runs large
+GEMM up to a fifth faster than its power allows for long: rounds that are not counted come first, until times are steady.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from _table import quantiles
+from bench_support.table import quantiles
 
 Call = Callable[[int], Any]
-"""Runs a contender on the arguments of the given number; returns its output in the layout of the rule."""
+"""Runs a contender on the argument set of this index; returns its output in the rule's layout."""
 
 REPLAY_SECS = 4e-3
-"""Of one replay at least: events resolve half a microsecond, and the launch of a graph costs some."""
+"""Shortest replay: events resolve half a microsecond, and launching a graph takes some."""
 MAX_LAUNCHES = 256
 WARM_SECS, STEADY, MOST_WARM = 0.25, 0.01, 8
-"""Of turns that are not counted: until such a stretch takes as long as the one before it, or at most so many of them."""
+"""Warm-up: stretches of so many seconds, until one's rounds take as long as those before within this share; most stretches."""
 ALONE_SECS = 0.2
-"""Of one contender's launches alone that are not counted, and of those that are."""
-CONTEST_SECS = 0.6
-"""For all rounds of one contest that are counted."""
+"""Seconds of one contender's launches alone, once as warm-up and once counted."""
+COMPARISON_SECS = 0.6
+"""Seconds of all rounds of a comparison that are counted."""
 
 
 def copies_of(least_bytes: int, l2_bytes: int) -> int:
-    """Return how many sets of arguments to rotate over: more than twice the cache, or one for each launch of a graph."""
+    """Return the number of argument sets to rotate over: more than twice the L2, or one for each launch of a graph."""
     return min(MAX_LAUNCHES, 1 + math.ceil(2 * l2_bytes / least_bytes))
 
 
 class Replay:
-    """One contender's launches, captured."""
+    """One contender's launches, captured in a CUDA graph."""
 
     def __init__(self, call: Call, copies: int, flush: Callable[[], object]) -> None:
         stream = torch.cuda.Stream()
@@ -57,7 +56,7 @@ class Replay:
     def secs(self) -> float:
         """Return the seconds of one launch in one replay."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._flush()  # runs while the graph is on its way
+        self._flush()  # runs while the graph is being launched
         begin.record()
         self._graph.replay()
         end.record()
@@ -66,7 +65,7 @@ class Replay:
 
 
 def _warm(call: Call, copies: int, stream: Any) -> float:
-    """Run a contender until its libraries have chosen what to run, and return the seconds of a call, roughly."""
+    """Run a contender until its libraries have chosen a kernel, and return the approximate seconds of a call."""
     for index in range(min(2, copies)):
         call(index)
     stream.synchronize()
@@ -79,14 +78,14 @@ def _warm(call: Call, copies: int, stream: Any) -> float:
 
 
 def flusher(l2_bytes: int) -> Callable[[], object]:
-    """Return what overwrites the second-level cache."""
+    """Return a function that overwrites the L2 cache."""
     return torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda").zero_
 
 
-def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]]:
+def interleaved(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]]:
     """Return each contender's seconds a launch, one for each round; fewer rounds where replays are long, never fewer than 3.
 
-    Every other round goes backwards: nobody always follows the same one, which may have heated the GPU up.
+    Every other round runs in reverse order: no contender always follows the same one, which may have heated the GPU up.
     """
     round_secs = math.inf
     for _ in range(MOST_WARM):
@@ -96,7 +95,7 @@ def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]
         round_secs = median(rounds_secs)
         if abs(round_secs / before - 1) < STEADY:
             break
-    count = max(3, min(rounds, int(CONTEST_SECS / round_secs)))
+    count = max(3, min(rounds, int(COMPARISON_SECS / round_secs)))
     samples: dict[str, list[float]] = {name: [] for name in replays}
     for number in range(count):
         for name in list(replays)[:: -1 if number % 2 else 1]:
@@ -105,9 +104,9 @@ def contest(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]
 
 
 def alone(replay: Replay) -> float:
-    """Return a contender's seconds a launch where nobody else runs, once it has been at it for a while.
+    """Return a contender's seconds a launch where it runs by itself, after a warm-up.
 
-    In a contest clocks that power holds down are the same for all; here they are what the contender's own power allows.
+    Interleaved contenders share a clock that power may limit; here the clock is the one that the contender's own power allows.
     """
     for _ in range(2):
         samples, begin = [], time.perf_counter()

@@ -1,6 +1,6 @@
 """Owns the networks' operations in torch, as its users write them for speed.
 
-Knows nothing of timing. Images are channels last, which cuDNN's convolutions on tensor cores want; TF32 is the caller's choice.
+Knows nothing of timing. Images are channels last, as cuDNN's convolutions on tensor cores need; TF32 is the caller's choice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own custom
-from _networks import Network
+from bench_support.networks.definitions import Network
 
 Tensor = Any
 
@@ -20,7 +20,7 @@ def own_layout(weight: Tensor) -> Tensor:
     return weight.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last) if weight.dim() == 4 else weight
 
 
-class TorchNetwork(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
+class TorchNetwork(torch.nn.Module):  # type: ignore[misc]  # torch is missing where types are checked
     """A network with its weights on the GPU; called with the activations in the order of the network's inputs."""
 
     def __init__(self, network: Network, weights: Mapping[str, Tensor], fixed: Mapping[str, Tensor]) -> None:
@@ -58,7 +58,7 @@ class TorchOps:
         return F.softmax(x, -1)
 
     def conv2d(self, x: Tensor, w: Tensor, b: Tensor, stride: int, padding: int) -> Tensor:
-        return F.conv2d(x if x.shape[1] == w.shape[1] else x.permute(0, 3, 1, 2), w, b, stride, padding)  # the first one's is NHWC
+        return F.conv2d(x if x.shape[1] == w.shape[1] else x.permute(0, 3, 1, 2), w, b, stride, padding)  # the first input is NHWC
 
     def max_pool(self, x: Tensor) -> Tensor:
         return F.max_pool2d(x, 3, 2, 1)
@@ -76,11 +76,11 @@ class TorchOps:
         return x.transpose(0, 1).reshape(x.shape[1], -1)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        left, right = x.chunk(2, -1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, past: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Attend with torch's own fused kernel; keys and values of before are joined with the new ones, as a plain cache does."""
+        """Attend with torch's own fused kernel; cached keys and values are concatenated with the new ones, as a plain cache does."""
         if past is not None:
             k, v = (torch.cat(pair, 1) for pair in zip(past, (k, v), strict=True))
         return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=past is None, scale=scale)[0]

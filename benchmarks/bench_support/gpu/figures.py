@@ -1,4 +1,4 @@
-"""Owns the figures that are asked of kernels on a GPU: how each comes from the rows of a run, and whether it is reached.
+"""Owns the goals for kernels on a GPU: how each figure follows from the rows of a run, and whether its goal is reached.
 
 Knows nothing of how rows are measured.
 """
@@ -12,20 +12,20 @@ from typing import Any
 Row = Mapping[str, Any]
 
 LARGE_BYTES = 64e6
-"""From here on a memory-bound kernel is judged by its bandwidth."""
+"""Least traffic from which a memory-bound kernel is judged by its bandwidth."""
 CONVOLUTIONS = {"conv2d_7x7[dtype=float16]": 1.5, "conv2d_7x7[dtype=float32]": 1.3, "conv2d_1x1": 0.95}
-"""What is asked of each, of cuDNN's speed."""
+"""Goal of each convolution, as a share of cuDNN's speed."""
 MEMORY_BOUND = frozenset({"elementwise", "reduce", "softmax", "layer_norm", "rms_norm", "gemv", "gemv_i4"})
 
 
 def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]:
-    """Return a row for each figure: what it is, what is asked, what is reached, by how many entries of how many, where it is worst."""
+    """Return a row for each figure: name, goal, what is reached, by how many entries of how many, the worst entry."""
     published = [row for row in rows if "published" in row["tags"]]
-    vendor = [row for row in published if not _is_large_float16_product(row)]
+    vendor = [row for row in published if not _is_large_float16_gemm(row)]
     memory = [row for row in rows if row["rule"] in MEMORY_BOUND]
     large, small = ([row for row in memory if (row["least_bytes"] > LARGE_BYTES) == is_large] for is_large in (True, False))
     float32 = [row for row in published if row["rule"] == "matmul" and row["attrs"]["dtype"] == "float32"]
-    float16 = [row for row in rows if _is_judged_float16_product(row)]
+    float16 = [row for row in rows if _is_judged_float16_gemm(row)]
 
     def bandwidth_share(row: Row) -> float:
         return bandwidth(row) / add_bytes_per_s
@@ -35,9 +35,9 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
         figure("table, of default dlight: geometric mean", 4.0, geometric_mean, each(published, dlight_ratio)),
         figure("memory bound, over 64 MB: of torch's addition", 0.92, min, each(large, bandwidth_share)),
         figure("memory bound, up to 64 MB: of torch", 1.0, min, each(small, torch_ratio)),
-        figure("table but large float16 products, of the vendor: geometric mean", 1.2, geometric_mean, each(vendor, torch_ratio)),
-        figure("products in float32: of cuBLAS", 0.9, min, each(float32, torch_ratio)),
-        figure("products in float16, 4096 and 8192: of cuBLAS", 0.55, min, each(float16, torch_ratio)),
+        figure("table without large float16 GEMM, of the vendor: geometric mean", 1.2, geometric_mean, each(vendor, torch_ratio)),
+        figure("float32 GEMM: of cuBLAS", 0.9, min, each(float32, torch_ratio)),
+        figure("float16 GEMM, 4096 and 8192: of cuBLAS", 0.55, min, each(float16, torch_ratio)),
         *(
             figure(f"{name}: of cuDNN", asked, min, each([row for row in published if row["entry"] == name], torch_ratio))
             for name, asked in CONVOLUTIONS.items()
@@ -46,14 +46,14 @@ def figures(rows: Sequence[Row], add_bytes_per_s: float) -> list[dict[str, Any]]
     ]
 
 
-def lattice_figure(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return how near the best of few candidates comes to the best of many, of rows where the former stands as first choice."""
+def search_space_figure(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return how near the best of few candidates comes to the best of many, from rows with the former as first choice."""
     shares = each(rows, lambda row: row["first_share"])
     return figure("best of few candidates, of the best of many: geometric mean", 0.97, geometric_mean, shares)
 
 
 def tuning_figures(tuning_secs: Mapping[str, float], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the figures of tuning time; asked is the most allowed."""
+    """Return the figures of tuning time, whose goals are upper limits."""
     secs = {row["entry"]: tuning_secs.get(row["entry"]) for row in rows if "published" in row["tags"]}
     return [
         figure("tuning an operator, s at most", 6.0, max, secs, is_most=True),
@@ -72,27 +72,27 @@ def dlight_ratio(row: Row) -> float | None:
 
 
 def torch_ratio(row: Row) -> float | None:
-    """Return the ratio to the fastest of torch's ways."""
+    """Return the ratio to torch's fastest baseline."""
     return min((rival["ratio"] for name, rival in row["rivals"].items() if name.startswith("torch ")), default=None)
 
 
 def alone_ratio(row: Row) -> float | None:
-    """Return the ratio to the fastest of torch's ways where each runs by itself; None where that was not measured."""
+    """Return the ratio to torch's fastest baseline where each runs by itself; None where that was not measured."""
     ours = row["alone"].get("best")
     return min((secs / ours for name, secs in row["alone"].items() if name != "best"), default=None)
 
 
-def _is_large_float16_product(row: Row) -> bool:
+def _is_large_float16_gemm(row: Row) -> bool:
     attrs = row["attrs"]
     return row["rule"] == "matmul" and attrs["dtype"] == "float16" and min(attrs["m"], attrs["n"], attrs["k"]) >= 4096
 
 
-def _is_judged_float16_product(row: Row) -> bool:
-    return _is_large_float16_product(row) and row["attrs"]["m"] in {4096, 8192} and row["attrs"]["accum_dtype"] != "float16"
+def _is_judged_float16_gemm(row: Row) -> bool:
+    return _is_large_float16_gemm(row) and row["attrs"]["m"] in {4096, 8192} and row["attrs"]["accum_dtype"] != "float16"
 
 
 def each(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict[str, float | None]:
-    """Return the value of each row by entry; None where nothing passed, or where there is nothing to compare with."""
+    """Return the value of each row by entry; None where no candidate passed, or where nothing is comparable."""
     return {row["entry"]: value(row) if "secs" in row else None for row in rows}
 
 

@@ -1,8 +1,8 @@
-"""Owns the networks that tests and benchmarks share: what each computes, in terms of few operations, its inputs and weights.
+"""Owns the networks that tests and benchmarks share: each one's function, in terms of few operations, its inputs and weights.
 
-Knows nothing of compilers. A network is a function of `ops`, an object that has the operations (those in NumPy are here),
-of its inputs by name, and of `weight`, which gives the weight of a name and a shape: arrays, or whatever the operations take.
-Images are NHWC, weights of convolutions HWIO, those of products [outputs, inputs]; batch norms are folded into biases.
+Knows nothing of compilers. A network is a function of `ops`, an object with the operations (those in NumPy are here), of
+its inputs by name, and of `weight`, which returns the weight of a name and a shape as the operations' type of tensor.
+Images are NHWC, weights of convolutions HWIO, weights of linear layers [outputs, inputs]; batch norms are folded into biases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 Shape = tuple[int, ...]
 Weight = Callable[[str, Shape], Any]
 LAYERS = ((64, 1), (128, 2), (256, 2), (512, 2))
-"""Of ResNet-18: channels and first stride of the stages, two blocks each."""
+"""Channels and first stride of ResNet-18's stages, of two blocks each."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Network:
     name: str
     dtype: str
     inputs: Mapping[str, Shape]
-    """Of activations; others, such as tables of angles, are `fixed`."""
+    """Shapes of the activations; other inputs, such as tables of angles, are `fixed`."""
     build: Callable[..., Any]
     """(ops, inputs, weight) -> output"""
     fixed: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -39,20 +39,20 @@ class Network:
         return {**self.inputs, **{name: make().shape for name, make in self.fixed.items()}}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the inputs, random, always the same ones."""
+        """Return random inputs, the same in every call."""
         rng = np.random.default_rng(7)
         random = {name: rng.standard_normal(shape, np.float32).astype(self.dtype) for name, shape in self.inputs.items()}
         return random | {name: make().astype(self.dtype) for name, make in self.fixed.items()}
 
     def reference(self) -> Any:
-        """Return what the network makes of its inputs, in NumPy and float32 throughout."""
+        """Return the network's output, computed in NumPy and float32."""
         weights = Weights(self.dtype)
         given = {name: array.astype(np.float32) for name, array in self.arrays().items()}
         return self.build(NumpyOps(), given, lambda name, shape: weights(name, shape).astype(np.float32))
 
 
 class Weights:
-    """Random weights, each the same whenever and wherever its name is asked for; kept in the order of the first use."""
+    """Random weights, which depend on name and shape alone; kept in the order of their first use."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -67,7 +67,7 @@ class Weights:
 
 
 def _scale(shape: Shape) -> float:
-    """Return a deviation that keeps that of the activations: half of what relu passes is lost."""
+    """Return a standard deviation that preserves that of the activations; relu halves their second moment."""
     if len(shape) == 1:
         return 0.1
     terms = math.prod(shape[:3]) if len(shape) == 4 else shape[1]
@@ -120,7 +120,7 @@ def llama_block(ops: Any, inputs: Mapping[str, Any], weight: Weight, *, hidden: 
 
 
 def _angles(function: Callable[[Any], Any], rows: int, size: int, first: int = 0) -> Any:
-    """Return cosines or sines for each place and each pair of features (Su et al., RoFormer, 2021)."""
+    """Return cosines or sines for each position and each pair of features (Su et al., RoFormer, 2021)."""
     return function(np.outer(np.arange(first, first + rows), 10000.0 ** (-np.arange(0, size, 2) / size)))
 
 
@@ -138,17 +138,17 @@ def llama_network(dtype: str, rows: int, past: int = 0, *, hidden: int = 4096, h
     inputs = {"x": (rows, hidden)} | ({"keys": (heads, past, size), "values": (heads, past, size)} if past else {})
     fixed = {name: functools.partial(_angles, function, rows, size, past) for name, function in (("cos", np.cos), ("sin", np.sin))}
     build = functools.partial(llama_block, hidden=hidden, heads=heads, ffn=ffn)
-    return Network("llama_decode" if past else "llama_prefill", dtype, inputs, build, fixed)
+    return Network("llama_decode" if past else "llama_prefill", dtype, inputs, build, fixed=fixed)
 
 
 def networks() -> list[Network]:
-    """Return the networks that are measured."""
+    """Return the networks to measure."""
     images = [make(dtype) for make in (mlp_network, resnet18_network) for dtype in ("float16", "float32")]
     return [*images, llama_network("float16", 1, 2048), llama_network("float16", 512)]
 
 
 def small_networks() -> list[Network]:
-    """Return the same with sizes that a CPU computes at once, and awkward ones among them."""
+    """Return the same networks with sizes that a CPU computes quickly, some of them odd."""
     images = [make for dtype in ("float16", "float32") for make in (mlp_network(dtype, 4, 8), resnet18_network(dtype, 2, 32, 16, 10))]
     sizes = {"hidden": 64, "heads": 4, "ffn": 96}
     return [*images, llama_network("float16", 1, 7, **sizes), llama_network("float32", 8, **sizes)]
@@ -180,10 +180,10 @@ class NumpyOps:
         return powers / powers.sum(axis=-1, keepdims=True)
 
     def conv2d(self, x: Any, w: Any, b: Any, stride: int, padding: int) -> Any:
-        return np.einsum("nhwcrs,rscf->nhwf", _windows(x, w.shape[0], stride, padding, 0.0), w, optimize=True) + b
+        return np.einsum("nhwcrs,rscf->nhwf", _sliding_windows(x, w.shape[0], stride, padding, 0.0), w, optimize=True) + b
 
     def max_pool(self, x: Any) -> Any:
-        return _windows(x, 3, 2, 1, -np.inf).max(axis=(4, 5))
+        return _sliding_windows(x, 3, 2, 1, -np.inf).max(axis=(4, 5))
 
     def mean_of_image(self, x: Any) -> Any:
         return x.mean(axis=(1, 2))
@@ -199,8 +199,8 @@ class NumpyOps:
         return x.swapaxes(0, 1).reshape(x.shape[1], -1)
 
     def rope(self, x: Any, cos: Any, sin: Any) -> Any:
-        left, right = np.split(x, 2, axis=-1)
-        return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
     def attention(self, q: Any, k: Any, v: Any, scale: float, past: tuple[Any, Any] | None) -> Any:
         keys, values = (k, v) if past is None else (np.concatenate(pair, axis=1) for pair in zip(past, (k, v), strict=True))
@@ -209,7 +209,7 @@ class NumpyOps:
         return self.softmax(np.where(later, -np.inf, scores)) @ values
 
 
-def _windows(x: Any, side: int, stride: int, padding: int, around: float) -> Any:
-    """Return [n, rows, columns, channels, side, side]: what a window sees at each of its places."""
+def _sliding_windows(x: Any, side: int, stride: int, padding: int, around: float) -> Any:
+    """Return the sliding windows as [n, rows, columns, channels, side, side]."""
     padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)), constant_values=around)
     return np.lib.stride_tricks.sliding_window_view(padded, (side, side), axis=(1, 2))[:, ::stride, ::stride]

@@ -1,13 +1,13 @@
-"""Owns the networks' operations in Relax, and the modules that come of them.
+"""Owns the networks' operations in Relax, and the networks as Relax modules.
 
-Knows nothing of schedules. Sums of float16 are kept in float32, as torch's are; the rest is in the network's dtype.
+Knows nothing of schedules. Accumulators are float32, as torch's are; the rest is in the network's dtype.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from _networks import Network, Shape
+from bench_support.networks.definitions import Network, Shape
 from tvm import relax
 from tvm.relax import op
 
@@ -37,20 +37,20 @@ class RelaxOps:
 
     def __init__(self, builder: Any, dtype: str) -> None:
         self._emit, self._dtype = builder.emit, dtype
-        self._sums = "float32"
+        self._accum_dtype = "float32"
 
     def flatten(self, x: Any) -> Any:
         return self._emit(op.reshape(x, (_extent(x, 0), -1)))
 
     def linear(self, x: Any, w: Any, b: Any = None) -> Any:
-        product = self._product(x, self._emit(op.permute_dims(w)))
-        return product if b is None else self._emit(op.add(product, b))
+        result = self._matmul(x, self._emit(op.permute_dims(w)))
+        return result if b is None else self._emit(op.add(result, b))
 
-    def _product(self, x: Any, y: Any) -> Any:
-        return self._narrow(self._emit(op.matmul(x, y, out_dtype=self._sums)))
+    def _matmul(self, x: Any, y: Any) -> Any:
+        return self._narrow(self._emit(op.matmul(x, y, out_dtype=self._accum_dtype)))
 
     def _narrow(self, x: Any) -> Any:
-        return x if self._dtype == self._sums else self._emit(op.astype(x, self._dtype))
+        return x if self._dtype == self._accum_dtype else self._emit(op.astype(x, self._dtype))
 
     def relu(self, x: Any) -> Any:
         return self._emit(op.nn.relu(x))
@@ -68,9 +68,9 @@ class RelaxOps:
         return self._emit(op.nn.softmax(x))
 
     def conv2d(self, x: Any, w: Any, b: Any, stride: int, padding: int) -> Any:
-        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO", "out_dtype": self._sums}
-        sums = self._narrow(self._emit(op.nn.conv2d(x, w, strides=stride, padding=padding, **layouts)))
-        return self._emit(op.add(sums, b))
+        layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO", "out_dtype": self._accum_dtype}
+        result = self._narrow(self._emit(op.nn.conv2d(x, w, strides=stride, padding=padding, **layouts)))
+        return self._emit(op.add(result, b))
 
     def max_pool(self, x: Any) -> Any:
         return self._emit(op.nn.max_pool2d(x, (3, 3), strides=2, padding=1, layout="NHWC"))
@@ -91,12 +91,12 @@ class RelaxOps:
 
     def rope(self, x: Any, cos: Any, sin: Any) -> Any:
         half = _extent(x, 2) // 2
-        left, right = (self._emit(op.strided_slice(x, [2], [start], [start + half])) for start in (0, half))
-        turned = (
-            op.subtract(op.multiply(left, cos), op.multiply(right, sin)),
-            op.add(op.multiply(right, cos), op.multiply(left, sin)),
+        first, second = (self._emit(op.strided_slice(x, [2], [start], [start + half])) for start in (0, half))
+        rotated = (
+            op.subtract(op.multiply(first, cos), op.multiply(second, sin)),
+            op.add(op.multiply(second, cos), op.multiply(first, sin)),
         )
-        return self._emit(op.concat([self._emit(each) for each in turned], axis=2))
+        return self._emit(op.concat([self._emit(each) for each in rotated], axis=2))
 
     def attention(self, q: Any, k: Any, v: Any, scale: float, past: Any) -> Any:
         scores = self._scores(q, k, scale)
@@ -104,16 +104,16 @@ class RelaxOps:
         if rows > 1:
             scores = self._emit(op.add(scores, relax.const(_mask(rows))))
         if past is None:
-            return self._product(self._probabilities(scores), v)
-        # The keys of before are not copied to one place with the new one.
+            return self._matmul(self._probabilities(scores), v)
+        # Cached keys are not copied together with the new ones.
         length = _extent(past[0], 1)
         powers = self._probabilities(self._emit(op.concat([self._scores(q, past[0], scale), scores], axis=2)))
         before, now = (self._emit(op.strided_slice(powers, [2], [a], [b])) for a, b in ((0, length), (length, length + rows)))
-        return self._emit(op.add(self._product(before, past[1]), self._product(now, v)))
+        return self._emit(op.add(self._matmul(before, past[1]), self._matmul(now, v)))
 
     def _scores(self, q: Any, k: Any, scale: float) -> Any:
-        turned = self._emit(op.permute_dims(k, [0, 2, 1]))
-        return self._emit(op.multiply(self._emit(op.matmul(q, turned, out_dtype="float32")), relax.const(scale, "float32")))
+        transposed = self._emit(op.permute_dims(k, [0, 2, 1]))
+        return self._emit(op.multiply(self._emit(op.matmul(q, transposed, out_dtype="float32")), relax.const(scale, "float32")))
 
     def _probabilities(self, scores: Any) -> Any:
         return self._narrow(self._emit(op.nn.softmax(scores)))
