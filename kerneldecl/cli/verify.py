@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.link import artifact_defect, artifact_folder, read_manifest
+from kerneldecl.artifact.manifest import artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.runners.local import LocalRunner
@@ -46,7 +46,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
 
 def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
     case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
-    request = {"do": "verify", **where, "case": case, "symbol": entry["symbol"]}
+    request = {"action": "verify", **where, "spec": case, "symbol": entry["symbol"]}
     answer = runner.measure(request, LIMIT_SECS)
     tolerance = entry["verdict"]["tolerance"]
     error = answer.get("error")

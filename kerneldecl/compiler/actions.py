@@ -14,7 +14,7 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.artifact.link import LINKERS
+from kerneldecl.toolchain.linkers import LINKERS
 from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_for_other_sizes
 from kerneldecl.compiler.equivalence import match_digest
@@ -26,6 +26,7 @@ from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
+from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
 
 Json = Mapping[str, Any]
@@ -47,59 +48,59 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, afresh: bool = False) -> dict[str, Any]:
+def build(spec: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, force: bool = False) -> dict[str, Any]:
     """Apply a candidate, compile it and link it alone into `folder`; return digests, or a failure if it does not apply.
 
-    Where the store knows what the scheduled module compiles to, nothing is compiled unless `afresh`, and `folder` gets
+    Where the store knows what the scheduled module compiles to, nothing is compiled unless `force`, and `folder` gets
     no files.
     """
-    mod, parsed = _lowered(case), arch_from_json(arch)
-    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
+    mod, parsed = _lowered(spec), arch_from_json(arch)
+    applied = _applied(spec, mod, Candidate.from_json(candidate), parsed)
     if applied is None:
         return {"failure": "the template does not apply"}
-    scheduled, symbol = applied.digest, canonical.symbol(case["computation"])
+    scheduled, symbol = applied.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
-    store = LocalStore(Path(case["root"]) / "cache")
+    store = LocalStore(Path(spec["root"]) / "cache")
     known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
-    if isinstance(known, Record) and not afresh:
-        return {"scheduled": scheduled, **known.result}
+    if isinstance(known, Record) and not force:
+        return {"schedule_digest": scheduled, **known.result}
     content, built = _compiled(applied.mod, parsed, symbol, store)
     if applied.schedule is None:
-        built["is_specialised"] = True
-    path = Path(folder) / f"{built['code']}.o"
+        built["is_traceless"] = True
+    path = Path(folder) / f"{built['code_digest']}.o"
     path.write_bytes(content)
     LINKERS[parsed.kind](path.with_suffix(".so"), [path])
     store.write("build", manifest, built, is_local=True)
-    return {"scheduled": scheduled, **built}
+    return {"schedule_digest": scheduled, **built}
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
     """Return the object file, and what a build record tells of it: fields of a `Trial`."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
-        return content, {"code": digest(content), "code_bytes": len(content)}
+        return content, {"code_digest": digest(content), "code_bytes": len(content)}
     made = cuda.compile_cuda_object(mod, arch, symbol, store)
     used = {
         "registers": max(launch.usage.registers for launch in made.launches),
         "smem_bytes": max(launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in made.launches),
         "spill_bytes": max(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches),
     }
-    return made.content, {"code": made.code, "code_bytes": len(made.content), **used}
+    return made.content, {"code_digest": made.code, "code_bytes": len(made.content), **used}
 
 
-def specialize(case: Case, arch: Json) -> dict[str, Any]:
+def specialize(spec: Case, arch: Json) -> dict[str, Any]:
     """Return how many functions the case's file gives, or what is wrong with it."""
     try:
-        return {"variants": len(_specialised(json.dumps(case, sort_keys=True), json.dumps(arch, sort_keys=True)))}
+        return {"variants": len(_specialised(json.dumps(spec, sort_keys=True), json.dumps(arch, sort_keys=True)))}
     except DeclarationError as error:
         return {"failure": str(error)}
 
 
 @functools.lru_cache(maxsize=1)
-def _specialised(case_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
+def _specialised(spec_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
     """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
-    case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
-    root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
+    spec, arch = json.loads(spec_text), arch_from_json(json.loads(arch_text))
+    root, path, mod = Path(spec["root"]), spec[SPECIALIZE], _lowered(spec)
     several = custom_kernels(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
@@ -107,17 +108,17 @@ def _specialised(case_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
         return tuple(cpu.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
 
 
-def _applied(case: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.Applied | None:
+def _applied(spec: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.Applied | None:
     if candidate.template != SPECIALIZE:
-        return cpu.apply_candidate(Path(case["root"]), mod, candidate, arch)
-    made = _specialised(json.dumps(case, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
+        return cpu.apply_candidate(Path(spec["root"]), mod, candidate, arch)
+    made = _specialised(json.dumps(spec, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
     return made[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
 
 
-def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
+def describe(spec: Case, candidate: Json, arch: Json) -> dict[str, Any]:
     """Return what an artifact holds of a candidate beside its object file: database lines or a specialised function, and the source."""
-    mod, parsed = _lowered(case), arch_from_json(arch)
-    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
+    mod, parsed = _lowered(spec), arch_from_json(arch)
+    applied = _applied(spec, mod, Candidate.from_json(candidate), parsed)
     assert applied is not None, "a winner applies"
     if applied.schedule:
         held = dataclasses.asdict(cpu.database_lines(applied.schedule, mod, parsed))
@@ -176,13 +177,13 @@ def _rule(root: str, rule: str, attrs: Json) -> Rule:
     return load_rule(Path(root), rule).of(Path(root), attrs)
 
 
-def _lowered(case: Case) -> tvm.IRModule:
+def _lowered(spec: Case) -> tvm.IRModule:
     """Return the case's module; raise ValueError if it is not the computation that was planned with."""
-    text = json.dumps(case, sort_keys=True)
+    text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
-        mod = canonical.lower(_rule(case["root"], case["rule"], case["attrs"]))
-        if canonical.module_digest(mod) != case["computation"]:
-            raise ValueError(f"rule {case['rule']} computes something else than when this build began; build again")
+        mod = canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"]))
+        if canonical.module_digest(mod) != spec["computation"]:
+            raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod
     return _LOWERED[text]

@@ -138,11 +138,6 @@ def module_digest(mod: tvm.IRModule) -> str:
     return digest(canonical_text(mod).encode())
 
 
-def symbol(computation: str) -> str:
-    """Return the symbol of a computation's kernel; one computation has one symbol, whatever schedule implements it."""
-    return f"kd_{computation[:20]}"
-
-
 def save(mod: tvm.IRModule) -> str:
     """Return the module as JSON text that `load` reads in another process of the same TVM."""
     return str(tvm.ir.save_json(mod))

@@ -64,7 +64,7 @@ def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]
     worker = Worker({})
     try:
         answer = worker.call(
-            {"do": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
+            {"action": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
             _LIMIT_SECS,
         )
     finally:

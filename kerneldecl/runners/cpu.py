@@ -44,15 +44,15 @@ def _allocate(data: ReferenceData) -> _Arrays:
 _RESIDENT = ResidentData(_allocate)
 
 
-def prepare(case: WorkloadSpec) -> dict[str, Any]:
+def prepare(spec: WorkloadSpec) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload."""
-    _RESIDENT.of(case)
+    _RESIDENT.of(spec)
     return {}
 
 
-def verify(case: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
+def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel once on poisoned outputs; return its relative error and the seconds of a second run."""
-    arrays = _RESIDENT.of(case)
+    arrays = _RESIDENT.of(spec)
     kernel = kernel_of(load_library(Path(library)), symbol)
     for index, arg in enumerate(arrays.data.signature.outputs):
         np.copyto(arrays.outputs[index], poisoned(arg))
@@ -67,9 +67,9 @@ def verify(case: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     return {"error": error, "secs": _secs_per_call(arrays, kernel, 1)}
 
 
-def sample(case: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
+def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
-    arrays = _RESIDENT.of(case)
+    arrays = _RESIDENT.of(spec)
     kernel = arrays.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
     arrays.kernels[library] = kernel
     if calls > 1:

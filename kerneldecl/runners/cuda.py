@@ -204,21 +204,21 @@ def _upload(data: ReferenceData) -> _OnGpu:
 _RESIDENT = ResidentData(_upload, _OnGpu.close)
 
 
-def prepare(case: WorkloadSpec) -> dict[str, Any]:
+def prepare(spec: WorkloadSpec) -> dict[str, Any]:
     """Make the random inputs and the reference's outputs of a workload, and upload them to the GPU."""
-    _RESIDENT.of(case)
+    _RESIDENT.of(spec)
     return {}
 
 
-def prepare_next(case: WorkloadSpec) -> dict[str, Any]:
+def prepare_next(spec: WorkloadSpec) -> dict[str, Any]:
     """Start to make the inputs and the reference's outputs of the next workload: the host works while the GPU measures."""
-    _RESIDENT.prepare_next(case)
+    _RESIDENT.prepare_next(spec)
     return {}
 
 
-def verify(case: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
+def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel on poisoned outputs between guards; return its relative error and the seconds it took, or what it damaged."""
-    on_gpu = _RESIDENT.of(case)
+    on_gpu = _RESIDENT.of(spec)
     kernel = kernel_of(load_library(Path(library), "cuda"), symbol)
     graph = on_gpu.graph(library, kernel, 1)
     on_gpu.poison()
@@ -235,9 +235,9 @@ def verify(case: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     return {"error": error, "secs": secs}
 
 
-def sample(case: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
+def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
-    on_gpu = _RESIDENT.of(case)
+    on_gpu = _RESIDENT.of(spec)
     kernel = on_gpu.kernels.get(library) or kernel_of(load_library(Path(library), "cuda"), symbol)
     on_gpu.kernels[library] = kernel
     sets = on_gpu.sets()

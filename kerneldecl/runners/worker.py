@@ -47,7 +47,7 @@ def _die_with_parent(lifeline: int) -> None:
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
     module = _imported(_MEASURING[device] if device else COMPILING)
-    action: Callable[..., dict[str, Any]] = getattr(module, request.pop("do"))
+    action: Callable[..., dict[str, Any]] = getattr(module, request.pop("action"))
     try:
         return action(**request)
     except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure

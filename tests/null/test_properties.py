@@ -41,7 +41,7 @@ BLOCKS = st.builds(
     st.lists(ACCESSES, max_size=2).map(tuple),
     st.integers(0, 100),
 )
-SPACES = st.builds(IterSpace, st.lists(BLOCKS, max_size=3).map(tuple), st.lists(NAMES).map(tuple), st.lists(NAMES).map(tuple))
+SPROTOCOLS = st.builds(IterSpace, st.lists(BLOCKS, max_size=3).map(tuple), st.lists(NAMES).map(tuple), st.lists(NAMES).map(tuple))
 
 
 def through_json(value: object) -> object:
@@ -62,7 +62,7 @@ def test_the_order_of_parameters_does_not_matter(template: str, params: dict[str
     assert Candidate.of(template, dict(shuffled)) == Candidate.of(template, params)
 
 
-@given(SPACES)
+@given(SPROTOCOLS)
 def test_iteration_spaces_come_back(space: IterSpace) -> None:
     assert space_from_json(through_json(to_json(space))) == space  # type: ignore[arg-type]
 
