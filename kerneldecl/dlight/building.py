@@ -19,7 +19,7 @@ import tvm
 
 from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler import actions, canonical
-from kerneldecl.compiler.cpu import Applied, apply_candidate
+from kerneldecl.compiler.cpu import ScheduledModule, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import Config
@@ -85,7 +85,7 @@ class Result:
         return self.latency is not None
 
     @functools.cached_property
-    def _applied(self) -> Applied:
+    def _applied(self) -> ScheduledModule:
         mod = canonical.canonical_module(self._func)
         applied = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
         if applied is None:

@@ -161,8 +161,8 @@ def test_a_model_replays_the_function_in_place_of_its_own(built: Space) -> None:
 
 UNFIT = {
     "a number": ("return [3]", "TypeError: int is no Schedule, IRModule or PrimFunc"),
-    "no function": ("return tvm.IRModule({})", "ValueError: a specialised module holds 0 functions; expected one, a PrimFunc"),
-    "other arguments": ("return one", "ValueError: the specialised function takes float32[2]; the workload takes float32[24, 32], "),
+    "no function": ("return tvm.IRModule({})", "ValueError: the module holds 0 functions; expected one, a PrimFunc"),
+    "other arguments": ("return one", "ValueError: the function takes float32[2]; the workload takes float32[24, 32], "),
 }
 ONE = '@T.prim_func(s_tir=True)\ndef one(A: T.Buffer((2,), "float32")):\n    A[0] = T.float32(0)\n'
 

@@ -258,7 +258,7 @@ def test_a_kernel_of_another_index_width_is_applied(built: Space) -> None:
     [
         (lambda: dense(dtype="float64"), "dtype: argument 0 is float64, the kernel's is float32"),
         (lambda: dense(n=40), "shape: argument 1 is 32x40, the kernel's is 32x24"),
-        (lambda: dense(relu=False), "fused epilogue: the kernel goes on with compute, the function does not"),
+        (lambda: dense(relu=False), "fused epilogue: the kernel continues with compute, the function does not"),
         (lambda: dense(transposed=True), "layout: argument 1 is 24x32, the kernel's is 32x24, with other indices"),
     ],
     ids=["dtype", "shape", "epilogue", "layout"],
@@ -274,7 +274,7 @@ def test_a_function_with_more_than_a_kernel_is_a_near_miss(built: Space) -> None
     cut = te.compute((24, 32), lambda i, j: tvm.tirx.max(x[i, j], tvm.tirx.const(0, "float32")))
     (match,) = report_of(built, te.create_prim_func([x, te.compute((24, 32), lambda i, j: cut[i, j] * 2.0, name="twice")])).matches
     assert match.kernel.entries == ("relu",)
-    assert match.reason == "fused epilogue: the function goes on with twice, the kernel does not"
+    assert match.reason == "fused epilogue: the function continues with twice, the kernel does not"
 
 
 def test_a_function_with_other_arguments_is_a_miss(built: Space) -> None:
@@ -360,7 +360,7 @@ def damage_database(folder: Path) -> None:
     [
         (damage_database, "database_workload.json of the artifact has other content"),
         (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 3"),
-        (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was made with TVM 0.26.0"),
+        (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was built with TVM 0.26.0"),
         (shutil.rmtree, "holds no artifact"),
     ],
     ids=["changed", "schema", "tvm", "absent"],

@@ -19,11 +19,11 @@ from tvm.script import relax as R  # noqa: N812
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
-from kerneldecl.compiler.dynamic_shapes import callees, specialised_sizes
+from kerneldecl.compiler.dynamic_shapes import callees, with_shape_buckets
 from kerneldecl.compiler.model_import import read_model
 from kerneldecl.errors import UnmatchedError
 from kerneldecl.hardware import host
-from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, load_model, pipeline
 
 RNG = np.random.default_rng(8)
 SIZES = {"n": (1, 8)}
@@ -70,7 +70,7 @@ def machine_of(mod: tvm.IRModule) -> Any:
 
 
 def test_each_size_has_its_copy_and_all_others_have_one() -> None:
-    mod = specialised_sizes(Rows, SIZES)
+    mod = with_shape_buckets(Rows, SIZES)
     assert {var.name_hint for var in mod.get_global_vars()} == {"main", "main_n1", "main_n8", "main_any"}
     assert [int(extent) for extent in mod["main_n8"].params[0].ty.shape] == [8, 32]
     machine = machine_of(mod)
@@ -80,7 +80,7 @@ def test_each_size_has_its_copy_and_all_others_have_one() -> None:
 
 
 def test_the_copy_of_a_size_is_what_runs() -> None:
-    mod = specialised_sizes(Rows, SIZES)
+    mod = with_shape_buckets(Rows, SIZES)
     copy = mod["main_n8"]
     zeros = relax.const(np.zeros((8, 24), "float32"))
     mod.update_func(mod.get_global_var("main_n8"), relax.Function(copy.params, zeros, copy.ret_ty, attrs=copy.attrs))
@@ -90,7 +90,7 @@ def test_the_copy_of_a_size_is_what_runs() -> None:
 
 
 def test_every_combination_of_two_dimensions_has_a_copy_and_tuples_come_out() -> None:
-    mod = specialised_sizes(Grid, {"n": (1, 4), "m": (8,)})
+    mod = with_shape_buckets(Grid, {"n": (1, 4), "m": (8,)})
     assert {"main_n1_m8", "main_n4_m8", "main_any"} <= {var.name_hint for var in mod.get_global_vars()}
     machine = machine_of(mod)
     for shape in ((1, 8), (4, 8), (4, 6)):
@@ -102,7 +102,7 @@ def test_every_combination_of_two_dimensions_has_a_copy_and_tuples_come_out() ->
 
 def test_a_model_is_left_as_it_was() -> None:
     before = Rows.script()
-    specialised_sizes(Rows, SIZES)
+    with_shape_buckets(Rows, SIZES)
     assert Rows.script() == before
 
 
@@ -110,7 +110,7 @@ def test_a_model_is_left_as_it_was() -> None:
     ("mod", "sizes", "words"),
     [
         (Rows, {"m": (1,)}, "the model has no dynamic dimension m; its dynamic dimensions are n"),
-        (specialised_sizes(Rows, SIZES)["main_n1"], {"n": (1,)}, "all its shapes are static"),
+        (with_shape_buckets(Rows, SIZES)["main_n1"], {"n": (1,)}, "all its shapes are static"),
         (Rows, {"n": (0, 1)}, "the sizes of n are 0, 1; expected different integers above 0"),
         (Rows, {"n": (2, 2)}, "the sizes of n are 2, 2"),
         (Rows, {"n": ()}, "the sizes of n are none"),
@@ -120,7 +120,7 @@ def test_a_model_is_left_as_it_was() -> None:
 )
 def test_sizes_that_cannot_be_are_refused(mod: Any, sizes: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        SpecialiseSizes(sizes)(mod if isinstance(mod, tvm.IRModule) else tvm.IRModule({"main": mod.with_attr("global_symbol", "main")}))
+        ShapeBuckets(sizes)(mod if isinstance(mod, tvm.IRModule) else tvm.IRModule({"main": mod.with_attr("global_symbol", "main")}))
 
 
 # From extraction to results
@@ -161,7 +161,7 @@ def test_what_copies_share_is_counted_once() -> None:
                 R.output(y)
             return y
 
-    mod = read_model.fused(specialised_sizes(Turned, SIZES))
+    mod = read_model.fused(with_shape_buckets(Turned, SIZES))
     calls = {tuple(canonical.signature_of(func)): count for name, func, count in read_model.called(mod) if name.startswith("transpose")}
     assert calls == {(((24, 32), "float32"), ((32, 24), "float32")): 1}
     assert sum(len([name for name in callees(func) if name.startswith("transpose")]) for func in functions(mod)) == 3
@@ -175,7 +175,7 @@ def functions(mod: tvm.IRModule) -> list[Any]:
 def test_a_dynamic_model_uses_the_kernels_of_its_sizes(built: Space, form: Any, tmp_path: Path) -> None:
     target = target_of(host.detect())
     passes = pipeline(built.artifact(), target, form, strict=True)
-    executable = relax.build(SpecialiseSizes(SIZES)(Rows), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    executable = relax.build(ShapeBuckets(SIZES)(Rows), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
     assert passes.report is not None
     assert sorted(match.outcome for match in passes.report.matches) == ["hit", "hit", "other sizes"]
     assert passes.report.unused == ()

@@ -19,7 +19,7 @@ from tvm import relax, te
 
 from kerneldecl.artifact.load import checked_artifact
 from kerneldecl.compiler.canonical import canonical_module, load, lower, module_digest
-from kerneldecl.compiler.cpu import Applied, applied
+from kerneldecl.compiler.cpu import ScheduledModule, scheduled_module
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.plugins import STANDARD, load_arch, load_rule
@@ -70,7 +70,7 @@ def addition(size: int) -> tvm.IRModule:
 
 @needs_nvcc
 def test_wgmma_is_compiled_for_the_arch_that_has_it(functions: Any, store: LocalStore) -> None:
-    made = applied(product(), tvm.IRModule({"any_name": functions.tile()}))
+    made = scheduled_module(product(), tvm.IRModule({"any_name": functions.tile()}))
     assert made.schedule is None
     assert is_tirx(made.mod["main"])
     compiled = compile_cuda_object(made.mod, H200, "kd_tile", store)
@@ -84,17 +84,17 @@ def test_wgmma_is_compiled_for_the_arch_that_has_it(functions: Any, store: Local
 @needs_nvcc
 def test_without_wgmma_tirx_is_compiled_for_the_archs_own_name(functions: Any, store: LocalStore) -> None:
     ampere = load_arch(STANDARD, "a100-40gb")
-    add = applied(addition(4096), functions.sums(4096))
+    add = scheduled_module(addition(4096), functions.sums(4096))
     codes = {compile_cuda_object(add.mod, arch, "kd_add", store).code for arch in (ampere, H200)}
     assert len(codes) == 2
     with pytest.raises(ValueError, match=r"nvcc|ptxas"):
-        compile_cuda_object(applied(product(), functions.tile()).mod, ampere, "kd_tile", store)
+        compile_cuda_object(scheduled_module(product(), functions.tile()).mod, ampere, "kd_tile", store)
 
 
 @needs_nvcc
 def test_clusters_are_launched_and_are_part_of_the_code(functions: Any, store: LocalStore) -> None:
     alone, paired = (
-        compile_cuda_object(applied(addition(4096), functions.sums(4096, cluster=n)).mod, H200, "kd_add", store) for n in (1, 2)
+        compile_cuda_object(scheduled_module(addition(4096), functions.sums(4096, cluster=n)).mod, H200, "kd_add", store) for n in (1, 2)
     )
     assert [made.launches[0].cluster for made in (alone, paired)] == [(1, 1, 1), (2, 1, 1)]
     assert alone.launches[0].grid == paired.launches[0].grid == (32, 1, 1)
@@ -103,7 +103,8 @@ def test_clusters_are_launched_and_are_part_of_the_code(functions: Any, store: L
 
 @needs_nvcc
 def test_how_arrays_are_described_to_tma_is_part_of_the_code(functions: Any, store: LocalStore) -> None:
-    first, again, other = (compile_cuda_object(applied(product(), functions.tile(p)).mod, H200, "kd_tile", store) for p in (2, 2, 3))
+    modules = (scheduled_module(product(), functions.tile(promotion)).mod for promotion in (2, 2, 3))
+    first, again, other = (compile_cuda_object(mod, H200, "kd_tile", store) for mod in modules)
     assert first == again
     # The cubin is the same: TMA reads more of a line into L2 or less.
     assert first.launches == other.launches
@@ -112,18 +113,18 @@ def test_how_arrays_are_described_to_tma_is_part_of_the_code(functions: Any, sto
 
 def test_a_function_of_other_arguments_is_refused(functions: Any) -> None:
     with pytest.raises(ValueError, match=r"takes float16\[8192\], .*; the workload takes float16\[4096\]"):
-        applied(addition(4096), functions.sums(8192))
+        scheduled_module(addition(4096), functions.sums(8192))
     with pytest.raises(ValueError, match="holds 2 functions; expected one"):
-        applied(addition(4096), tvm.IRModule({"a": functions.sums(4096), "b": functions.sums(4096)}))
+        scheduled_module(addition(4096), tvm.IRModule({"a": functions.sums(4096), "b": functions.sums(4096)}))
     with pytest.raises(TypeError, match="str is no Schedule, IRModule or PrimFunc"):
-        applied(addition(4096), "T.evaluate(0)")
+        scheduled_module(addition(4096), "T.evaluate(0)")
 
 
 def test_functions_that_differ_in_the_variable_that_is_counted_up_have_two_digests(functions: Any) -> None:
     text = functions.sums(4096).script(show_meta=True)
     assert text.count("C[") == 1
     counting = "x: T.int32\n    y: T.int32\n    x = 0\n    y = 0\n    while x < 4:\n        {} = x + 1\n    C["
-    x, y = (Applied(tvm.IRModule({"main": _parsed(text.replace("C[", counting.format(name), 1))}), None).digest for name in "xy")
+    x, y = (ScheduledModule(tvm.IRModule({"main": _parsed(text.replace("C[", counting.format(name), 1))}), None).digest for name in "xy")
     assert x != y
 
 
@@ -279,7 +280,7 @@ def test_a_model_for_another_name_of_the_arch_calls_the_kernel_or_is_told(built:
     apply = ApplyArtifact(built.artifact("gpu"), target=target)
     apply(net())
     (missed,) = apply.report.missed  # type: ignore[union-attr]  # it has run
-    assert "specialised for sm_90a, the target is sm_90; compile for sm_90a, or use mode" in missed.reason
+    assert "the kernel is for sm_90a alone, the target is sm_90; compile for sm_90a, or use mode" in missed.reason
     passes = pipeline(built.artifact("gpu"), target, "binary")
     executable = relax.build(net(), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
     assert entries_of(built)["product"]["symbol"] in executable["stats"]()
