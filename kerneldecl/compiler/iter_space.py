@@ -117,10 +117,15 @@ def _block(nest: _Nest, names: _Names) -> Block:
     affine = _Affine(block.iter_vars)
     writes = _accesses(found.writes, affine, names)
     reads = _accesses(found.reads, affine, names)
-    if all(axis.kind == "spatial" for axis in axes):
-        return Block(block.name_hint, axes, reads, writes, found.flops)
-    reads = tuple(access for access in reads if access not in writes)
-    return Block(block.name_hint, axes, reads, writes, found.flops, _is_multiply_accumulate(block))
+    is_spatial = all(axis.kind == "spatial" for axis in axes)
+    return Block(
+        name=block.name_hint,
+        axes=axes,
+        reads=reads if is_spatial else tuple(access for access in reads if access not in writes),
+        writes=writes,
+        flops_per_point=found.flops,
+        adds_products=is_spatial or _is_multiply_accumulate(block),
+    )
 
 
 def _is_multiply_accumulate(block: SBlock) -> bool:

@@ -210,7 +210,7 @@ def test_the_default_policy_has_no_tags() -> None:
 
 
 def test_tensor_cores_are_asked_for_what_they_take_alone() -> None:
-    with pytest.raises(ValueError, match=r"tensor cores do not take the function: there is no intrinsic for float32.*use DefaultPolicy"):
+    with pytest.raises(ValueError, match=r"tensor cores cannot run the function: there is no intrinsic for float32.*use DefaultPolicy"):
         TensorCorePolicy(matmul(256, 256, 256, "float32"), "h200")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import tvm
 
 CUDA_TYPES = {"float16": ("half", "__half2float({})"), "bfloat16": ("nv_bfloat16", "__bfloat162float({})"), "float32": ("float", "{}")}
-"""By dtype of the activations: the type in CUDA, and the conversion to float."""
+"""Types in CUDA and their conversions to float, by dtype of the activations."""
 WIDTHS = (16, 8, 4)
 """Bytes of weights that one thread loads with one instruction."""
 

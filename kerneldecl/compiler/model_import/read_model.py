@@ -24,7 +24,7 @@ KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or 
 
 
 _NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
-"""In a script, the access to a buffer at an index that another buffer holds."""
+"""An access, in a script, to a buffer at an index that another buffer holds."""
 
 
 class ModelError(ValueError):
