@@ -1,4 +1,4 @@
-"""Whole modules are tuned, deployed and run on the GPU: measured once, reused by TVM alone, of any declared size, beside their kernels."""
+"""Whole modules are tuned, deployed and run on the GPU: measured once, reused by TVM alone, in shape buckets, with their kernels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ EXTRACT = [sys.executable, "-m", "kerneldecl"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the artifact of the model's functions for two sizes, tuned on this GPU."""
+    """Return the artifact of the model's functions for two shape buckets, tuned on this GPU."""
     root = tmp_path_factory.mktemp("net")
     (root / "net.json").write_text(tvm.ir.save_json(Net))
     arch = CUDA("cuda").arch.name

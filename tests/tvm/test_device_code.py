@@ -1,4 +1,4 @@
-"""Device code that TVM generates itself: it is compiled for the GPU that a model is for, and not against a user's own way."""
+"""Device code that TVM generates itself: it is compiled for the model's GPU, and a user's own compiler callback stays."""
 
 from __future__ import annotations
 
