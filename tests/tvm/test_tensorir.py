@@ -108,7 +108,7 @@ def test_a_function_survives_the_trip_through_json() -> None:
 LOWER = """
 import sys
 from pathlib import Path
-from kerneldecl.compiler import codegen, tensorir
+from kerneldecl.compiler import canonical, cpu
 from kerneldecl.hardware.host import detect
 from kerneldecl.store.keys import digest
 from kerneldecl.plugins import load_rule
@@ -118,8 +118,8 @@ cases = [
     ("conv2d", {"n": 1, "h": 6, "w": 6, "c": 4, "f": 4, "kh": 3, "kw": 3, "padding": 1}),
 ]
 for name, attrs in cases:
-    mod = tensorir.lower(load_rule(Path.cwd(), name)(**attrs))
-    print(tensorir.module_digest(mod), digest(codegen.compile_object(mod, detect(), "kd_kernel")))
+    mod = canonical.lower(load_rule(Path.cwd(), name)(**attrs))
+    print(canonical.module_digest(mod), digest(cpu.compile_object(mod, detect(), "kd_kernel")))
 """
 
 
