@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kerneldecl.toolchain.linkers import Linker
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
@@ -17,6 +16,7 @@ from kerneldecl.stages.remember import remember
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
+from kerneldecl.toolchain.linkers import Linker
 from kerneldecl.tuning.events import Report, Started
 
 Stage = Callable[[Session], None]
@@ -42,7 +42,8 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         shows_ranked=shows_ranked,
     )
     needs_runner = not all(entry.is_done for entry in session.entries)
-    report(Started(len(first.entries), lower=misses(session.entries, "lower"), tune=misses(session.entries, "tune"), build=misses(session.entries, "build")))
+    to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
+    report(Started(len(first.entries), to_lower, to_tune, to_build))
     if needs_runner:
         with runners() as session.started_runner:
             _run(session, STAGES)

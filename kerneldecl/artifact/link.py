@@ -32,7 +32,6 @@ from kerneldecl.store.results import Lowered, TuneResult
 from kerneldecl.toolchain.linkers import Linker
 
 
-
 class Part(NamedTuple):
     """One entry of an artifact."""
 

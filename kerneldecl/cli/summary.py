@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerneldecl.flow import Build
+from kerneldecl.stages.session import Session
 
 
-def build_json(done: Build) -> dict[str, Any]:
+def build_json(done: Session) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
     before = {e.entry: e for e in done.first_plan.entries}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]

@@ -14,7 +14,6 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.toolchain.linkers import LINKERS
 from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
@@ -28,6 +27,7 @@ from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]

@@ -26,19 +26,21 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
+from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
+from kerneldecl.store.keys import symbol
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.results import Lowered
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.measure import Preparation, measure
 from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.search import build_all
+from kerneldecl.tuning.search import build_all, why_no_winner
 from kerneldecl.tuning.task import Task
-from kerneldecl.winners import cannot_measure, no_winner
 
 FILE = "function.json"
 
@@ -156,9 +158,9 @@ def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runn
     if not configs:
         raise ValueError("there are no configurations to build")
     folder = _Folder()
-    task = _task(func, device.arch, folder.path)
+    task = _task(func, configs, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
-    reason = cannot_measure(device.arch)
+    reason = why_not_measured_here(device.arch)
     preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
     found = build_all(task, proposals, runner, _quiet, None if reason else preparation.start_for)
     if not reason:
@@ -168,20 +170,11 @@ def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runn
     return results, results[_best(found, is_measured=not reason)]
 
 
-@dataclass(frozen=True)
-class _Task(Task):
-    """A function to be tuned, whose candidates may each be built for the arch without cp.async."""
-
-    def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
-        arch = Config(candidate, 0.0).arch_of(self.arch)
-        return {**super().build_request(candidate, afresh=afresh), "arch": to_json(arch)}
-
-
-def _task(func: Any, arch: Arch, root: Path) -> Task:
+def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
     """Return the function as a workload of the rule `tensor_ir`, in a folder that becomes a workspace for it alone."""
     (root / FILE).write_text(tvm.ir.save_json(func), encoding="utf-8")
     (root / "objects").mkdir()
-    lowered = actions.lower(str(root), "tensor_ir", {"file": FILE})
+    lowered = Lowered(actions.lower(str(root), "tensor_ir", {"file": FILE}))
     workload = Workload(
         name="function",
         target=arch.name,
@@ -195,16 +188,17 @@ def _task(func: Any, arch: Arch, root: Path) -> Task:
     )
     cuda = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
-    return _Task(
+    return Task(
         root=root,
         workload=workload,
         arch=arch,
         policies=(),
         lowered=lowered,
-        tolerance=lowered["tolerance"],
+        tolerance=lowered.tolerance,
         protocol=MEASURING[arch.kind],
         toolchain=toolchain,
         folder=root / "objects",
+        build_archs={config.candidate: config.arch_of(arch) for config in configs},
     )
 
 
@@ -215,8 +209,8 @@ def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tup
         latency=found.run_secs * 1e3 if found.samples else None,
         error=found.error,
         reason=found.failure or unmeasured,
-        library=task.library_path(found.code) if found.code else None,
-        symbol=canonical.symbol(task.lowered["computation"]),
+        library=task.library_path(found.code_digest) if found.code_digest else None,
+        symbol=symbol(task.lowered.computation),
         registers=found.registers,
         smem_bytes=found.smem_bytes,
         spill_bytes=found.spill_bytes,
@@ -231,10 +225,10 @@ def _best(found: Sequence[Trial], *, is_measured: bool) -> int:
         winner = ranking(found)[0][0]
         places = [place for place, m in enumerate(found) if m is winner and m.samples]
     else:
-        built_places = [place for place, m in enumerate(found) if m.code]
+        built_places = [place for place, m in enumerate(found) if m.code_digest]
         places = sorted(built_places, key=lambda place: (found[place].spill_bytes > 0, found[place].predicted_secs, place))
     if not places:
-        raise TuningError(no_winner(found))
+        raise TuningError(why_no_winner(found))
     return places[0]
 
 

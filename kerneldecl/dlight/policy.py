@@ -13,7 +13,6 @@ from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.model import Arch, Candidate, Proposal, Value
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import standard_order
@@ -35,7 +34,7 @@ class Config:
         return dict(self.candidate.params)
 
     def __repr__(self) -> str:
-        return f"{shown(self.candidate)}, {self.predicted_secs * 1e6:.4g} us expected"
+        return f"{str(self.candidate)}, {self.predicted_secs * 1e6:.4g} us expected"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.candidate.to_json(), "predicted_secs": self.predicted_secs}

@@ -25,16 +25,16 @@ from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import FUNCTIONS
-from kerneldecl.flow import Options
+from kerneldecl.stages.session import Options
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
 from kerneldecl.planning.workspace import FILE, open_workspace
+from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.plugins.find import plugin_file
 from kerneldecl.store.files import write_whole
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.events import Event, Finished, Note
-from kerneldecl.winners import cannot_measure
 
 _LOG = logging.getLogger(__name__)
 _HEADER = "# Written by kerneldecl.dlight.ApplyFastTuning, which adds what it is given next; changes are lost."
@@ -69,7 +69,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
             path, {"name": _free(name, {known["name"] for known in tables.values()}), "rule": "tensor_ir", "file": path}
         )
         table.update(settings)
-    unmeasured = cannot_measure(arch)
+    unmeasured = why_not_measured_here(arch)
     failures: dict[str, str] = {}
     while tables:
         write_whole(root / FILE, _text(arch, tables), durable=False)
@@ -77,7 +77,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
             workspace = open_workspace(root)
         except DeclarationError as error:
             raise ValueError(f"{root} is damaged: {error}; give it another folder, or remove it") from None
-        done = run_build(workspace, (), Options(require_measured=not unmeasured), jobs, _log)
+        done = run_build(workspace, (), Options(require_measured=not unmeasured, jobs=jobs), _log)
         if not done.failures:
             [artifact] = done.artifacts.values()
             for name in _DATABASE:

@@ -66,11 +66,11 @@ def _planned(
 ) -> list[EntryPlan]:
     if not workloads:
         return []
-    from kerneldecl import flow
     from kerneldecl.declare.document import declared
     from kerneldecl.planning import workspace
+    from kerneldecl.stages.session import make_plan
 
-    return list(flow.make_plan(workspace.workspace_of(root, declared(root, document, workloads), plugins)).entries)
+    return list(make_plan(workspace.workspace_of(root, declared(root, document, workloads), plugins)).entries)
 
 
 def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:

@@ -27,7 +27,6 @@ MEASURING: Mapping[str, Mapping[str, str | int]] = {
 """By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
 
 
-
 @dataclass(frozen=True)
 class Inputs:
     """Everything that keys are made of besides the workloads themselves."""
@@ -130,7 +129,6 @@ class EntryPlan:
     @property
     def is_done(self) -> bool:
         return all(action.is_hit for action in self.actions)
-
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact.load import checked_artifact
-from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module, symbol
+from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.intrinsics import int4_dot, mma
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.errors import ArtifactError
+from kerneldecl.store.keys import symbol
 from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.toolchain.versions import PACKAGES, installed
 

@@ -33,6 +33,8 @@ class Options:
     """Entries to build; None: all."""
     measure: bool = True
     """Where False, what must be measured on a GPU goes into a bundle instead, also if there is such a GPU here."""
+    jobs: int | None = None
+    """Processes that compile side by side; None: one a core."""
     require_measured: bool = False
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
 
@@ -129,6 +131,6 @@ def drop_damaged(workspace: Workspace, planned: Plan) -> bool:
     return any(isinstance(blob, Miss) for blob in found)
 
 
-def misses(entries: Iterable[EntryPlan], kind: Kind) -> int:
+def misses(entries: Iterable[EntryPlan], kind: str) -> int:
     """Return how many actions of a kind have to run."""
     return len({action.key or action.entry for e in entries for action in e.actions if action.kind == kind and not action.is_hit})

@@ -65,7 +65,9 @@ class Preparation:
             self._error = error
 
 
-def measure(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: LocalStore, on_progress: OnProgress) -> list[Trial]:
+def measure(
+    task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: LocalStore, on_progress: OnProgress
+) -> list[Trial]:
     """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order.
 
     The library of each code is in the task's folder.
@@ -159,7 +161,9 @@ def known(task: Task, code_digest: str, store: LocalStore) -> Trial | None:
     if not isinstance(found, Record):
         return None
     result = found.result
-    return Trial(Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"])
+    return Trial(
+        Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
+    )
 
 
 def _keep(task: Task, trial: Trial, store: LocalStore) -> None:

@@ -6,7 +6,7 @@ Knows nothing of policies, of the order of requests or of what is made of their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +61,8 @@ class Task:
     """Where objects and libraries of candidates go until the winner is known."""
     variants: int = 0
     """How many custom kernels of the user's compete."""
+    build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
+    """Archs that single candidates are built for instead: the same GPU with fewer features."""
     priority: int = 0
     """Place in the order of tuning: its requests to workers come before those that are made early for later entries."""
 
@@ -83,7 +85,7 @@ class Task:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
-        where = {"arch": to_json(self.arch), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
+        where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}
         return {"action": "build", "spec": self.spec, "candidate": candidate.to_json(), **where, "force": force}
 
     def describe_request(self, candidate: Candidate) -> dict[str, Any]:
