@@ -51,7 +51,7 @@ def proposals(case: Case, policy: str, top_k: int) -> tuple[Candidate, ...]:
     from kerneldecl.plugins.load import load_module, load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    proposed = load_module("policies", case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k, ())
+    proposed = load_module("policies", case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k)
     return tuple(proposal.candidate for proposal in proposed)
 
 

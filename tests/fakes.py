@@ -60,9 +60,7 @@ TEMPLATES = ("unrolled",)
 UNROLLS = (1, 2, 4, 8)
 
 
-def propose(space, arch, top_k, measured):
-    if measured:
-        return ()
+def propose(space, arch, top_k):
     return tuple(Proposal(Candidate.of("unrolled", {"unroll": u}), 1e-6 * u) for u in UNROLLS[:top_k])
 """
 TEMPLATE = """\

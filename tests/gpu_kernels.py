@@ -38,7 +38,7 @@ def proposed(*policies: str, step: int = 7) -> Choice:
     """Choose the first of 20 candidates, and every so-many-th, of the first policy that proposes any: neighbours are much alike."""
 
     def choose(space: IterSpace, arch: Arch) -> list[Candidate]:
-        found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(space, arch, 20, ()) for name in policies)
+        found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(space, arch, 20) for name in policies)
         return [proposal.candidate for proposal in next((each for each in found if each), ())[::step]]
 
     return choose

@@ -74,7 +74,7 @@ def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str],
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
-    """Return the object file, and what a build record tells of it: fields of a `Measurement`."""
+    """Return the object file, and what a build record tells of it: fields of a `Trial`."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
         return content, {"code": digest(content), "code_bytes": len(content)}

@@ -27,7 +27,7 @@ from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
-from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.plugins.policy_order import standard_order
 from kerneldecl.templates.shared.contraction import is_reduction
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
@@ -90,8 +90,8 @@ def _flops(space: IterSpace) -> float:
 
 def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
     """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
-    for policy in BY_KIND[arch.kind]:
-        for proposal in load_module("policies", STANDARD, policy).propose(space, arch, 4, ()):
+    for policy in standard_order(arch.kind):
+        for proposal in load_module("policies", STANDARD, policy).propose(space, arch, 4):
             applied = apply_candidate(STANDARD, mod, proposal.candidate, arch)
             if applied is not None:
                 return applied.mod

@@ -26,7 +26,7 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
-from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
+from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
@@ -188,7 +188,7 @@ def _task(func: Any, arch: Arch, root: Path) -> Task:
     return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING[arch.kind], toolchain, root / "objects")
 
 
-def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
+def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
     return Result(
         config=config,
         arch=task.arch,
@@ -205,7 +205,7 @@ def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kep
     )
 
 
-def _best(found: Sequence[Measurement], *, is_measured: bool) -> int:
+def _best(found: Sequence[Trial], *, is_measured: bool) -> int:
     """Return the place of the best; raise TuningError where there is none."""
     if is_measured:
         winner = ranking(found)[0][0]

@@ -14,6 +14,7 @@ from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -54,7 +55,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
-    policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
+    policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
     rules = {name: plugin_files("rules", root, name) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
@@ -86,12 +87,6 @@ def plugins_key(policy: str, kind: str) -> str:
 def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
     hints = typing.get_type_hints(load_rule(root, rule))
     return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
-
-
-def _policies(root: Path, policy: str, kind: str) -> tuple[str, ...]:
-    """Return the policies behind a declared one: `auto` stands for those of the kind of arch, in its own order."""
-    several = getattr(load_module("policies", root, policy), "BY_KIND", None)
-    return (policy,) if several is None else tuple(several[kind])
 
 
 def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:

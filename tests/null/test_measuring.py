@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arch, Candidate, Measurement, Workload
+from kerneldecl.model import Arch, Candidate, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
@@ -68,11 +68,11 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
     return Task(ROOT, workload, arch, (), LOWERED, 1e-3, MEASURING[arch.kind], {}, folder)
 
 
-def built(code: str, spill_bytes: int = 0) -> Measurement:
-    return Measurement(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
+def built(code: str, spill_bytes: int = 0) -> Trial:
+    return Trial(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
 
 
-def measured(task: Task, runner: TableRunner, *candidates: Measurement) -> dict[str, Measurement]:
+def measured(task: Task, runner: TableRunner, *candidates: Trial) -> dict[str, Trial]:
     store = LocalStore(task.folder / "store")
     done = measure(task, candidates, Preparation(task, runner, store), runner, store, lambda *_: None)
     return {m.code: m for m in done}

@@ -21,6 +21,7 @@ from kerneldecl.plugins.check import attribute_fields
 from kerneldecl.plugins.digest import files_digest, path_in_digests, plugin_files
 from kerneldecl.plugins.find import plugin_file, plugin_folders, plugin_names, shadowed_file
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import policies_behind, standard_order
 from kerneldecl.rule import Rule
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -323,3 +324,18 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
             load_arch(root, name)
         texts.append(text_of(caught.value, root))
     golden("plugins_archs", "".join(texts))
+
+
+def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: Write) -> None:
+    body = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
+    root = write_files({"policies/mine.py": f'AUTO = {{"cpu": 15}}\n{body}', "policies/unasked.py": body, "policies/broken.py": "1 +\n"})
+    standard = standard_order("cpu")
+    assert policies_behind(root, "auto", "cpu") == (standard[0], "mine", *standard[1:])
+    assert policies_behind(root, "auto", "cuda") == standard_order("cuda")
+    assert policies_behind(root, "unasked", "cpu") == ("unasked",)
+
+
+def test_every_standard_policy_names_its_place_or_is_asked_by_name_alone() -> None:
+    asked = {*standard_order("cpu"), *standard_order("cuda")}
+    by_name = {"auto", "traced", "wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks the last three
+    assert {*plugin_names("policies", STANDARD)} == asked | by_name

@@ -86,4 +86,4 @@ def test_other_roundings_are_not_taken_for_it(other: Any) -> None:
     mod = product(other, other)
     *_, is_plain = factors(mod)
     assert not is_plain
-    assert wgmma_matmul.propose(iter_space(mod), H200, 20, ()) == ()
+    assert wgmma_matmul.propose(iter_space(mod), H200, 20) == ()

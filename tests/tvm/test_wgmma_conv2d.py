@@ -125,7 +125,7 @@ def test_a_margin_of_something_else_is_not_taken() -> None:
 )
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(SMALL | attrs))
-    proposals = policy.propose(iter_space(mod), H200, 8, ())
+    proposals = policy.propose(iter_space(mod), H200, 8)
     assert proposals
     for proposal in proposals:
         assert wgmma_conv2d.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate
