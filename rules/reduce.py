@@ -31,7 +31,7 @@ class Reduce(Rule):
     axes: tuple[int, ...]
     """Axes to reduce, each once; negative ones count from the last."""
     keepdims: bool = False
-    """Whether reduced axes stay, with extent 1."""
+    """True keeps reduced axes, with extent 1."""
     dtype: Dtype = "float32"
     """Dtype of X and Y; narrow floating-point dtypes are accumulated in float32."""
 

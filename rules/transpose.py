@@ -22,7 +22,7 @@ class Transpose(Rule):
     shape: tuple[Extent, ...]
     """Shape of X."""
     axes: tuple[int, ...]
-    """For each axis of Y the axis of X that it is; negative ones count from the last."""
+    """Axis of X for each axis of Y; negative ones count from the last."""
     dtype: Dtype = "float32"
     """Dtype of X and Y."""
 

@@ -25,7 +25,7 @@ from kerneldecl.errors import ExitCode, KerneldeclError
 def run() -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Looking for plug-ins of pydantic takes as long as importing it, and we have none.
+    # Looking for plug-ins of pydantic takes as long as importing it, and there are none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
@@ -41,10 +41,10 @@ def run() -> int:
             _say(f"error: {line}")
         return error.exit_code
     except BrokenPipeError:
-        # The reader has had enough (`kerneldecl plan | head`); nothing more can be flushed.
+        # The reader has closed the pipe (`kerneldecl plan | head`); nothing more can be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
-    except Exception:  # noqa: BLE001  the last resort: a bug of ours, told in one line with the traceback in a file
+    except Exception:  # noqa: BLE001  the last resort: a bug of kerneldecl, reported in one line with the traceback in a file
         with tempfile.NamedTemporaryFile("w", prefix="kerneldecl-", suffix=".log", delete=False, encoding="utf-8") as log:
             log.write(traceback.format_exc())
         _say(f"error: internal error: {traceback.format_exc().strip().splitlines()[-1]}; the traceback is in {log.name}")
@@ -52,24 +52,24 @@ def run() -> int:
 
 
 def _shared_first(arguments: list[str]) -> list[str]:
-    """Return the arguments with those options in front that every command shares, wherever the user put them."""
+    """Return the arguments with the options that every command shares in front, wherever the user put them."""
     shared: list[str] = []
     rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word in {"-C", "--color"}:
-            shared += [word, *(value for value in [next(words, None)] if value is not None)]
-        elif word in {"-q", "--quiet", "-v", "-vv", "--verbose"} or word.startswith("--color="):
-            shared.append(word)
-        elif word == "--":
-            rest += [word, *words]
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in {"-C", "--color"}:
+            shared += [argument, *(value for value in [next(remaining, None)] if value is not None)]
+        elif argument in {"-q", "--quiet", "-v", "-vv", "--verbose"} or argument.startswith("--color="):
+            shared.append(argument)
+        elif argument == "--":
+            rest += [argument, *remaining]
         else:
-            rest.append(word)
+            rest.append(argument)
     return shared + rest
 
 
 def _interrupted() -> ExitCode:
-    _say("interrupted: what was finished is kept; the next build goes on from there")
+    _say("interrupted: finished work is kept; the next build continues from there")
     return ExitCode.INTERRUPTED
 
 

@@ -40,7 +40,7 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
 @json_option
 @click.pass_obj
 def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
-    """Say what a build would do, and why. Runs nothing."""
+    """Report what a build would do, and why. Runs nothing."""
     from kerneldecl.null_build.quick_plan import quick_plan
 
     actions = None if patterns else quick_plan(settings.root)
@@ -58,18 +58,18 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def why(settings: Settings, entry: str, as_json: bool) -> None:
-    """Say what changed: lines of the manifests, old and new."""
+    """Report what changed: lines of the manifests, old and new."""
     from kerneldecl import flow
     from kerneldecl.cli import report
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.plugins.find import shadowed_file
 
     workspace = opened(settings)
-    made, last = flow.make_plan(workspace), read_state(workspace.store.root / "state.json")
+    found_plan, last = flow.make_plan(workspace), read_state(workspace.store.root / "state.json")
     found = []
     for name in chosen_entries(workspace, (entry,)):
-        planned = next(e for e in made.entries if e.entry == name)
-        link = next(link for link in made.links if link.target == planned.workload.target)
+        planned = next(e for e in found_plan.entries if e.entry == name)
+        link = next(link for link in found_plan.links if link.target == planned.workload.target)
         standard = shadowed_file("rules", workspace.root, planned.workload.rule)
         found.append(report.why_json(planned, link, last, str(standard or "")))
     print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n".join(map(report.why_text, found)))
@@ -85,9 +85,9 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     from kerneldecl.cli import report
 
     workspace = opened(settings)
-    made = flow.make_plan(workspace)
+    planned = flow.make_plan(workspace).entries
     chosen = chosen_entries(workspace, (entry,) if entry else ())
-    entries = [e for e in made.entries if e.entry in set(chosen)]
+    entries = [e for e in planned if e.entry in set(chosen)]
     if entry is None:
         print_result(as_json, report.query_json(entries), report.query_text)
         return

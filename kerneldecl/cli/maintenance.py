@@ -1,4 +1,4 @@
-"""Owns the commands that look after workspace and machine: init, schema, doctor, cache.
+"""Owns the commands about a workspace's files and the machine: init, schema, doctor, cache.
 
 Knows nothing of plans and builds.
 """
@@ -40,7 +40,7 @@ def schema(settings: Settings) -> None:
 @json_option
 @click.pass_obj
 def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
-    """Check this machine: tool versions, compilers, CPU, GPU, disk; and say what to do."""
+    """Check this machine: tool versions, compilers, CPU, GPU, disk; with advice."""
     from kerneldecl.cli.doctor import examine, proposal
     from kerneldecl.toolchain.versions import PINS
 
@@ -60,14 +60,14 @@ def doctor(settings: Settings, as_json: bool, propose_arch: bool) -> int:
 
 @click.group()
 def cache() -> None:
-    """Look after the store."""
+    """Commands about the store."""
 
 
 @cache.command()
 @json_option
 @click.pass_obj
 def stats(settings: Settings, as_json: bool) -> None:
-    """Count what the store holds, and what of it is damaged."""
+    """Count the records and blobs of the store, and the damaged ones."""
     from kerneldecl.store.local import LocalStore, store_stats
 
     found = store_stats(LocalStore(settings.root / "cache"))

@@ -23,13 +23,13 @@ from kerneldecl.errors import ExitCode
 def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool) -> None:
     """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
 
-    Run again, it adds what is new, marks what is gone and leaves every other line as it is.
+    Run again, it adds new entries, marks those no longer called and keeps every other line.
     """
     from kerneldecl.declare.toml_keys import FILE
     from kerneldecl.extract.extract import extract_model, extracted_text, sizes_of
 
     if output is not None and output.name != FILE:
-        raise click.UsageError(f"-o is {output}; the file that declares entries is always named {FILE}: expected a path that ends in it")
+        raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
     root = settings.root if output is None else output.resolve().parent
     print_result(as_json, extract_model(model, root, sizes_of(dims)), extracted_text)
 

@@ -25,7 +25,7 @@ patterns_argument = click.argument("patterns", nargs=-1)
 
 @dataclass(frozen=True)
 class Settings:
-    """The options that stand before the command."""
+    """Options that precede the command."""
 
     root: Path
     quiet: bool

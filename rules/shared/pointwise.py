@@ -28,7 +28,7 @@ class Pointwise:
     reference: Callable[..., Array]
     is_float_only: bool = False
     is_rounded: bool = False
-    """Whether several roundings in a narrow dtype would show: such operations are computed in float32."""
+    """True for operations of several roundings, which would show in a narrow dtype: they are computed in float32."""
 
 
 _STEPS = 64

@@ -117,7 +117,7 @@ def test_what_is_right_wins_and_what_is_wrong_is_never_chosen(built: Space) -> N
         out = np.full((24, 32), np.nan, np.float32)
         kernels[name](a, b, out)
         np.testing.assert_allclose(out, want, rtol=1e-6)
-    assert "3 of 3 kernels right" in built.run("verify").stdout
+    assert "3 of 3 kernels correct" in built.run("verify").stdout
 
 
 def test_a_schedule_goes_into_the_database_and_a_function_beside_it(built: Space) -> None:
