@@ -1,6 +1,6 @@
-"""Owns the trip of model values through JSON: between processes and into records.
+"""Owns the conversion of model values to JSON and back, for messages between processes and for records.
 
-Knows nothing of who sends them.
+Knows nothing of who sends or keeps them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def signature_from_json(json: Mapping[str, Any]) -> Signature:
 def arch_from_json(json: Mapping[str, Any]) -> Arch:
     target = tuple((name, frozen(value)) for name, value in json["tvm_target"])
     cpu = Cpu(**json["cpu"]) if json["cpu"] else None
-    # The tuples among a GPU's figures have become lists on the way.
+    # Tuples among a GPU's figures have become lists in JSON.
     figures: dict[str, Any] = {name: frozen(value) for name, value in (json["gpu"] or {}).items()}
     return Arch(**{**json, "tvm_target": target, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
 
@@ -36,7 +36,12 @@ def space_from_json(json: Mapping[str, Any]) -> IterSpace:
 def _block(json: Mapping[str, Any]) -> Block:
     reads, writes = (tuple(_access(a) for a in json[side]) for side in ("reads", "writes"))
     return Block(
-        json["name"], tuple(Axis(**axis) for axis in json["axes"]), reads, writes, json["flops_per_point"], json.get("adds_products", True)
+        name=json["name"],
+        axes=tuple(Axis(**axis) for axis in json["axes"]),
+        reads=reads,
+        writes=writes,
+        flops_per_point=json["flops_per_point"],
+        adds_products=json.get("adds_products", True),
     )
 
 

@@ -1,6 +1,6 @@
-"""Owns what the reading commands tell of plans and records, as JSON values and as text.
+"""Owns what the reading commands report of plans and records, as JSON values and as text.
 
-Knows nothing of terminals, exit codes or of how results came about.
+Knows nothing of terminals, exit codes or of how results were obtained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def plan_text(actions: Sequence[Action]) -> str:
     for action in misses:
         by_entry.setdefault(action.entry, []).append(action)
     width = max(map(len, by_entry), default=0)
-    # What waits for an action before it has no reason of its own.
+    # An action that waits for an earlier one has no reason of its own.
     lines = [f"{', '.join(a.kind for a in several):<18} {entry:<{width}}  {several[0].reason}" for entry, several in by_entry.items()]
     entries = {action.entry for action in actions if action.kind != "link"}
     done = len(entries - by_entry.keys())
@@ -50,7 +50,7 @@ def plan_text(actions: Sequence[Action]) -> str:
 
 
 def why_json(entry: EntryPlan, link: Action, last: State, shadows: str) -> Json:
-    """Return why the entry's pending actions are pending or, if none is, why the last build ran what it ran."""
+    """Return why actions of the entry are pending or, if none is, why the last build ran its actions."""
     pending = [action for action in (*entry.actions, link) if not action.is_hit]
     actions = [{"kind": a.kind, "reason": a.reason, "changed": [list(line) for line in a.changed]} for a in pending]
     if not pending:
@@ -75,7 +75,7 @@ def why_text(json: Json) -> str:
 
 
 def show_json(entry: EntryPlan) -> Json:
-    """Return what is known of an entry: its computation, and every candidate, best first, with its figures."""
+    """Return an entry's computation and every candidate, best first, with its figures."""
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
         return {**head, "tuned": False, "reason": entry.action("tune").reason}
@@ -114,7 +114,7 @@ def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], 
     run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
     flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
     dtype = space_from_json(lowered["space"]).dtype
-    # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
+    # A detected machine's peaks were measured along with the kernel; a declared one's are those of its file.
     device = dataclasses.replace(arch.device, **(ceilings if arch.is_detected else {}))
     shares = {"peak_share": flops / device.peak_flops_per_s(dtype), "bandwidth_share": moved / device.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
@@ -130,12 +130,12 @@ def show_text(json: Json) -> str:
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])
     lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
-    if told := json["tensor_cores"]:
-        lines.append(f"tensor cores: {told if told == 'used' else f'not used: {told}'}")
+    if use := json["tensor_cores"]:
+        lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
     if json["specialised"]:
-        lines.append("the winner is specialised TensorIR: no schedule's trace leads to it")
+        lines.append("the winner is a PrimFunc without a schedule trace")
     if path := json["specialize"]:
-        lines.append(f"{SPECIALIZE}(…) are the functions that {path} gives")
+        lines.append(f"{SPECIALIZE}(…) are the custom kernels of {path}")
     lines.append("")
     lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
     for rank, c in enumerate(verified, start=1):
@@ -146,7 +146,7 @@ def show_text(json: Json) -> str:
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     if json["unmeasured"]:
         lines += [f"      {c['candidate']:<{width}}  {c['predicted_secs'] * 1e6:9.4g}  {c['verdict']}" for c in failed]
-        lines.append("the first is linked: its policy expects most of it; nobody has measured it yet")
+        lines.append("the first is linked: its policy ranks it first; it has not been measured yet")
         return "\n".join(lines)
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]

@@ -52,13 +52,13 @@ def read_arch(name: str, content: bytes, shown: str) -> Arch:
         table = tomli.loads(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DeclarationError([Problem(shown, line, "", f"byte 0x{content[error.start]:02x} is not UTF-8")]) from None
+        raise DeclarationError([Problem(shown, f"byte 0x{content[error.start]:02x} is not UTF-8", line=line)]) from None
     except tomli.TOMLDecodeError as error:
-        raise DeclarationError([Problem(shown, error.lineno, "", f"not TOML: {error.msg} (column {error.colno})")]) from None
+        raise DeclarationError([Problem(shown, f"not TOML: {error.msg} (column {error.colno})", line=error.lineno)]) from None
     found = list(_mistakes(table))
     if found:
         lines = key_lines(text)
-        problems = [Problem(shown, line_of(lines, path), "", message, hint=hint) for path, message, hint in found]
+        problems = [Problem(shown, sentence, hint, line=line_of(lines, path)) for path, sentence, hint in found]
         raise DeclarationError(sorted(problems, key=lambda problem: problem.line))
     target = tuple(sorted((key, frozen(value)) for key, value in table["tvm_target"].items()))
     device = {key: _read(key, value) for key, value in table[_DEVICES[table["kind"]][0]].items()}

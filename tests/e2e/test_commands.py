@@ -225,7 +225,7 @@ def test_a_damaged_artifact_is_found_and_linked_again(real: Space) -> None:
 
 
 def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
-    """The files are as the manifest says, but the manifest says they hold something else."""
+    """The files match the manifest, but the manifest describes other kernels."""
     from kerneldecl.artifact.link import _with_digest
 
     folder = shutil.copytree(real.artifact(), tmp_path / "artifact")
@@ -235,7 +235,7 @@ def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
     (folder / "manifest.json").write_bytes(_with_digest(manifest))
     done = real.run("verify", str(folder), code=7)
     assert "WRONG  add[shape=24x32]" in done.stdout
-    assert "3 of 4 kernels right" in done.stdout
+    assert "3 of 4 kernels correct" in done.stdout
 
 
 def test_two_builds_from_the_same_records_are_byte_equal(built_real: Space, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def interrupted(space: Space, process: subprocess.Popen[str]) -> None:
     _, err = process.communicate(timeout=20)
     assert time.monotonic() - start < 2
     assert process.returncode in INTERRUPTED
-    assert "interrupted: what was finished is kept" in err
+    assert "interrupted: finished work is kept" in err
     assert "Traceback" not in err
     assert processes_in(space) == []
 

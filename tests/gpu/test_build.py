@@ -58,7 +58,7 @@ def test_tuned_kernels_are_measured_linked_and_right(tmp_path: Path) -> None:
     assert "2 entries: 2 up to date" in space.run("build").stdout
     verified = space.run("verify").stdout
     assert verified.count("ok ") == 2
-    assert "2 of 2 kernels right" in verified
+    assert "2 of 2 kernels correct" in verified
 
 
 def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(t
     shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
     space.run("build")
     assert "unmeasured" not in space.read("workloads.lock")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout

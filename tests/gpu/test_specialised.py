@@ -41,7 +41,7 @@ def test_traceless_functions_are_verified_timed_and_called(tmp_path: Path) -> No
     own = space.read("own/addition.py").partition("\n\ndef specialize")[0]
     space.write({"own/addition.py": own + HALF + WRONG})
     space.run("build")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout
     results = {
         result["winner"]["template"]: result for result in (json.loads(path.read_text())["result"] for path in space.records("tune"))
     }
@@ -73,4 +73,4 @@ def test_a_bundle_of_them_is_measured_without_a_compiler(tmp_path: Path) -> None
     shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
     space.run("build")
     assert "unmeasured" not in space.read("workloads.lock")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout

@@ -129,6 +129,7 @@ CHANGES: dict[str, Edit] = {
     "rule edited": append("rules/scale.py"),
     "rule removed": remove("rules/scale.py"),
     "rule added that shadows": lambda space: space.write({"rules/matmul.py": RULE.format(name="Matmul")}),
+    "neighbour added that shadows": lambda space: space.write({"rules/shared/precision.py": ""}),
     "file of an attribute edited": append("table.txt"),
     "file of an attribute removed": remove("table.txt"),
     "policy edited": append("policies/plain.py"),

@@ -136,6 +136,20 @@ def test_a_neighbour_added_within_the_resolution_of_the_clock_is_found(workspace
     assert flops(workspace, 1) == 4
 
 
+def test_a_mistake_in_a_folder_of_neighbours_is_blamed_on_its_line(write_files: Write) -> None:
+    root = write_files({"rules/twice_sum.py": RULE.replace("._shared", ".near.facts"), "rules/near/facts.py": "FACTOR = 2\n1 / 0\n"})
+    with pytest.raises(DeclarationError, match=r"rules/near/facts\.py:2: rule twice_sum fails to import: ZeroDivisionError"):
+        flops(root, 1)
+
+
+def test_a_neighbour_of_standard_rules_is_replaced_alone(write_files: Write) -> None:
+    """`rules/shared` is a namespace package: the workspace's folder adds to the standard one."""
+    root = write_files({"rules/shared/axes.py": "def positions(axes, rank):\n    return (0,)\naxes_problems = None\n"})
+    softmax = load_rule(root, "softmax")
+    assert sys.modules[softmax.__module__].positions([1], 2) == (0,)
+    assert sys.modules[softmax.__module__].accum_dtype("float16") == "float32"
+
+
 def test_an_unchanged_rule_is_the_same_class_and_two_workspaces_do_not_mix(workspace: Path, tmp_path: Path) -> None:
     rule = load_rule(workspace, "twice_sum")
     assert load_rule(workspace, "twice_sum") is rule
@@ -224,10 +238,10 @@ def test_two_files_of_one_name_in_two_folders_stand_in_a_digest_under_their_own_
 
 
 def test_a_shadowed_neighbour_is_the_one_that_counts(write_files: Write) -> None:
-    root = write_files({"rules/_precision.py": ""})
+    root = write_files({"rules/shared/precision.py": ""})
     files = plugin_files("rules", root, "matmul")
     assert files[0] == plugin_folders("rules", root)[1] / "matmul.py"
-    assert root / "rules" / "_precision.py" in files
+    assert root / "rules" / "shared" / "precision.py" in files
 
 
 def test_a_workspace_policy_is_made_of_the_standard_files_that_it_imports(write_files: Write) -> None:

@@ -69,7 +69,7 @@ def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -
     (note,) = (event.text for event in built.events if isinstance(event, Note))
     assert note.startswith("small@box: specialize(variant=0) of own/small.py: wrong: relative error 0.5")
     (entry,) = (entry for entry in own.plan().entries if entry.workload.name == "small")
-    assert "specialize(…) are the functions that own/small.py gives" in show_text(show_json(entry))
+    assert "specialize(…) are the custom kernels of own/small.py" in show_text(show_json(entry))
 
 
 def test_a_file_that_gives_nothing_is_told(own: Space) -> None:

@@ -224,7 +224,7 @@ def test_saved_ir_and_its_module_are_one_model(space: Space, extract: Extract) -
     assert (space.root / "workloads.toml").read_text() == before
 
 
-def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space, extract: Extract) -> None:
+def test_hand_edits_survive_and_unused_entries_are_marked(space: Space, extract: Extract) -> None:
     extract("nets:mlp")
     file = space.root / "workloads.toml"
     edited = file.read_text().replace('name = "softmax"', 'name = "probabilities"  # of ten classes\ntop_k = 3\ntolerance = 1e-3')
@@ -234,8 +234,8 @@ def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space, extract: Ex
     assert (found["new"], found["gone"]) == (["matmul2"], ["fused_matmul2_add2"])
     assert "probabilities" in found["known"]
     text = file.read_text()
-    assert '# Gone: mlp calls this no more.\n[[workload]]\nname = "fused_matmul2_add2"' in text
-    assert text.replace("# Gone: mlp calls this no more.\n", "").startswith(edited)
+    assert '# Unused: no longer called by mlp.\n[[workload]]\nname = "fused_matmul2_add2"' in text
+    assert text.replace("# Unused: no longer called by mlp.\n", "").startswith(edited)
 
 
 def test_an_extracted_model_builds(space: Space) -> None:

@@ -117,7 +117,7 @@ def test_a_correct_kernel_wins_and_an_incorrect_one_is_never_selected(built: Spa
         out = np.full((24, 32), np.nan, np.float32)
         kernels[name](a, b, out)
         np.testing.assert_allclose(out, want, rtol=1e-6)
-    assert "3 of 3 kernels right" in built.run("verify").stdout
+    assert "3 of 3 kernels correct" in built.run("verify").stdout
 
 
 def test_a_schedule_is_in_the_database_and_a_traceless_function_in_its_own_file(built: Space) -> None:

@@ -1,6 +1,6 @@
 """Owns how a rule names the axes of an array: each once, negative ones counted from the last.
 
-Knows nothing of what is done along them.
+Knows nothing of what is done along the axes.
 """
 
 from collections.abc import Iterator, Sequence

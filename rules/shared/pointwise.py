@@ -24,15 +24,15 @@ class Pointwise:
 
     operands: int
     flops: int
-    """A function such as exp counts as one."""
+    """Operations for one element; a function such as exp counts as one."""
     reference: Callable[..., Array]
     is_float_only: bool = False
     is_rounded: bool = False
-    """Whether several roundings in a narrow dtype would show: such operations are computed in float32."""
+    """True for operations of several roundings, which would show in a narrow dtype: they are computed in float32."""
 
 
 _STEPS = 64
-"""Points of the table of erf between two whole numbers; beyond 6 in size erf is 1 to the last bit."""
+"""Points per unit in the table of erf; where |x| > 6, erf is 1 to the last bit."""
 _POINTS = np.arange(-6 * _STEPS, 6 * _STEPS + 1) / _STEPS
 _ORDER = 7
 
@@ -52,7 +52,7 @@ def _erf_terms() -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """Return erf to an error of 1e-15: NumPy has none, and math.erf for each element would take seconds."""
+    """Return erf with an error of at most 1e-15. NumPy has none, and math.erf for each element would take seconds."""
     near = np.clip(x, -6, 6)
     at = np.nan_to_num(np.rint(near * _STEPS)).astype(np.intp) + 6 * _STEPS
     distance = near - _POINTS[at]
