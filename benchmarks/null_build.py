@@ -29,12 +29,12 @@ from bench_support.table import interleaved, machine, show, show_machine, write_
 
 import kerneldecl
 from kerneldecl.api import run_build
-from kerneldecl.flow import Options
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
 from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
+from kerneldecl.stages.session import Options
 from kerneldecl.store.keys import digest
 
 LIMITS_MS = {100: 50, 1_000: 65, 10_000: 120}
@@ -114,12 +114,12 @@ class InstantRunner:
         del limit_secs, priority
         actions = {"lower": _lowered, "build": _built, "describe": _described}
         for index, request in enumerate(requests):
-            yield index, actions[request["do"]](request)
+            yield index, actions[request["action"]](request)
 
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         del limit_secs
         answers: dict[str, Answer] = {"verify": {"error": 1e-7, "secs": 1e-6}, "sample": {"samples": [1e-6]}}
-        return answers.get(request["do"], {})
+        return answers.get(request["action"], {})
 
 
 def _lowered(request: Mapping[str, Any]) -> Answer:
@@ -144,14 +144,14 @@ def _lowered(request: Mapping[str, Any]) -> Answer:
 
 
 def _built(request: Mapping[str, Any]) -> Answer:
-    content = repr(sorted(request["case"]["attrs"].items())).encode().ljust(2000, b"\0")
+    content = repr(sorted(request["spec"]["attrs"].items())).encode().ljust(2000, b"\0")
     code = digest(content)
     (Path(request["folder"]) / f"{code}.o").write_bytes(content)
-    return {"scheduled": digest(b"scheduled" + content), "code": code, "code_bytes": len(content)}
+    return {"schedule_digest": digest(b"scheduled" + content), "code_digest": code, "code_bytes": len(content)}
 
 
 def _described(request: Mapping[str, Any]) -> Answer:
-    attrs = repr(sorted(request["case"]["attrs"].items()))
+    attrs = repr(sorted(request["spec"]["attrs"].items()))
     return {"database": f'{{"workloads": ["{digest(attrs.encode())}"], "trace": [], "target": {{}}, "args": []}}', "source": f"# {attrs}\n"}
 
 
@@ -166,7 +166,7 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     _write_if_other(root / "policies" / "first.py", POLICY)
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
-    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
+    done = run_build(open_workspace(root), (), Options(), lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
 
@@ -299,8 +299,8 @@ def edited(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
         }
         samples = interleaved(cases, rounds) | interleaved({"plan, memo lost": editor.without_memo}, min(rounds, 3))
         editor.restore()
-        limits = {case: limit for case in samples if "changed" in case}
-        rows += [_row({"entries": count, "file": name, "case": case}, secs, limits.get(case)) for case, secs in samples.items()]
+        limits = {spec: limit for spec in samples if "changed" in spec}
+        rows += [_row({"entries": count, "file": name, "spec": spec}, secs, limits.get(spec)) for spec, secs in samples.items()]
     return rows
 
 

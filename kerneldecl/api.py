@@ -24,11 +24,11 @@ from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.local import LocalStore
+from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Report, Started, Step
-from kerneldecl.tuning.task import Task
-from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning.search import why_no_winner
+from kerneldecl.tuning.task import Task
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 

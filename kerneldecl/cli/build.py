@@ -34,16 +34,17 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         if not settings.quiet:
             print(f"{count} entries: {count} up to date")
         return ExitCode.DONE
-    from kerneldecl import flow
     from kerneldecl.api import run_build
     from kerneldecl.cli import summary
     from kerneldecl.cli.progress import display
+    from kerneldecl.stages.session import Options
 
     keep_going = options["keep_going"] if options["keep_going"] is not None else bool(os.environ.get("CI"))
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
-    asked = flow.Options(
+    asked = Options(
         keep_going=keep_going,
+        jobs=options["jobs"],
         locked=options["locked"],
         wait=not options["no_wait"],
         measure=not options["no_measure"],
@@ -51,7 +52,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     )
     workspace = opened(settings)
     with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
-        done = run_build(workspace, patterns, asked, options["jobs"], report)
+        done = run_build(workspace, patterns, asked, report)
     found = summary.build_json(done)
     if options["as_json"] or not settings.quiet:
         print_result(options["as_json"], found, summary.build_text)

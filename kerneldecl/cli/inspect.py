@@ -18,20 +18,21 @@ from kerneldecl.errors import StaleError
 @click.pass_obj
 def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
     """Check the declarations, and with --stale whether everything is up to date. Builds nothing."""
-    from kerneldecl import flow
+    from kerneldecl.stages.lock import lock_of, lock_on_disk
+    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
     chosen = chosen_entries(workspace, patterns)
     if not stale:
         print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
-    plan = flow.make_plan(workspace)
+    plan = make_plan(workspace)
     actions = [a for a in plan.actions if not patterns or a.entry in set(chosen)]
     print_plan(as_json, actions)
     out_of_date = sorted({action.entry for action in actions if not action.is_hit})
     if out_of_date:
         raise StaleError(f"{len(out_of_date)} out of date: {', '.join(out_of_date[:5])}{' …' if len(out_of_date) > 5 else ''}")
-    if flow.lock_of(workspace, plan) != flow.lock_on_disk(workspace):
+    if lock_of(workspace, plan) != lock_on_disk(workspace):
         raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
 
 
@@ -45,11 +46,11 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 
     actions = None if patterns else quick_plan(settings.root)
     if actions is None:
-        from kerneldecl import flow
+        from kerneldecl.stages.session import make_plan
 
         workspace = opened(settings)
         chosen = set(chosen_entries(workspace, patterns))
-        actions = [a for a in flow.make_plan(workspace).actions if not patterns or a.entry in chosen]
+        actions = [a for a in make_plan(workspace).actions if not patterns or a.entry in chosen]
     print_plan(as_json, actions)
 
 
@@ -59,13 +60,13 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 @click.pass_obj
 def why(settings: Settings, entry: str, as_json: bool) -> None:
     """Report what changed: lines of the manifests, old and new."""
-    from kerneldecl import flow
     from kerneldecl.cli import report
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.plugins.find import shadowed_file
+    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    found_plan, last = flow.make_plan(workspace), read_state(workspace.store.root / "state.json")
+    found_plan, last = make_plan(workspace), read_state(workspace.store.root / "state.json")
     found = []
     for name in chosen_entries(workspace, (entry,)):
         planned = next(e for e in found_plan.entries if e.entry == name)
@@ -81,11 +82,11 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 @click.pass_obj
 def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
-    from kerneldecl import flow
     from kerneldecl.cli import report
+    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    planned = flow.make_plan(workspace).entries
+    planned = make_plan(workspace).entries
     chosen = chosen_entries(workspace, (entry,) if entry else ())
     entries = [e for e in planned if e.entry in set(chosen)]
     if entry is None:
@@ -101,10 +102,10 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
 @click.pass_obj
 def query(settings: Settings, pattern: str, as_json: bool) -> None:
     """List the entries that a pattern selects, with rule, keys and winner."""
-    from kerneldecl import flow
     from kerneldecl.cli import report
+    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
     chosen = set(chosen_entries(workspace, (pattern,)))
-    entries = [e for e in flow.make_plan(workspace).entries if e.entry in chosen]
+    entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
     print_result(as_json, report.query_json(entries), report.query_text)

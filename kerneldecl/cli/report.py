@@ -6,14 +6,13 @@ Knows nothing of terminals, exit codes or of how results were obtained.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate
+from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
 from kerneldecl.planning.last_build import State
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.planning.plan import Action, EntryPlan
-from kerneldecl.serial import space_from_json
+from kerneldecl.store.results import Lowered
 
 SCHEMA = 1
 Json = dict[str, Any]
@@ -75,50 +74,63 @@ def why_text(json: Json) -> str:
 
 
 def show_json(entry: EntryPlan) -> Json:
-    """Return an entry's computation and every candidate, best first, with its figures."""
+    """Return what is known of an entry: its computation, and every candidate, best first, with its figures."""
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
         return {**head, "tuned": False, "reason": entry.action("tune").reason}
-    assert entry.lowered is not None
-    lowered, result = entry.lowered, entry.tuned.result
+    assert entry.lowered is not None, "what is tuned is lowered"
+    lowered, tuned = entry.lowered, entry.tuned
+    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
+    peaks = tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
+    roofline = _roofline(lowered, dataclasses.replace(entry.arch.device, **peaks))
     return {
         **head,
         "tuned": True,
         "unmeasured": entry.is_unmeasured,
-        "key": entry.tuned.key,
-        "symbol": result["symbol"],
-        "policy": result["policy"],
-        "tensor_cores": result.get("tensor_cores", ""),
-        "specialised": result["measurements"][0].get("is_specialised", False),
+        "key": tuned.key,
+        "symbol": tuned.symbol,
+        "policy": tuned.policy,
+        "tensor_cores": tuned.tensor_cores,
+        "traceless": tuned.trials[0].is_traceless,
         "specialize": entry.workload.specialize,
-        "tied": result["tied"],
-        "tolerance": result["tolerance"],
-        "flops": lowered["flops"],
-        "least_bytes": lowered["least_bytes"],
-        "provenance": result["provenance"],
-        "candidates": [_candidate_json(m, lowered, result.get("ceilings", {}), entry.arch) for m in result["measurements"]],
+        "tied": tuned.tied,
+        "tolerance": tuned.tolerance,
+        "flops": lowered.json["flops"],
+        "least_bytes": lowered.json["least_bytes"],
+        "provenance": tuned.provenance,
+        "candidates": [_candidate_json(trial, roofline) for trial in tuned.trials],
     }
 
 
-def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], ceilings: Mapping[str, Any], arch: Arch) -> Json:
-    samples = sorted(measurement.get("samples", ()))
+class Roofline(NamedTuple):
+    """What bounds a kernel: its work, and the device's rates."""
+
+    flops: float
+    least_bytes: float
+    peak_flops_per_s: float
+    dram_bytes_per_s: float
+
+
+def _roofline(lowered: Lowered, device: Cpu | Gpu) -> Roofline:
+    peak = device.peak_flops_per_s(lowered.space.dtype)
+    return Roofline(lowered.flops, lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
+
+
+def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
+    samples = sorted(trial.samples)
     fields: Json = {
-        "candidate": shown(Candidate.from_json(measurement["candidate"])),
-        "predicted_secs": measurement["predicted_secs"],
+        "candidate": str(trial.candidate),
+        "predicted_secs": trial.predicted_secs,
         "run_secs": None,
-        "error": measurement.get("error"),
-        "verdict": measurement.get("failure") or ("verified" if samples else "not measured"),
+        "error": trial.error,
+        "verdict": trial.failure or ("verified" if samples else "not measured"),
     }
     if not samples:
         return fields
-    run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
-    flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
-    dtype = space_from_json(lowered["space"]).dtype
-    # A detected machine's peaks were measured along with the kernel; a declared one's are those of its file.
-    device = dataclasses.replace(arch.device, **(ceilings if arch.is_detected else {}))
-    shares = {"peak_share": flops / device.peak_flops_per_s(dtype), "bandwidth_share": moved / device.dram_bytes_per_s}
+    flops, moved = roofline.flops / trial.run_secs, roofline.least_bytes / trial.run_secs
+    shares = {"peak_share": flops / roofline.peak_flops_per_s, "bandwidth_share": moved / roofline.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
-    return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
+    return {**fields, "run_secs": trial.run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
 
 
 def show_text(json: Json) -> str:
@@ -132,7 +144,7 @@ def show_text(json: Json) -> str:
     lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
     if use := json["tensor_cores"]:
         lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
-    if json["specialised"]:
+    if json["traceless"]:
         lines.append("the winner is a PrimFunc without a schedule trace")
     if path := json["specialize"]:
         lines.append(f"{SPECIALIZE}(…) are the custom kernels of {path}")
@@ -162,7 +174,7 @@ def query_json(entries: Sequence[EntryPlan]) -> Json:
 
 
 def _entry_json(entry: EntryPlan) -> Json:
-    tuned = entry.tuned.result if entry.tuned else None
+    tuned = entry.tuned
     return {
         "entry": entry.entry,
         "rule": entry.workload.rule,
@@ -170,8 +182,8 @@ def _entry_json(entry: EntryPlan) -> Json:
         "tags": list(entry.workload.tags),
         "line": entry.workload.line,
         "keys": {action.kind: action.key for action in entry.actions},
-        "winner": shown(Candidate.from_json(tuned["winner"])) if tuned else None,
-        "run_secs": tuned["run_secs"] if tuned else None,
+        "winner": str(tuned.winner) if tuned else None,
+        "run_secs": tuned.run_secs if tuned else None,
         "unmeasured": entry.is_unmeasured,
     }
 

@@ -27,11 +27,10 @@ from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
-from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
+from kerneldecl.model import Arch, Proposal, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.serial import to_json
 from kerneldecl.store.keys import symbol
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered

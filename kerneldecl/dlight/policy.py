@@ -34,7 +34,7 @@ class Config:
         return dict(self.candidate.params)
 
     def __repr__(self) -> str:
-        return f"{str(self.candidate)}, {self.predicted_secs * 1e6:.4g} us expected"
+        return f"{self.candidate!s}, {self.predicted_secs * 1e6:.4g} us expected"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.candidate.to_json(), "predicted_secs": self.predicted_secs}

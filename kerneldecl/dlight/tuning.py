@@ -25,12 +25,12 @@ from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import FUNCTIONS
-from kerneldecl.stages.session import Options
+from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
 from kerneldecl.planning.workspace import FILE, open_workspace
-from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.plugins.find import plugin_file
+from kerneldecl.stages.session import Options
 from kerneldecl.store.files import write_whole
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed

@@ -22,8 +22,8 @@ from kerneldecl.compiler.intrinsics import int4_dot, mma
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.errors import ArtifactError
-from kerneldecl.store.keys import symbol
 from kerneldecl.relax.difference import Shape, shape_of
+from kerneldecl.store.keys import symbol
 from kerneldecl.toolchain.versions import PACKAGES, installed
 
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}

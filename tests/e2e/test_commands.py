@@ -226,13 +226,13 @@ def test_a_damaged_artifact_is_found_and_linked_again(real: Space) -> None:
 
 def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
     """The files match the manifest, but the manifest describes other kernels."""
-    from kerneldecl.artifact.link import _with_digest
+    from kerneldecl.artifact.manifest import with_digest
 
     folder = shutil.copytree(real.artifact(), tmp_path / "artifact")
     manifest = json.loads((folder / "manifest.json").read_text())
     add = next(entry for entry in manifest["entries"] if entry["name"] == "add[shape=24x32]")
     add["attrs"]["op"] = "mul"
-    (folder / "manifest.json").write_bytes(_with_digest(manifest))
+    (folder / "manifest.json").write_bytes(with_digest(manifest))
     done = real.run("verify", str(folder), code=7)
     assert "WRONG  add[shape=24x32]" in done.stdout
     assert "3 of 4 kernels correct" in done.stdout

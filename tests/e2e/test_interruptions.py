@@ -18,7 +18,7 @@ import psutil
 import pytest
 from spaces import REAL, Space
 
-from kerneldecl.artifact.link import artifact_defect
+from kerneldecl.artifact.manifest import artifact_defect
 from kerneldecl.store.local import LocalStore, store_stats
 
 COMPUTATIONS = 4

@@ -52,7 +52,7 @@ def test_tuned_kernels_are_measured_linked_and_right(tmp_path: Path) -> None:
         assert result["is_measured"]
         assert result["provenance"]["gpu"] == "NVIDIA H200"
         assert set(result["conditions"]) == {"before", "after"}
-        winner = result["measurements"][0]
+        winner = result["trials"][0]
         assert winner["registers"] > 0
         assert 1e-7 < result["run_secs"] < 1e-3
     assert "2 entries: 2 up to date" in space.run("build").stdout

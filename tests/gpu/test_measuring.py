@@ -78,7 +78,7 @@ def measure() -> Iterator[Callable[..., dict[str, Any]]]:
     with LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
 
         def ask(action: str, limit_secs: float = LIMIT_SECS, **fields: Any) -> dict[str, Any]:
-            return runner.measure({"do": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
+            return runner.measure({"action": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
 
         yield ask
 

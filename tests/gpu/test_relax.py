@@ -109,7 +109,7 @@ def exchange(folder: Path, symbol: str, content: bytes) -> None:
     (folder / "other.so").rename(folder / name)
     files = {each for each in manifest["files"] if each != manifest["library"]} | {name}
     manifest |= {"library": name, "files": {each: digest((folder / each).read_bytes()) for each in sorted(files)}}
-    (folder / link.MANIFEST).write_bytes(link._with_digest(manifest))
+    (folder / link.MANIFEST).write_bytes(link.with_digest(manifest))
 
 
 class Doubled(NumpyOps):

@@ -45,9 +45,9 @@ def test_traceless_functions_are_verified_timed_and_called(tmp_path: Path) -> No
     results = {
         result["winner"]["template"]: result for result in (json.loads(path.read_text())["result"] for path in space.records("tune"))
     }
-    assert results["tile"]["measurements"][0]["is_specialised"]
+    assert results["tile"]["trials"][0]["is_traceless"]
     (other,) = (result for template, result in results.items() if template != "tile")
-    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["measurements"] if m["candidate"]["template"] == "specialize"}
+    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["trials"] if m["candidate"]["template"] == "specialize"}
     assert [bool(own_functions[variant].get("samples")) for variant in range(3)] == [True, True, False]
     assert "wrong: relative error" in own_functions[2]["failure"]
     kernels = kerneldecl.load(space.artifact("gpu"))

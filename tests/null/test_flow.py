@@ -265,7 +265,7 @@ def test_two_searches_of_one_computation_make_one_kernel_that_both_entries_tell_
     found: dict[str, set[float]] = {}
     for entry in built.build.plan.entries:
         assert entry.tuned is not None
-        found.setdefault(entry.tuned.result["symbol"], set()).add(entry.tuned.result["run_secs"])
+        found.setdefault(entry.tuned.symbol, set()).add(entry.tuned.run_secs)
     assert max(map(len, found.values())) == 2, "searching further must have paid somewhere"
     for entry in json.loads((fakes.artifact("box") / "manifest.json").read_text())["entries"]:
         assert entry["run_secs"] == min(found[entry["symbol"]])
@@ -325,7 +325,7 @@ def test_a_failed_candidate_is_kept_with_its_reason_and_others_win(fakes: Space)
     assert not fakes.build().build.failures
     for path in fakes.records("tune"):
         result = json.loads(path.read_text())["result"]
-        failures = {m["candidate"]["params"]["unroll"]: m.get("failure") for m in result["measurements"]}
+        failures = {m["candidate"]["params"]["unroll"]: m.get("failure") for m in result["trials"]}
         assert failures == {1: "wrong: relative error 0.5 over 0.0001", 2: "the template does not apply", 4: None}
         assert result["winner"]["params"] == {"unroll": 4}
 
@@ -465,7 +465,7 @@ def test_a_record_that_gives_another_object_is_refused(fakes: Space) -> None:
     assert entry.tuned is not None
     path = store.record_path("tune", entry.tuned.key, is_local=False)
     path.unlink()
-    store.write("tune", entry.tuned.manifest, {**entry.tuned.result, "code": "0" * 64}, is_local=False)
+    store.write("tune", entry.action("tune").manifest, {**entry.tuned.json, "object": "0" * 64}, is_local=False)
     failures = fakes.build(keep_going=True).build.failures
     assert failures == {
         "small@box": "the recorded winner gives another code here; raise `generation` on the entry to tune it again",
@@ -570,4 +570,4 @@ def test_tuning_records_tell_where_and_when(fakes: Space) -> None:
     built: Built = fakes.build()
     tuned = built.build.plan.entries[0].tuned
     assert isinstance(tuned, Record)
-    assert set(tuned.result["provenance"]) == {"date", "host", "kernel"}
+    assert set(tuned.provenance) == {"date", "host", "kernel"}

@@ -274,7 +274,7 @@ def test_a_build_during_which_the_file_is_edited_leaves_no_stamp(fakes: Space, m
     answer = FakeRunner._answer
 
     def answer_late(runner: FakeRunner, request: dict[str, object]) -> dict[str, object]:
-        if request["do"] == "lower" and "# edited" not in fakes.read("workloads.toml"):
+        if request["action"] == "lower" and "# edited" not in fakes.read("workloads.toml"):
             append("workloads.toml", "# edited\n")(fakes)
         return answer(runner, request)
 

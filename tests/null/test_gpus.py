@@ -75,7 +75,7 @@ def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gpu_lock, "_here", no_driver)
     sentence = "it must be measured on NVIDIA H200; no NVIDIA driver here: libcuda.so.1 is not found"
     assert why_not_here("NVIDIA H200") == sentence
-    request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
+    request = {"action": "prepare", "device": "cuda", "model": "NVIDIA H200", "spec": {}}
     with LocalRunner(1, 1) as runner, pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         runner.measure(request, 1.0)
 
@@ -124,7 +124,7 @@ def test_a_gpu_is_free_again_when_its_holder_is_gone_or_killed() -> None:
 
 def test_a_runner_holds_its_gpu_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_lock, "_here", lambda: (H200,))
-    request = {"do": "no such action", "device": "cuda", "model": "NVIDIA H200"}
+    request = {"action": "no such action", "device": "cuda", "model": "NVIDIA H200"}
     with LocalRunner(1, 1) as runner:
         assert "failure" in runner.measure(request, 60.0)
         said: list[str] = []

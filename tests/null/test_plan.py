@@ -13,15 +13,17 @@ from fakes import ARCH
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Workload
-from kerneldecl.planning.plan import BLOBS, Inputs, Kind, Past, Plan, plan
+from kerneldecl.planning.plan import Inputs, Kind, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
+from kerneldecl.store.results import BLOBS
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
 LOWERED = {"computation": "c" * 64, "tolerance": 1e-4}
 TUNED = {
-    "code": "code digest",
+    "is_measured": True,
+    "object": "object digest",
     "database": "database digest",
     "source": "source digest",
     "build_key": "build key",

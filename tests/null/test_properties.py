@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Signature, Trial, Value, dtype_bytes, frozen
-from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json
-from kerneldecl.tuning.search import measurement_from_json, measurement_json
+from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json, trial_from_json, trial_to_json
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -87,7 +86,7 @@ def test_archs_come_back() -> None:
 )
 def test_measurements_come_back(candidate: Candidate, samples: tuple[float, ...], error: float | None, failure: str, code: str) -> None:
     measurement = Trial(candidate, 1.5e-3, code=code, code_bytes=7, error=error, samples=samples, failure=failure)
-    assert measurement_from_json(through_json(measurement_json(measurement))) == measurement  # type: ignore[arg-type]
+    assert trial_from_json(through_json(trial_to_json(measurement))) == measurement  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(1e-9, 10), min_size=1))

@@ -14,8 +14,6 @@ from spaces import Space
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Candidate
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins.digest import specialize_files
 from kerneldecl.tuning.events import Note
 
@@ -47,7 +45,7 @@ def tuned(space: Space, name: str = "small") -> dict[str, str]:
     """Return the failure of each candidate of an entry, by what it is shown as; the winner is the first."""
     (entry,) = (entry for entry in space.plan().entries if entry.workload.name == name)
     assert entry.tuned is not None
-    return {shown(Candidate.from_json(m["candidate"])): m.get("failure", "") for m in entry.tuned.result["measurements"]}
+    return {str(trial.candidate): trial.failure for trial in entry.tuned.trials}
 
 
 def test_a_function_of_the_users_own_competes_and_can_win(own: Space) -> None:

@@ -22,12 +22,13 @@ from kerneldecl import api, flow, winners
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
-from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
+from kerneldecl.stages.lock import lock_of, lock_on_disk
+from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tuning import bundle
@@ -71,7 +72,7 @@ class Noting(FakeRunner):
         self.asked_of_compilers: list[tuple[int, str]] = []
 
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        self.asked_of_compilers += [(turn, request["do"]) for request in requests[:1]]
+        self.asked_of_compilers += [(turn, request["action"]) for request in requests[:1]]
         return super().run_all(requests, limit_secs, turn)
 
 
@@ -148,7 +149,7 @@ def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made
 
 def _assert_prepared_next(runner: FakeRunner) -> None:
     """Check that all entries but the first went through `prepare_next` before `prepare`."""
-    asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "prepare_next"}]
+    asked = [(request["action"], request["spec"]["attrs"]) for request in runner.asked if request["action"] in {"prepare", "prepare_next"}]
     prepared = [attrs for action, attrs in asked if action == "prepare"]
     assert len(prepared) == 3
     assert [attrs for action, attrs in asked if action == "prepare_next"] == prepared[1:]
@@ -185,7 +186,7 @@ def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus
     assert not built.build.failures
     assert isinstance(built.runner, FakeRunner)
     cases = [
-        (request["case"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["do"] == "build"
+        (request["spec"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["action"] == "build"
     ]
     assert len(cases) == len(set(cases)) == 9
 
@@ -236,16 +237,16 @@ def one_gpu(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     return gpus
 
 
-def _build_on_gpu(space: Space, entries: set[str], report: Report) -> flow.Build:
+def _build_on_gpu(space: Space, entries: set[str], report: Report) -> Session:
     runners = functools.partial(local.LocalRunner, 1, 1, lambda text: report(Note(text)))
-    return flow.build(space.open(), flow.Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
+    return flow.build(space.open(), Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
 
 
 def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first keeps its GPU to its end; the second comes while it tunes, and has `tune.lock` as soon as the first lets go of it."""
     second_waits, second_tunes = threading.Event(), threading.Event()
     said: list[Event] = []
-    second: list[Future[flow.Build]] = []
+    second: list[Future[Session]] = []
 
     @contextlib.contextmanager
     def handed_over(*arguments: Any, **options: Any) -> Iterator[None]:
@@ -344,7 +345,7 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
     (folder,) = gpus.build(measure=False).build.bundles.values()
     _measure(gpus, folder)
     gpus.build()
-    winners_now = [entry.tuned.result["winner"]["params"]["unroll"] for entry in gpus.plan().entries if entry.tuned]
+    winners_now = [dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned]
     assert len(winners_now) == 3
     assert 1 not in winners_now
 

@@ -37,7 +37,7 @@ PUBLISHED_TAGS = {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_c
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have these tests see no GPU, also on a machine that has one."""
     monkeypatch.setattr(device, "gpu_here", lambda: None)
-    monkeypatch.setattr("kerneldecl.dlight.building.cannot_measure", lambda _: "no GPU here")
+    monkeypatch.setattr("kerneldecl.dlight.building.why_not_measured_here", lambda _: "no GPU here")
 
 
 def matmul(m: int, n: int, k: int, dtype: str = "float16", accum_dtype: str = "float32") -> Any:

@@ -57,7 +57,8 @@ def reference(x: Any) -> Any:
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have these tests see no GPU, also on a machine that has one."""
     monkeypatch.setattr(device, "gpu_here", lambda: None)
-    monkeypatch.setattr("kerneldecl.winners.gpu_lock.missing", lambda model: f"it must be measured on {model}; there is none")
+    here = "kerneldecl.hardware.can_measure.gpu_lock.why_not_here"
+    monkeypatch.setattr(here, lambda model: f"it must be measured on {model}; there is none")
 
 
 def relu(shape: tuple[Any, ...], dtype: str = "float32") -> Any:

@@ -347,7 +347,7 @@ def test_an_artifact_for_another_gpu_is_refused(artifact: Path) -> None:
 
 def seal(folder: Path, **changes: Any) -> None:
     """Change a manifest as one who writes artifacts would."""
-    (folder / link.MANIFEST).write_bytes(link._with_digest({**manifest_of(folder), **changes}))
+    (folder / link.MANIFEST).write_bytes(link.with_digest({**manifest_of(folder), **changes}))
 
 
 def damage_database(folder: Path) -> None:

@@ -199,10 +199,10 @@ def test_a_bundle_holds_traceless_candidates(built: Space, tmp_path: Path) -> No
     found = {name: several[0]["candidates"] for name, several in groups.items()}
     own = [candidate for candidate in found["addition"] if candidate["candidate"]["template"] == "specialize"]
     assert [candidate["candidate"]["params"] for candidate in own] == [{"variant": 0}, {"variant": 1}]
-    assert all(candidate["is_specialised"] for candidate in (*own, *found["gemm"]))
-    assert len({candidate["code"] for candidate in found["addition"]}) == len(found["addition"])
+    assert all(candidate["is_traceless"] for candidate in (*own, *found["gemm"]))
+    assert len({candidate["code_digest"] for candidate in found["addition"]}) == len(found["addition"])
     libraries = {library.stem for library in path.parent.glob("lib/*.so")}
-    assert {candidate["code"] for several in groups.values() for group in several for candidate in group["candidates"]} == libraries
+    assert {candidate["code_digest"] for several in groups.values() for group in several for candidate in group["candidates"]} == libraries
 
 
 # In a Relax model

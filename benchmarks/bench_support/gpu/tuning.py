@@ -16,14 +16,14 @@ from typing import Any
 
 from bench_support.gpu.kernels import Built, Entry, label_of, proposals
 
-from kerneldecl import flow
 from kerneldecl.api import run_build
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.workspace import FILE, Workspace, workspace_of
+from kerneldecl.serial import trial_from_json
+from kerneldecl.stages.session import Options
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.tuning.events import Event, Finished
-from kerneldecl.tuning.search import measurement_from_json
 
 
 @dataclass
@@ -59,7 +59,7 @@ def tuned(entries: Sequence[Entry], top_k: int, jobs: int, folder: Path) -> tupl
     """Tune the workloads with `kerneldecl build`; return the results and the seconds of tuning, by name, without failures."""
     workspace = _workspace(entries, top_k, folder)
     stopwatch = Stopwatch()
-    done = run_build(workspace, (), flow.Options(require_measured=True), jobs, stopwatch)
+    done = run_build(workspace, (), Options(require_measured=True, jobs=jobs), stopwatch)
     for entry, reason in done.failures.items():
         print(f"{entry}: {reason}", file=sys.stderr)
     results = {entry.workload.name: entry.tuned.result for entry in done.plan.entries if entry.tuned}
@@ -90,7 +90,7 @@ def _workspace(entries: Sequence[Entry], top_k: int, folder: Path) -> Workspace:
 def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Workspace) -> Tuned:
     """Read a record; `order` has the candidates as its policy ranked them."""
     winner = Candidate.from_json(result["winner"])
-    measured = {found.candidate: found for found in map(measurement_from_json, result["measurements"])}
+    measured = {found.candidate: found for found in map(trial_from_json, result["trials"])}
     ranked = [candidate for candidate in order if candidate in measured]
     others = [candidate for candidate in measured if candidate not in set(ranked)]
     content = workspace.store.read_blob(result["code"])
