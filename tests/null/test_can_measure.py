@@ -13,7 +13,8 @@ from kerneldecl.hardware import gpu_lock, host
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Arch
-from kerneldecl.plugins import STANDARD, load_arch
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch
 
 FIELDS = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
 V3, V4 = (load_arch(STANDARD, f"x86-64-{level}") for level in ("v3", "v4"))

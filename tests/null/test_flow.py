@@ -17,12 +17,13 @@ from fakes import POLICY, RULE, TEMPLATE, DieRunner, FakeRunner
 from spaces import ENTRIES, FAKES, HEAD, Built, Space
 
 from kerneldecl import flow
+from kerneldecl.artifact import link
 from kerneldecl.cli import report
 from kerneldecl.errors import ArtifactError, LockHeldError, StaleError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.planning.last_build import read_state
-from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
+from kerneldecl.store.results import TuneResult
 from kerneldecl.tuning.events import Finished, Started, Step
 
 ALL = frozenset({"small", "large", "tabled"})
@@ -545,7 +546,7 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
         "check_toolchain",
         "lower_entries",
         "tune_entries",
-        "make_objects",
+        "rebuild_objects",
         "link_artifacts",
         "write_lock",
     ]
@@ -554,13 +555,13 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
 def test_a_blob_that_vanishes_under_the_linker_is_an_error_that_says_what_to_do(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.build()
     shutil.rmtree(fakes.root / "dist")
-    links = flow.link.link
+    links = link.link
 
     def after_a_clean_up(*args: object) -> None:
         shutil.rmtree(fakes.root / "cache" / "blob")
         links(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(flow.link, "link", after_a_clean_up)
+    monkeypatch.setattr(link, "link", after_a_clean_up)
     with pytest.raises(ArtifactError, match="build again to make it"):
         fakes.build()
     assert not list((fakes.root / "dist").rglob("manifest.json"))
@@ -569,5 +570,5 @@ def test_a_blob_that_vanishes_under_the_linker_is_an_error_that_says_what_to_do(
 def test_tuning_records_tell_where_and_when(fakes: Space) -> None:
     built: Built = fakes.build()
     tuned = built.build.plan.entries[0].tuned
-    assert isinstance(tuned, Record)
+    assert isinstance(tuned, TuneResult)
     assert set(tuned.provenance) == {"date", "host", "kernel"}

@@ -181,7 +181,7 @@ def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) ->
         tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
         smem = conv_tiles_simt.smem_bytes(windows, gemm(space), tiling)
         assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(windows, tiling, gpu), smem) >= 1
-        assert tiling.walk == 1 or gpu.async_copy
+        assert tiling.row_tiles == 1 or gpu.async_copy
     # Of longer lines, the template would spell out too much.
     assert bool(of_images) == (3 * c <= 36)
 

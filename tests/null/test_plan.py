@@ -121,7 +121,7 @@ def test_objects_are_wanted_only_while_the_artifact_is_not_whole() -> None:
     assert world.plan().misses == ()
     world.linked.clear()
     made = world.plan()
-    assert states(made)["build"] == (False, "the winner's code and source is not in the store")
+    assert states(made)["build"] == (False, "the winner's object and source is not in the store")
     assert [action.kind for action in made.misses] == ["build", "link"]
 
 

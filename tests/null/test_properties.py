@@ -85,7 +85,7 @@ def test_archs_come_back() -> None:
     st.sampled_from(["", "0" * 64]),
 )
 def test_measurements_come_back(candidate: Candidate, samples: tuple[float, ...], error: float | None, failure: str, code: str) -> None:
-    measurement = Trial(candidate, 1.5e-3, code=code, code_bytes=7, error=error, samples=samples, failure=failure)
+    measurement = Trial(candidate, 1.5e-3, code_digest=code, code_bytes=7, error=error, samples=samples, failure=failure)
     assert trial_from_json(through_json(trial_to_json(measurement))) == measurement  # type: ignore[arg-type]
 
 

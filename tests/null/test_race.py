@@ -22,7 +22,7 @@ ROUNDS = PROTOCOLS["cpu"].rounds
 
 
 def verified(name: str) -> Trial:
-    return Trial(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), error=1e-6)
+    return Trial(Candidate.of(name, {}), 1e-3, code_digest=digest(name.encode()), error=1e-6)
 
 
 def timed(name: str, samples: list[float]) -> Trial:

@@ -18,7 +18,7 @@ import pytest
 from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
-from kerneldecl import api, flow, winners
+from kerneldecl import api, flow
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
@@ -364,7 +364,7 @@ def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: 
 
 def test_measuring_without_the_gpu_says_which_one_it_takes(gpus: Space) -> None:
     (folder,) = gpus.build(measure=False).build.bundles.values()
-    done = gpus.run("measure", str(folder), code=10)
+    done = gpus.run("measure", str(folder), code_digest=10)
     assert "it must be measured on Test GPU" in done.stderr
 
 
@@ -417,7 +417,7 @@ def test_a_declared_release_takes_its_patch_releases(found: str, declared: str, 
 def _built(name: str, **fields: object) -> Trial:
     from kerneldecl.model import Candidate
 
-    return Trial(Candidate.of(name, {}), 1e-6, code=name, **fields)  # type: ignore[arg-type]
+    return Trial(Candidate.of(name, {}), 1e-6, code_digest=name, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
