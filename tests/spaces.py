@@ -105,7 +105,7 @@ shape = [24, 32]
 tags = ["activation"]
 
 [[workload]]
-name = "product"
+name = "gemm"
 rule = "matmul"
 m = 16
 n = 24

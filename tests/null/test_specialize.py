@@ -57,7 +57,7 @@ def test_a_function_of_the_users_own_competes_and_can_win(own: Space) -> None:
     assert set(tuned(own)) == {"specialize(variant=0)", *(f"unrolled(unroll={n})" for n in (1, 2, 4))}
 
 
-def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -> None:
+def test_an_incorrect_kernel_is_reported_and_never_selected(own: Space) -> None:
     own.write({"own/_words.py": 'WORD = "wrong"\n'})
     built = own.build(patterns=["small"])
     assert not built.build.failures
@@ -70,7 +70,7 @@ def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -
     assert "specialize(…) are the custom kernels of own/small.py" in show_text(show_json(entry))
 
 
-def test_a_file_that_gives_nothing_is_told(own: Space) -> None:
+def test_a_file_without_kernels_is_reported(own: Space) -> None:
     own.write({"own/small.py": "def specialize(mod, arch):\n    return [None]\n"})
     built = own.build(patterns=["small"])
     assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no function for it"]

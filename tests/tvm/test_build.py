@@ -130,7 +130,7 @@ def test_arguments_that_do_not_fit_are_refused(artifact: Artifact, what: str) ->
 def test_an_unknown_name_is_reported_with_the_known_ones(artifact: Artifact) -> None:
     with pytest.raises(KeyError, match=r"relu, .*it holds|it holds .*relu"):
         artifact["Relu"]
-    assert set(artifact) == {"add[shape=24x32]", "add[shape=7x9]", "relu", "product", "vectors", "sums", "square", "layer", "halves"}
+    assert set(artifact) == {"add[shape=24x32]", "add[shape=7x9]", "relu", "gemm", "vectors", "sums", "square", "layer", "halves"}
     assert len(artifact) == 9
 
 
