@@ -131,7 +131,7 @@ def _read(space: IterSpace, block: Block) -> Contraction | str:
         (_extent(block, batch), _extent(block, m), _extent(block, n), _extent(block, k)),
         block.writes[0].dtype,
         _run(block, block.writes[0], n),
-        block.flops_per_point == 2 and block.adds_products,
+        block.flops_per_point == 2 and block.is_multiply_accumulate,
     )
 
 
