@@ -16,7 +16,8 @@ from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, mixed, ranked
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
-from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction
+from kerneldecl.policies.shared.reduction import only_reduction
+from kerneldecl.policies.shared.traffic import moved_bytes
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
