@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import FIRST_CAPABILITY
+from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal
 from kerneldecl.policies import gpu_gemv
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, mixed, ranked
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK
-from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction
+from kerneldecl.policies.shared.reduction import only_reduction
+from kerneldecl.policies.shared.traffic import moved_bytes
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
@@ -75,7 +76,7 @@ class Sizes(NamedTuple):
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return cuts of a product with 4-bit weights, among them the best of gpu_gemv; nothing for other computations."""
     sizes, gpu = sizes_of(space), arch.the_gpu
-    if sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
+    if sizes is None or gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return ()
     estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut))) for cut in cuts(sizes, gpu))
     others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k)]

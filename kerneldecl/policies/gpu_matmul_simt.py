@@ -208,7 +208,7 @@ def _smem_cycles(tiling: Tiling) -> float:
 def _copy_cycles(operand: Operand, extent: int, tiling: Tiling) -> float:
     elements = extent * tiling.block_k / tiling.threads
     vectors = elements / math.gcd(operand.vector(), max(1, int(elements)))
-    address = ADDRESS * (4 if operand.run == 1 else 1)
+    address = ADDRESS * (4 if operand.contiguous == 1 else 1)
     if tiling.stages <= 2:
         return vectors * (address + LOAD) + (elements if operand.is_k_last else vectors) * STORE
     if operand.is_k_last:

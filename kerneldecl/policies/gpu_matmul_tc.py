@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import FRAGMENT, Contraction, contraction_of, why_no_tensor_cores
+from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
+from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Arch, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.conv_tiles import estimates, windows_of
 from kerneldecl.policies.gpu.gemm_tiles import (

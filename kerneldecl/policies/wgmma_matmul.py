@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, Form, ranked
 from kerneldecl.policies.hopper import time_model as model
@@ -90,7 +90,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
         (not _are_matrices(space, block, gemm), "an operand's rows or terms do not lie at one distance from each other"),
-        (max(gemm.extents[1:3]) == 1, WITH_A_VECTOR),
+        (max(gemm.extents[1:3]) == 1, IS_GEMV),
         (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
     return next((reason for applies, reason in reasons if applies), "")
@@ -134,7 +134,7 @@ def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[F
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
     operands = {name: operand for name in ("a", "b") if not is_box(operand := getattr(gemm, name))}
-    copies = {name: replace(operand, run=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
+    copies = {name: replace(operand, contiguous=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
     copied = (operand.size_bytes * (TURNED if is_turned(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm import IRModule, te, tirx
 
-from kerneldecl.analysis.contraction import FIRST_CAPABILITY
+from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
@@ -37,7 +37,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the product as one specialised kernel, or None where it is another computation, or these sizes do not fit."""
     gpu = arch.the_gpu
     sizes = _sizes(mod)
-    if sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
+    if sizes is None or gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
     kernel = Kernel(*sizes, **params, sm_count=gpu.sm_count, overlaps=supports_pdl(gpu))  # type: ignore[arg-type]
     return build(kernel) if kernel.fits(gpu) else None

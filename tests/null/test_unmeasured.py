@@ -19,6 +19,7 @@ from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
 from kerneldecl import api, flow
+from kerneldecl.stages import tune
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
@@ -61,7 +62,7 @@ def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winners, "cannot_measure", lambda _: "")
+    monkeypatch.setattr(tune, "why_not_measured_here", lambda _: "")
 
 
 class Noting(FakeRunner):
@@ -141,7 +142,7 @@ def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space
 def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder,) = gpus.build(measure=False).build.bundles.values()
     runner = FakeRunner()
-    monkeypatch.setattr(api, "cannot_measure", lambda _: "")
+    monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
     monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
     assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
     _assert_prepared_next(runner)
@@ -269,7 +270,7 @@ def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu:
         if isinstance(event, Note):
             second_waits.set()
 
-    monkeypatch.setattr(winners, "exclusive", handed_over)
+    monkeypatch.setattr(tune, "exclusive", handed_over)
     with ThreadPoolExecutor(1) as other:
         builds = [_build_on_gpu(one_gpu, {"small@box", "large@box"}, first_says), second[0].result()]
     assert not any(build.failures for build in builds)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR
+from kerneldecl.analysis.contraction import IS_GEMV
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
@@ -161,7 +161,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
         (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 summed in float64"),
         (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
-        (matmul((1, 1, 64)), WITH_A_VECTOR),
+        (matmul((1, 1, 64)), IS_GEMV),
         (conv2d(), "do not lie at one distance"),
     ],
 )
@@ -302,9 +302,7 @@ def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
     space = matmul((1, 4096, 4096), dtype="float32")
     assert gpu_gemv.propose(space, H200, 5)
     assert gpu_matmul.propose(space, H200, 5) == ()
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
-        space, H200, "gpu_gemv"
-    )
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == IS_GEMV or "float32" in gpu_matmul.tensor_cores(space, H200, "gpu_gemv")
 
 
 @given(size=st.tuples(EXTENTS, EXTENTS, EXTENTS), dtype=st.sampled_from(["float16", "int8"]), name=st.sampled_from(GPUS))

@@ -96,13 +96,14 @@ def test_functions_that_tensor_cores_refuse_have_a_reason(func: Any) -> None:
 
 
 def test_an_operand_behind_a_transpose_is_read_as_it_is_stored() -> None:
-    stored, behind = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
-    assert (behind.is_k_last, behind.run, behind.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
+    direct, transposed = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
+    assert (transposed.is_k_last, transposed.contiguous, transposed.shape) == (True, 128, (80, 128))
+    assert (direct.is_k_last, direct.contiguous, direct.shape) == (True, 128, (80, 128))
 
 
 def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
     gemm = read(behind_padding)
-    assert (gemm.a.run, gemm.b.run) == (1, 80)
+    assert (gemm.a.contiguous, gemm.b.contiguous) == (1, 80)
 
 
 def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
@@ -151,9 +152,9 @@ def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
     space.run("build", CUDA_VISIBLE_DEVICES="")
     told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}
-    assert told == {"half": "used", "single": "there is no intrinsic for float32 summed in float32", "relu": ""}
+    assert told == {"half": "used", "single": "there is no mma.sync of float32 with float32 accumulators", "relu": ""}
     assert "tensor cores: used\n" in space.run("show", "half").stdout
-    assert "tensor cores: not used: there is no intrinsic for float32 summed in float32\n" in space.run("show", "single").stdout
+    assert "tensor cores: not used: there is no mma.sync of float32 with float32 accumulators\n" in space.run("show", "single").stdout
     assert "tensor cores" not in space.run("show", "relu").stdout
 
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.analysis.contraction import FRAGMENT, Contraction
+from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Access, Block, Candidate, Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, out_bytes
 from kerneldecl.policies.gpu.tensor_core_model import SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, multiplies_per_cycle, together

@@ -79,7 +79,7 @@ class Blocks(NamedTuple):
 def multiplies_per_cycle(gpu: Gpu, dtype: str, accum_dtype: str) -> float:
     """Return the multiply-adds of one SM in a cycle, by mma.sync."""
     rate = gpu.tensor_rate(dtype) * (MMA_SYNC_SHARE if gpu.wgmma_arch else 1.0)
-    rate *= gpu.float16_sums_speedup if accum_dtype == "float16" else 1.0
+    rate *= gpu.float16_accum_speedup if accum_dtype == "float16" else 1.0
     return rate / (2 * gpu.sm_count * gpu.clock_hz)
 
 
