@@ -90,8 +90,8 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
         merge(sch, epilogue)
     margin = sch.get_producers(block)
     normalize_windows(sch, block, gemm, [gemm.k])
-    names = intrinsics_of(sch, block, gemm, left_k_last=True)
-    sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.steps])
+    names = intrinsics_of(sch, block, gemm, a_k_last=True)
+    sch.pad_einsum(block, [1, tiles.rows, tiles.columns, tiles.block_n, names.k])
     store = sch.cache_write(block, 0, "local")
 
     # 2. Tiles of blocks, warps, fragments.
@@ -101,7 +101,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
         column, [None, tiles.warps_columns, tiles.columns // tiles.warps_columns // ROWS, ROWS]
     )
     n, n_warp, n_part, n_in = sch.split(n, [None, tiles.warps_n, tiles.block_n // tiles.warps_n // ROWS, ROWS])
-    k, k_in = sch.split(k, [None, names.steps])
+    k, k_in = sch.split(k, [None, names.k])
     sch.reorder(image, row, column, n, row_warp, column_warp, n_warp, k, row_part, column_part, n_part, column_in, n_in, k_in)
     fragment = sch.blockize(column_in)
     tile = sch.fuse(image, row, column, n)
@@ -112,7 +112,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
     # 3. Operands: weights and the image's part to shared memory, fragments from there.
     weights = sch.cache_read(fragment, gemm.b.position, "shared.dyn")
     sch.compute_at(weights, tile)
-    steps = -(-gemm.extents[3] // names.steps) * names.steps
+    steps = -(-gemm.extents[3] // names.k) * names.k
     step = spread_copy(sch, weights, tiles.warps, math.gcd(gemm.b.vector(), tiles.block_n))
     sch.unroll(step)  # so that only the last steps ask whether they are beyond the weights
     held = sch.cache_read(fragment, gemm.a.position, "local")
@@ -129,10 +129,10 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
     # 4. Sums, and what mma.sync does.
     sums = store_tile(sch, store, (tile, warp), tiles.warps, gemm) if tiles.smem_epilogue else store_sums(sch, store, warp, gemm)
     clear_sums(sch, fragment, sums, k, names, gemm.accum_dtype)
-    whole = load_by_matrices(sch, held_weights, gemm.b, names.steps, names.load_right)
+    whole = load_by_matrices(sch, held_weights, gemm.b, names.k, names.load_b)
     keep_apart(sch, weights, whole, tiles.block_n, gemm.b.dtype)
-    sch.tensorize(fragment, names.multiply)
-    if steps // names.steps <= UNROLLED_STEPS:
+    sch.tensorize(fragment, names.mma)
+    if steps // names.k <= UNROLLED_STEPS:
         sch.unroll(k)
     return True
 

@@ -26,7 +26,7 @@ from tvm import IRModule, te, tirx
 from kerneldecl.analysis.contraction import FIRST_CAPABILITY
 from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.equivalence import match_digest
-from kerneldecl.compiler.passes.dependent_launch import can_overlap
+from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.gemv_i4_kernel import GROUPS, Kernel, build
 from kerneldecl.templates.shared.fast_parse import parsed_quickly
@@ -39,7 +39,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     sizes = _sizes(mod)
     if sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return None
-    kernel = Kernel(*sizes, **params, sm_count=gpu.sm_count, overlaps=can_overlap(gpu))  # type: ignore[arg-type]
+    kernel = Kernel(*sizes, **params, sm_count=gpu.sm_count, overlaps=supports_pdl(gpu))  # type: ignore[arg-type]
     return build(kernel) if kernel.fits(gpu) else None
 
 

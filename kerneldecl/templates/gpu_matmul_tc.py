@@ -25,7 +25,7 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand, why_no_tensor_cores
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, MmaIntrinsics
 from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.gemm import (
     attempt,
@@ -81,13 +81,13 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
     if normal is None:
         return False
     block, store = normal.block, normal.store
-    names = intrinsics_of(sch, block, gemm, left_k_last=gemm.a.is_k_last)
+    names = intrinsics_of(sch, block, gemm, a_k_last=gemm.a.is_k_last)
     *batch, m, n, k = sch.get_loops(block)
 
     # 2. Tiles of blocks, warps, fragments.
     m, m_warp, m_part, m_in = sch.split(m, [None, tiles.warps_m, tiles.block_m // tiles.warps_m // ROWS, ROWS])
     n, n_warp, n_part, n_in = sch.split(n, [None, tiles.warps_n, tiles.block_n // tiles.warps_n // ROWS, ROWS])
-    k, k_step, k_in = sch.split(k, [None, tiles.block_k // names.steps, names.steps])
+    k, k_step, k_in = sch.split(k, [None, tiles.block_k // names.k, names.k])
     sch.reorder(*batch, m, n, m_warp, n_warp, k, k_step, m_part, n_part, m_in, n_in, k_in)
     fragment = sch.blockize(m_in)
     tile = rasterize(sch, m, n, tiles.raster_group)
@@ -142,12 +142,12 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
     )
 
 
-def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: Tensorized, operands: tuple[Operand, Operand]) -> None:
+def _tensorize(sch: Schedule, blocks: tuple[Any, ...], tiles: _Tiles, names: MmaIntrinsics, operands: tuple[Operand, Operand]) -> None:
     fragment, *rest = blocks
-    for at, (operand, name) in enumerate(zip(operands, (names.load_left, names.load_right), strict=True)):
+    for at, (operand, name) in enumerate(zip(operands, (names.load_a, names.load_b), strict=True)):
         load, copy = rest[at], rest[at + 2]
         extent = (tiles.block_m, tiles.block_n)[at]
-        whole = load_by_matrices(sch, load, operand, names.steps, name)
+        whole = load_by_matrices(sch, load, operand, names.k, name)
         length = tiles.block_k if operand.is_k_last else extent
         keep_apart(sch, copy, whole, length, operand.dtype)
-    sch.tensorize(fragment, names.multiply)
+    sch.tensorize(fragment, names.mma)

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
-from kerneldecl.compiler.passes.dependent_launch import told_to_overlap
+from kerneldecl.compiler.passes.dependent_launch import with_declared_pdl
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
             bound = tvm.tirx.transform.BindTarget(target)(tvm.IRModule({"main": func}))
             host, devices = split_host_device_mods(lower_all(bound))
             [(device_target, device)] = devices.items()
-            host, device = told_to_overlap(host, device)
+            host, device = with_declared_pdl(host, device)
             library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(change(device))}, tvm.target.Target("llvm"))
     finally:
         os.environ.pop("TVM_COMPILE_FORCE_FALLBACK")

@@ -17,7 +17,7 @@ from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.compiler.passes.dependent_launch import can_overlap
+from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as policy
@@ -128,7 +128,7 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
     assert windows is not None
     told = conv_tiles_simt.smem_bytes(windows, gemm, conv_tiles_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
     # Where kernels overlap, they ask for as much as keeps more blocks off an SM than their share.
-    assert can_overlap(arch.the_gpu) or launch.dynamic_smem_bytes + launch.usage.smem_bytes <= told
+    assert supports_pdl(arch.the_gpu) or launch.dynamic_smem_bytes + launch.usage.smem_bytes <= told
 
 
 @needs_nvcc

@@ -17,7 +17,7 @@ from wgmma_cases import PLAIN
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
-from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, overlapping_kernels, spread_smem_bytes
+from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, balanced_smem_bytes, pdl_kernels
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_arch, load_rule
@@ -123,7 +123,7 @@ def test_what_comes_ahead_lies_within_the_arguments(name: str) -> None:
     applied = cpu.apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), H200)
     assert applied is not None
     few = replace(H200.the_gpu, sm_count=1, max_threads_per_sm=128)
-    kernel = Kernel(narrowed(applied.mod)["main"], lambda device: overlapping_kernels(device, few))
+    kernel = Kernel(narrowed(applied.mod)["main"], lambda device: pdl_kernels(device, few))
     assert "blockIdx.x) < " in kernel.source, "later blocks ask for nothing"
     assert "prefetch.global.L2" in kernel.source
     [out] = rule.signature().outputs
@@ -165,7 +165,7 @@ def test_blocks_that_come_early_cannot_pile_up(blocks: int, smem_bytes: int) -> 
     """No SM can hold more than its share where all fit at once; otherwise nothing is asked for that a kernel does not need."""
     gpu = H200.the_gpu
     share, held = -(-blocks // gpu.sm_count), occupancy(gpu, 32, 32, smem_bytes)
-    asked = spread_smem_bytes(gpu, blocks, smem_bytes)
+    asked = balanced_smem_bytes(gpu, blocks, smem_bytes)
     assert smem_bytes <= asked <= gpu.smem_per_block_optin_bytes
     assert occupancy(gpu, 32, 32, asked) == (min(share, held))
 

@@ -18,9 +18,10 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IndexMap
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
 
 WARP = 32
 SUMMED_AT_ONCE = 4

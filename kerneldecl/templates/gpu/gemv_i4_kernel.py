@@ -13,8 +13,16 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.compiler.intrinsics.int4_dot import combined, dotted_rows, fetched, held, permuted, prefetched, started
-from kerneldecl.compiler.passes.l2_prefetch import AHEAD_BYTES
+from kerneldecl.compiler.intrinsics.int4_dot import (
+    bias_source,
+    cp_async_source,
+    dot_rows_source,
+    permute_registers_source,
+    permute_source,
+    prefetch_source,
+    reduce_source,
+)
+from kerneldecl.compiler.passes.l2_prefetch import PREFETCH_BYTES
 from kerneldecl.model import Gpu
 
 ROWS = (2, 4, 8)
@@ -98,7 +106,7 @@ class Kernel:
     @property
     def ahead_rows(self) -> int:
         """Of a warp's first step, to be asked for ahead."""
-        return min(self.rows, AHEAD_BYTES // (self.blocks * self.warps * STEP_BYTES))
+        return min(self.rows, PREFETCH_BYTES // (self.blocks * self.warps * STEP_BYTES))
 
     @property
     def scales(self) -> int:
@@ -151,21 +159,21 @@ def _fetch(kernel, sources, stages, tile, column, slot, lane):
         for r in T.unroll(kernel.rows):
             row = T.meta_var(_at_most(tile * kernel.rows + r, kernel.n - 1, kernel.n % kernel.rows == 0))
             T.cuda.func_call(
-                fetched(VECTOR_BYTES)[0],
+                cp_async_source(VECTOR_BYTES)[0],
                 weights.ptr_to([slot, r, lane * VECTOR_BYTES]),
                 packed.ptr_to([row, _at_most(byte, row_bytes - VECTOR_BYTES, is_whole)]),
                 VECTOR_BYTES if is_whole else T.Select(byte < row_bytes, VECTOR_BYTES, 0),
-                source_code=fetched(VECTOR_BYTES)[1],
+                source_code=cp_async_source(VECTOR_BYTES)[1],
             )
         if lane < kernel.rows * pieces:
             owner = T.meta_var(_at_most(tile * kernel.rows + lane // pieces, kernel.n - 1, kernel.n % kernel.rows == 0))
             first = T.meta_var(column * kernel.scales + lane % pieces * at_once)
             T.cuda.func_call(
-                fetched(2 * at_once)[0],
+                cp_async_source(2 * at_once)[0],
                 scales.ptr_to([slot, lane // pieces, lane % pieces * at_once]),
                 scale.ptr_to([owner, _at_most(first, kernel.k // kernel.group - at_once, is_whole)]),
                 2 * at_once if is_whole else T.Select(first < kernel.k // kernel.group, 2 * at_once, 0),
-                source_code=fetched(2 * at_once)[1],
+                source_code=cp_async_source(2 * at_once)[1],
             )
     T.ptx.cp.async_.commit_group()
 
@@ -178,7 +186,7 @@ def _ask_ahead(kernel, packed, tile, column, lane):
     byte = T.meta_var(column * STEP_BYTES + lane % lines * LINE_BYTES)
     if T.And(lane < kernel.ahead_rows * lines, T.And(tile < kernel.tiles, byte < row_bytes)):
         row = T.meta_var(_at_most(tile * kernel.rows + lane // lines, kernel.n - 1, kernel.n % kernel.rows == 0))
-        T.cuda.func_call(prefetched()[0], packed.ptr_to([row, byte]), source_code=prefetched()[1])
+        T.cuda.func_call(prefetch_source()[0], packed.ptr_to([row, byte]), source_code=prefetch_source()[1])
 
 
 @T.inline
@@ -202,10 +210,10 @@ def _keep(kernel, held, operands, first, thread):
         place = T.meta_var((first + i) * (kernel.warps * LANES) + thread)
         if place < kernel.vectors:
             T.cuda.func_call(
-                permuted()[0],
+                permute_source()[0],
                 operands.ptr_to([((place // 128 * 4 + place % 4) * LANES + place % 128 // 4) * 8]),
                 held.ptr_to([i * 4]),
-                source_code=permuted()[1],
+                source_code=permute_source()[1],
             )
 
 
@@ -231,10 +239,10 @@ def _start(kernel, operands, starts, thread):
         place = T.meta_var(i * threads + thread)
         if place < kernel.steps * QUADS:
             T.cuda.func_call(
-                started()[0],
+                bias_source()[0],
                 starts.ptr_to([place]),
                 operands.ptr_to([place // QUADS * STEP + place % QUADS * 32]),
-                source_code=started()[1],
+                source_code=bias_source()[1],
             )
 
 
@@ -244,7 +252,7 @@ def _finish(kernel, y, parts, sums, tile, turn, warp, lane):
     lanes = T.meta_var(LANES // kernel.rows)
     row = T.meta_var(lane // lanes)
     total: T.float32 = T.cuda.func_call(
-        combined(kernel.rows)[0], sums.ptr_to([0]), source_code=combined(kernel.rows)[1], return_type="float32"
+        reduce_source(kernel.rows)[0], sums.ptr_to([0]), source_code=reduce_source(kernel.rows)[1], return_type="float32"
     )
     if lane % lanes == 0:
         if kernel.warps_k > 1:
@@ -277,8 +285,8 @@ def build(kernel: Kernel) -> tvm.IRModule:
     packed, scale, x, y = params = [
         tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True)
     ]
-    dot, source = dotted_rows(kernel.rows, kernel.group, is_held=kernel.holds)
-    permutes, permuting = held()
+    dot, source = dot_rows_source(kernel.rows, kernel.group, in_registers=kernel.holds)
+    permutes, permuting = permute_registers_source()
 
     @T.prim_func(check_well_formed=False)
     def main():

@@ -12,7 +12,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized, fragment_place, tensorized
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, MmaIntrinsics, fragment_place, mma_intrinsics
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.gemm import place_store
 
@@ -22,13 +22,13 @@ PERMUTED_ROWS = (32, 64, 128, 256)
 """Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
 
 
-def intrinsics_of(sch: Schedule, block: Any, gemm: Contraction, *, left_k_last: bool) -> Tensorized:
-    """Return the intrinsics for the product as its author wrote it; `left_k_last` says how its left operand is held."""
+def intrinsics_of(sch: Schedule, block: Any, gemm: Contraction, *, a_k_last: bool) -> MmaIntrinsics:
+    """Return the intrinsics for the product as its author wrote it; `a_k_last` says that A is contiguous along k."""
     total = sch.get(block).body
     is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
     operands = "ab" if gemm.a.position == 0 else "ba"
-    written = f"c+{operands}" if is_sum_first else f"{operands}+c"
-    return tensorized(gemm.a.dtype, gemm.accum_dtype, left_k_last=left_k_last, right_k_last=gemm.b.is_k_last, written=written)
+    order = f"c+{operands}" if is_sum_first else f"{operands}+c"
+    return mma_intrinsics(gemm.a.dtype, gemm.accum_dtype, a_k_last=a_k_last, b_k_last=gemm.b.is_k_last, order=order)
 
 
 def placed(dtype: str) -> Any:
@@ -142,7 +142,7 @@ def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, ge
     return sums
 
 
-def clear_sums(sch: Schedule, fragment: Any, sums: Any, reduction: Any, names: Tensorized, dtype: str) -> None:
+def clear_sums(sch: Schedule, fragment: Any, sums: Any, reduction: Any, names: MmaIntrinsics, dtype: str) -> None:
     """Have fragments of sums be zero before the reduction's loop."""
     start = sch.decompose_reduction(fragment, reduction)
     sch.transform_layout(sums, ("read", 0), placed(dtype))

@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 
-from kerneldecl.compiler.intrinsics.int4_dot import dotted, dotted_pair
+from kerneldecl.compiler.intrinsics.int4_dot import dot_intrinsic, dot_pair_intrinsic
 from kerneldecl.model import Value, dtype_bytes
 from kerneldecl.templates.shared import blocks, reductions
 
@@ -122,7 +122,7 @@ def _dot_i4(sch: Schedule, block: Any, loops: Sequence[Any], cut: RowCut) -> boo
     if "uint8" not in dtypes or len(loops) < 2:
         return False
     with contextlib.suppress(KeyError, ScheduleError):
-        sch.tensorize(loops[0], dotted_pair(cut.width) if cut.is_paired else dotted(cut.width, dtypes[-1]))
+        sch.tensorize(loops[0], dot_pair_intrinsic(cut.width) if cut.is_paired else dot_intrinsic(cut.width, dtypes[-1]))
         return True
     return False
 

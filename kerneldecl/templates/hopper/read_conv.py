@@ -20,9 +20,10 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.templates.hopper.read_gemm import _dense, _is_load_of, _loads_of, _replaced, _uncast
-from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
 from kerneldecl.templates.shared.fast_math import quickened
 
 Terms = tuple[dict[int, int], int]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.model import Arch, dtype_bytes
 
 
@@ -42,10 +43,6 @@ class Panels(NamedTuple):
     tile: int
     outer: tuple[int, ...]
     inner: tuple[int, ...]
-
-
-def is_reduction(block: Any) -> bool:
-    return any(axis.iter_type == IterVar.CommReduce for axis in block.iter_vars)
 
 
 def only_reduction(sch: Schedule) -> Any | None:
