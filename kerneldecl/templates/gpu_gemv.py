@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm.s_tir import Schedule
 
-from kerneldecl.analysis.contraction import FIRST_CAPABILITY
+from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, Value
 from kerneldecl.templates.gpu import thread_loops
 from kerneldecl.templates.shared import blocks, reductions
@@ -46,7 +46,7 @@ def _is_paired(leaf: blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool
     run = leaf.block.axes[axis].extent
     largest = max(math.prod(access.shape) for access in leaf.block.reads)
     return (
-        gpu.compute_capability >= FIRST_CAPABILITY
+        gpu.compute_capability >= first_capability("mma.sync")
         and tile % 2 == 0
         and threads % gpu.warp_size == 0
         and run % (QUAD * width) == 0
