@@ -23,8 +23,8 @@ from typing import Any
 
 from tvm import IRModule, te, tirx
 
-from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.analysis.params import I4_GROUPS, GemvI4Params, read_params
+from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
