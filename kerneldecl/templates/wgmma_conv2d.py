@@ -26,7 +26,7 @@ from kerneldecl.templates.hopper.kernel_config import Kernel
 from kerneldecl.templates.hopper.operands import MAX_BOX, PITCH_BYTES, ROW_BYTES, SWIZZLES, Copies, Operand, TensorMap
 from kerneldecl.templates.hopper.params import SLAB, Tiles
 from kerneldecl.templates.hopper.read_conv import Convolution, Window, read_convolution
-from kerneldecl.templates.shared.fast_parse import parsed_quickly
+from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 
 MAX_STEP = 8
@@ -34,7 +34,7 @@ MAX_STEP = 8
 STEP_CHANNELS = ROW_BYTES // 2
 
 
-@parsed_quickly()
+@fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
     if arch.the_gpu.compute_capability[0] != FIRST_CAPABILITY[0]:

@@ -50,7 +50,7 @@ from kerneldecl.templates.hopper.operands import ROW_BYTES, operand_of
 from kerneldecl.templates.hopper.pack import packing_of
 from kerneldecl.templates.hopper.params import Tiles
 from kerneldecl.templates.hopper.read_gemm import Product, read_product
-from kerneldecl.templates.shared.fast_parse import parsed_quickly
+from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 FIRST_CAPABILITY = (9, 0)
 SUMS = {
@@ -64,7 +64,7 @@ SUMS = {
 """By dtype of the factors: those of the sums."""
 
 
-@parsed_quickly()
+@fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the product with its epilogue as one specialised kernel, or None where wgmma or these sizes do not take it."""
     tiles = Tiles.of(params)

@@ -30,11 +30,11 @@ from kerneldecl.templates.hopper.params import SLAB
 from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution
 from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, Kernel, Tiles
 from kerneldecl.templates.hopper.smem_conv_kernel import build
-from kerneldecl.templates.shared.fast_parse import parsed_quickly
+from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
 
 
-@parsed_quickly()
+@fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
     gpu, tiles = arch.the_gpu, Tiles.of(params)

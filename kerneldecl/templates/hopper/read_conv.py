@@ -24,7 +24,7 @@ from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.templates.hopper.read_gemm import _dense, _is_load_of, _loads_of, _replaced, _uncast
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates.shared.fast_math import quickened
+from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Terms = tuple[dict[int, int], int]
 """An index: axes with their coefficients, and its constant."""
@@ -115,7 +115,7 @@ def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contra
     if windows is None or strides is None:
         return None
 
-    end = quickened(stored.value, str(stored.buffer.dtype))
+    end = with_fast_activations(stored.value, str(stored.buffer.dtype))
     loads = _loads_of(end, block.body.buffer) if last is not None else []
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:

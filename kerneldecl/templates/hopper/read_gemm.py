@@ -24,7 +24,7 @@ from kerneldecl.compiler import tfloat32
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates.shared.fast_math import quickened
+from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Dim = tuple[int, int]
 """Extent and stride in elements."""
@@ -158,7 +158,9 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    epilogue = Epilogue.of(None if last is None else quickened(stored.value, str(stored.buffer.dtype)), block.body.buffer, fresh)
+    epilogue = Epilogue.of(
+        None if last is None else with_fast_activations(stored.value, str(stored.buffer.dtype)), block.body.buffer, fresh
+    )
 
     def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
         found = values(flat_batch, row, column)
