@@ -83,7 +83,7 @@ def ring_of(case: Case) -> Ring:
     from _gpu_timing import copies_of, flusher
     from _gpu_torch import dtype_of, inputs_of, reference
 
-    from kerneldecl.plugins import load_rule
+    from kerneldecl.plugins.load import load_rule
 
     attrs = dict(case.workload.attrs)
     rule = load_rule(case.root, case.workload.rule).of(case.root, attrs)
@@ -185,7 +185,7 @@ def held(job: Job) -> Row:
 
 def described(case: Case) -> Row:
     """Return what is known of a workload before anything is run."""
-    from kerneldecl.plugins import load_rule
+    from kerneldecl.plugins.load import load_rule
 
     attrs = dict(case.workload.attrs)
     rule = load_rule(case.root, case.workload.rule).of(case.root, attrs)

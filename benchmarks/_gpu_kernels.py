@@ -48,10 +48,10 @@ def proposals(case: Case, policy: str, top_k: int) -> tuple[Candidate, ...]:
     """Return what a policy proposes, best first."""
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.iter_space import iter_space
-    from kerneldecl.plugins import load_policy, load_rule
+    from kerneldecl.plugins.load import load_module, load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
-    proposed = load_policy(case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k, ())
+    proposed = load_module("policies", case.root, policy).propose(iter_space(canonical.lower(rule)), case.arch, top_k)
     return tuple(proposal.candidate for proposal in proposed)
 
 
@@ -59,7 +59,7 @@ def build_candidate(case: Case, candidate: Candidate, folder: str) -> Built:
     """Return the candidate's library, built as kerneldecl builds it; raise what its template or its compiler raise."""
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.cpu import apply_candidate
-    from kerneldecl.plugins import load_rule
+    from kerneldecl.plugins.load import load_rule
 
     rule = load_rule(case.root, case.workload.rule).of(case.root, dict(case.workload.attrs))
     applied = apply_candidate(case.root, canonical.lower(rule), candidate, case.arch)
@@ -78,7 +78,7 @@ def build_default(case: Case, folder: str) -> Built:
 
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.cpu import target_of
-    from kerneldecl.plugins import load_rule
+    from kerneldecl.plugins.load import load_rule
 
     rule_name, attrs = case.workload.rule, dict(case.workload.attrs)
     if takes_row := rule_name == "gemv":

@@ -19,7 +19,7 @@ from _gpu_kernels import Built, Case, label_of, proposals
 from kerneldecl import flow
 from kerneldecl.api import run_build
 from kerneldecl.declare.document import declare
-from kerneldecl.model import Candidate, Measurement
+from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.workspace import FILE, Workspace, workspace_of
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
 from kerneldecl.tuning.events import Event, Finished
@@ -106,7 +106,7 @@ def _tuned(result: Mapping[str, Any], order: Sequence[Candidate], workspace: Wor
     return Tuned(best, winner, first, result["policy"], [_outcome(measured[each]) for each in (*ranked, *others)])
 
 
-def _outcome(found: Measurement) -> dict[str, Any]:
+def _outcome(found: Trial) -> dict[str, Any]:
     known = {"label": label_of(found.candidate), "predicted_secs": found.predicted_secs, "registers": found.registers}
     known |= {"smem_bytes": found.smem_bytes, "spill_bytes": found.spill_bytes, "error": found.error}
     return {**known, **({"secs": found.run_secs} if found.samples else {"failure": found.failure})}

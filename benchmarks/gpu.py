@@ -38,7 +38,7 @@ def cases_of(root: Path, target: str, patterns: Sequence[str], policy: str = "")
     """Return the entries of a workspace for a target that the patterns select, tuned by another policy if one is named."""
     from kerneldecl.declare.document import declare
     from kerneldecl.declare.select import select
-    from kerneldecl.plugins import load_arch
+    from kerneldecl.plugins.load import load_arch
 
     declaration = declare(root)
     arch = load_arch(root, dict(declaration.targets)[target])

@@ -235,7 +235,7 @@ def contest(artifact: Artifact, entry: Mapping[str, Any], root: Path) -> Contest
 
     from kerneldecl.arrays import aligned, poisoned, relative_error
     from kerneldecl.model import frozen
-    from kerneldecl.plugins import load_rule
+    from kerneldecl.plugins.load import load_rule
 
     rule = load_rule(root, entry["rule"])(**{name: frozen(value) for name, value in entry["attrs"].items()})
     inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(0))]

@@ -171,7 +171,8 @@ def main() -> None:
 
 def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path) -> tuple[Mapping[str, Any], list[Row]]:
     """Tune all networks and hold their contests; return where this ran, and a row for each."""
-    from kerneldecl.plugins import STANDARD, load_arch
+    from kerneldecl.plugins.find import STANDARD
+    from kerneldecl.plugins.load import load_arch
 
     gpu, rivals, arch = GpuProcess(), given.rivals.split(","), load_arch(STANDARD, given.arch)
     described = machine() | gpu.ask(gpu_described)
@@ -194,7 +195,8 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
 
 
 def contested(network: Network, row: Row, default: tuple[str, float, str] | None, given: argparse.Namespace, gpu: GpuProcess) -> Row:
-    from kerneldecl.plugins import STANDARD, load_arch
+    from kerneldecl.plugins.find import STANDARD
+    from kerneldecl.plugins.load import load_arch
 
     libraries, failures = {"ours": (row["library"], row["artifact"])}, {}
     if default is not None:

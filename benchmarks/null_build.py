@@ -32,7 +32,7 @@ from kerneldecl.api import run_build
 from kerneldecl.flow import Options
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
 from kerneldecl.planning.workspace import open_workspace
-from kerneldecl.plugins import load_policy, load_rule, plugin_names
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 from kerneldecl.store.keys import digest
@@ -62,19 +62,18 @@ arch = "host"
 
 [defaults]
 targets = ["host"]
-policy = "first"
 top_k = 1
 """
-# Beside the one that proposes, every standard policy takes part, as under `auto`: their digests belong to the keys.
+# `auto` asks it before the standard policies, whose digests belong to the keys as well.
 POLICY = """\
 from kerneldecl.model import Candidate, Proposal
 
 TEMPLATES = ()
-BY_KIND = {{"cpu": {names}}}
+AUTO = {"cpu": 1}
 
 
-def propose(space, arch, top_k, measured):
-    return () if measured else (Proposal(Candidate.of("cpu_elementwise", {{"vectors": 4}}), 1e-6),)
+def propose(space, arch, top_k):
+    return (Proposal(Candidate.of("cpu_elementwise", {"vectors": 4}), 1e-6),)
 """
 
 
@@ -162,17 +161,12 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     """Leave a workspace in which everything is up to date. Records of `like`, which declares the same work, are used."""
     (root / "policies").mkdir(parents=True, exist_ok=True)
     (root / "workloads.toml").write_text(text, encoding="utf-8")
-    _write_if_other(root / "policies" / "first.py", POLICY.format(names=("first", *standard_policies(root))))
+    _write_if_other(root / "policies" / "first.py", POLICY)
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
     done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
-
-
-def standard_policies(root: Path) -> list[str]:
-    """Return the policies that propose, which leaves out those that stand for others, as `auto` does."""
-    return [name for name in plugin_names("policies", root) if name != "first" and not hasattr(load_policy(root, name), "BY_KIND")]
 
 
 def _write_if_other(path: Path, text: str) -> None:

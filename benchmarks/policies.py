@@ -18,8 +18,8 @@ from kerneldecl.compiler.canonical import lower
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Arch, IterSpace
-from kerneldecl.plugins import load_arch, load_policy, load_rule
-from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import standard_order
 
 ROOT = Path(__file__).parents[1]
 WORKSPACES = (ROOT, ROOT / "benchmarks" / "hopper")
@@ -36,7 +36,7 @@ def main() -> None:
     described = machine()
     show_machine(described)
     arch, spaces = load_arch(ROOT, options.target), dict(_spaces(options.target))
-    rows = [row for name in BY_KIND[arch.kind] if (row := _row(name, arch, spaces, options.rounds))]
+    rows = [row for name in standard_order(arch.kind) if (row := _row(name, arch, spaces, options.rounds))]
     show(f"Processor time of a policy for {TOP_K} candidates; at most {LIMIT_MS:g} ms are asked", rows)
     write_json(options.json, described, {"policies": rows})
 
@@ -51,8 +51,8 @@ def _spaces(target: str) -> Iterator[tuple[str, IterSpace]]:
 
 def _row(name: str, arch: Arch, spaces: dict[str, IterSpace], rounds: int) -> dict[str, Any]:
     """Return what a policy takes for the entries that it proposes something for; nothing where there is none."""
-    propose = load_policy(ROOT, name).propose
-    taken = {entry: _ms(propose, space, arch, rounds) for entry, space in spaces.items() if propose(space, arch, TOP_K, ())}
+    propose = load_module("policies", ROOT, name).propose
+    taken = {entry: _ms(propose, space, arch, rounds) for entry, space in spaces.items() if propose(space, arch, TOP_K)}
     if not taken:
         return {}
     worst = max(taken, key=lambda entry: taken[entry])
@@ -73,7 +73,7 @@ def _ms(propose: Any, space: IterSpace, arch: Arch, rounds: int) -> float:
 
 def _once(propose: Any, space: IterSpace, arch: Arch) -> float:
     began = time.process_time()
-    propose(space, arch, TOP_K, ())
+    propose(space, arch, TOP_K)
     return time.process_time() - began
 
 

@@ -300,7 +300,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Trial:
     """What became of one candidate: how far it got, and its samples if it got to the end."""
 
     candidate: Candidate

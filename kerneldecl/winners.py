@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kerneldecl.hardware import gpu_lock, host
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Measurement
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial
 from kerneldecl.planning import lockfile
 from kerneldecl.planning.plan import MEASURING, EntryPlan, tolerance
 from kerneldecl.runners.local import in_order
@@ -226,7 +226,7 @@ def _task(at_work: Build, entry: EntryPlan, folder: Path) -> Task:
     return Task(workspace.root, *given, limit, MEASURING[entry.arch.kind], workspace.inputs.toolchain, folder, variants)
 
 
-def no_winner(measurements: Sequence[Measurement]) -> str:
+def no_winner(measurements: Sequence[Trial]) -> str:
     if not measurements:
         return "no policy proposes a candidate for it"
     reasons = sorted({m.failure for m in measurements})

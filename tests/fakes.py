@@ -17,7 +17,7 @@ from typing import Any
 
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Arch
-from kerneldecl.plugins import load_rule, load_template, own_functions
+from kerneldecl.plugins.load import custom_kernels, load_module, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
@@ -60,9 +60,7 @@ TEMPLATES = ("unrolled",)
 UNROLLS = (1, 2, 4, 8)
 
 
-def propose(space, arch, top_k, measured):
-    if measured:
-        return ()
+def propose(space, arch, top_k):
     return tuple(Proposal(Candidate.of("unrolled", {"unroll": u}), 1e-6 * u) for u in UNROLLS[:top_k])
 """
 TEMPLATE = """\
@@ -176,6 +174,10 @@ def _loaded(load: Callable[[Path, str], Any], root: Path, name: str, content: by
     return load(root, name)
 
 
+def _load_template(root: Path, name: str) -> Any:
+    return load_module("templates", root, name)
+
+
 def _computation(root: str, rule: str, attrs: Mapping[str, Any]) -> str:
     declared = _rule(root, rule, attrs)
     return f"{declared.lower()} [{declared.signature()}]"
@@ -201,13 +203,13 @@ def _scheduled(case: Answer, candidate: Answer, arch: Arch) -> str | None:
     root, name = Path(case["root"]), candidate["template"]
     if name == "specialize":
         return _own(case, arch)[candidate["params"]["variant"]]
-    template = _loaded(load_template, root, name, (root / f"templates/{name}.py").read_bytes())
+    template = _loaded(_load_template, root, name, (root / f"templates/{name}.py").read_bytes())
     made = template.apply(text, candidate["params"], arch)
     return None if made is None else str(made)
 
 
 def _own(case: Answer, arch: Arch) -> list[str]:
-    return own_functions(Path(case["root"]), case["specialize"], _computation(case["root"], case["rule"], case["attrs"]), arch)
+    return custom_kernels(Path(case["root"]), case["specialize"], _computation(case["root"], case["rule"], case["attrs"]), arch)
 
 
 def _specialize(case: Answer, arch: Answer) -> Answer:

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from kerneldecl.compiler.canonical import symbol
 from kerneldecl.model import Arch, Candidate, IterSpace
-from kerneldecl.plugins import STANDARD, load_arch
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import space_from_json, to_json
 
@@ -37,7 +38,7 @@ def proposed(*policies: str, step: int = 7) -> Choice:
     """Choose the first of 20 candidates, and every so-many-th, of the first policy that proposes any: neighbours are much alike."""
 
     def choose(space: IterSpace, arch: Arch) -> list[Candidate]:
-        found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(space, arch, 20, ()) for name in policies)
+        found = (importlib.import_module(f"kerneldecl.policies.{name}").propose(space, arch, 20) for name in policies)
         return [proposal.candidate for proposal in next((each for each in found if each), ())[::step]]
 
     return choose

@@ -117,9 +117,7 @@ TEMPLATES = ("plain",)
 CHOICES = (0, 1)
 
 
-def propose(space, arch, top_k, measured):
-    if measured:
-        return ()
+def propose(space, arch, top_k):
     return tuple(Proposal(Candidate.of("plain", {"parallel": p}), 1e-6) for p in CHOICES[:top_k])
 """,
     "templates/plain.py": """\

@@ -85,8 +85,8 @@ from kerneldecl.model import Candidate, Proposal
 TEMPLATES = ("tile",)
 
 
-def propose(space, arch, top_k, measured):
-    return () if measured else (Proposal(Candidate.of("tile", {}), 1e-6),)
+def propose(space, arch, top_k):
+    return (Proposal(Candidate.of("tile", {}), 1e-6),)
 """
 GEMM = {"m": 64, "n": 16, "k": 64, "layout": "nt", "dtype": "float16", "out_dtype": "float32"}
 """Attributes of rule matmul that the tile computes."""

@@ -284,7 +284,7 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
     from kerneldecl import flow
     from kerneldecl.cli import report
     from kerneldecl.planning.last_build import read_state
-    from kerneldecl.plugins import shadowed
+    from kerneldecl.plugins.find import shadowed_file
 
     workspace = _workspace(settings)
     made, last = flow.make_plan(workspace), read_state(workspace.store.root / "state.json")
@@ -292,7 +292,7 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
     for name in _chosen(workspace, (entry,)):
         planned = next(e for e in made.entries if e.entry == name)
         link = next(link for link in made.links if link.target == planned.workload.target)
-        standard = shadowed(workspace.root, planned.workload.rule)
+        standard = shadowed_file("rules", workspace.root, planned.workload.rule)
         found.append(report.why_json(planned, link, last, str(standard or "")))
     _print(as_json, found if len(found) > 1 else found[0], lambda _: "\n".join(map(report.why_text, found)))
 

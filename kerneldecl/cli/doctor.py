@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from kerneldecl import plugins
 from kerneldecl.errors import DeclarationError, ToolchainError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.hardware.propose_arch import proposed_arch
+from kerneldecl.plugins.find import HOST, plugin_names
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.toolchain import cxx, nvcc
 from kerneldecl.toolchain.versions import is_cuda
 
@@ -128,10 +129,10 @@ def unknown_models(models: Sequence[str], known: set[str]) -> str:
 def _known_models(folder: Path) -> set[str]:
     """Return the models that arch files are for; what is wrong with a file is for `check` to say."""
     models: set[str] = set()
-    for name in plugins.plugin_names("archs", folder):
-        if name != plugins.HOST:
+    for name in plugin_names("archs", folder):
+        if name != HOST:
             with contextlib.suppress(DeclarationError):
-                models.add(plugins.load_arch(folder, name).model)
+                models.add(load_arch(folder, name).model)
     return models
 
 

@@ -22,7 +22,7 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
-from kerneldecl.plugins import blamed, load_rule, own_functions
+from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
@@ -74,7 +74,7 @@ def build(case: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
-    """Return the object file, and the fields of a `Measurement` that a build record holds."""
+    """Return the object file, and the fields of a `Trial` that a build record holds."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
         return content, {"code": digest(content), "code_bytes": len(content)}
@@ -100,7 +100,7 @@ def _custom_kernels(spec_text: str, arch_text: str) -> tuple[cpu.ScheduledModule
     """Return the custom kernels that the workload's file returns; raise DeclarationError where the file is to blame."""
     spec, arch = json.loads(spec_text), arch_from_json(json.loads(arch_text))
     root, path, mod = Path(spec["root"]), spec[SPECIALIZE], _lowered(spec)
-    results = own_functions(root, path, mod, arch)
+    results = custom_kernels(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
         return tuple(cpu.scheduled_module(mod, _traceless_unless_replayable(each, mod)) for each in results)
 

@@ -22,7 +22,7 @@ from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.passes.float8 import exact_float8
 from kerneldecl.compiler.prim_funcs import is_tirx, traceless_digest, traceless_module
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_template
+from kerneldecl.plugins.load import load_module
 
 PASS_CONFIG = {"tirx.use_async_copy": True}
 """TVM's options that the templates rely on: loops annotated with software_pipeline_async_stages copy asynchronously."""
@@ -56,7 +56,7 @@ class ScheduledModule:
 
 def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> ScheduledModule | None:
     """Return the module that the candidate's template gives, None where it does not apply; raise as `scheduled_module` does."""
-    result = load_template(root, candidate.template).apply(mod, dict(candidate.params), arch)
+    result = load_module("templates", root, candidate.template).apply(mod, dict(candidate.params), arch)
     return None if result is None else scheduled_module(mod, result)
 
 

@@ -26,7 +26,9 @@ from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
-from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
+from kerneldecl.plugins.policy_order import standard_order
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -88,8 +90,8 @@ def _flops(space: IterSpace) -> float:
 
 def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
     """Return the module with the first schedule that applies; the fallback's last candidate always applies, and changes nothing."""
-    for policy in load_policy(STANDARD, "auto").BY_KIND[arch.kind]:
-        for proposal in load_policy(STANDARD, policy).propose(space, arch, 4, ()):
+    for policy in standard_order(arch.kind):
+        for proposal in load_module("policies", STANDARD, policy).propose(space, arch, 4):
             applied = apply_candidate(STANDARD, mod, proposal.candidate, arch)
             if applied is not None:
                 return applied.mod

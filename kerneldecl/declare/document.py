@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli
 
-from kerneldecl import plugins
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
     EDITIONS,
@@ -35,6 +34,8 @@ from kerneldecl.diagnostics import line_numbers
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Workload
+from kerneldecl.plugins.find import HOST, plugin_names
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain.versions import PINS, cuda_objection
 
@@ -125,8 +126,8 @@ def scope_of(root: Path, document: Document) -> Scope:
     return Scope(
         root=root,
         targets=targets,
-        policies=plugins.plugin_names("policies", root),
-        rules=plugins.rule_names(root),
+        policies=plugin_names("policies", root),
+        rules=plugin_names("rules", root),
         defaults=settings(defaults, Settings(targets)),
     )
 
@@ -162,7 +163,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _target_findings(document, root)
-    found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugins.plugin_names("policies", root))
+    found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugin_names("policies", root))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)
     tables = document.get("workload", [])
     if not isinstance(tables, list) or len(_workload_tables(document)) < len(tables):
@@ -189,7 +190,7 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
         return
     if not targets:
         yield Finding.of((), "no targets; expected at least one [target.NAME] table", 'write [target.host] with arch = "host"')
-    archs, cuda = plugins.plugin_names("archs", root), _cuda(document)
+    archs, cuda = plugin_names("archs", root), _cuda(document)
     for name, target in targets.items():
         path = ("target", name)
         if not is_name(name):
@@ -209,9 +210,9 @@ def _cuda(document: Document) -> str:
 def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> Iterator[Finding]:
     if arch not in archs:
         yield Finding.of(("arch",), *unknown("arch", arch, archs))
-    elif arch != plugins.HOST:
+    elif arch != HOST:
         try:
-            sentence, hint = cuda_objection(plugins.load_arch(root, arch), cuda)
+            sentence, hint = cuda_objection(load_arch(root, arch), cuda)
         except DeclarationError as error:
             yield from (Finding(("arch",), problem) for problem in error.problems)
             return

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kerneldecl import plugins
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
+from kerneldecl.plugins.find import plugin_names
 from kerneldecl.rule import Rule
 
 Schema = dict[str, Any]
@@ -28,8 +28,8 @@ Schema = dict[str, Any]
 def json_schema(root: Path) -> Schema:
     """Return the schema (draft 2020-12) for a workspace with its rules, policies and archs; raise DeclarationError for a broken rule."""
     rules = _rules(root)
-    policies = {"enum": list(plugins.plugin_names("policies", root))}
-    archs = {"enum": list(plugins.plugin_names("archs", root))}
+    policies = {"enum": list(plugin_names("policies", root))}
+    archs = {"enum": list(plugin_names("archs", root))}
     target = _object(_keys(TARGET, arch=archs), required=TARGET)
     # One alternative for each rule, told apart by a constant: editors that skip if/then still complete from it.
     workload = {"oneOf": [{"$ref": f"#/$defs/{rule.name}"} for rule in rules]}
@@ -52,7 +52,7 @@ def json_schema(root: Path) -> Schema:
 def _rules(root: Path) -> list[RuleAttributes]:
     rules: list[RuleAttributes] = []
     errors: list[DeclarationError] = []
-    for name in plugins.rule_names(root):
+    for name in plugin_names("rules", root):
         try:
             rules.append(rule_attributes(root, name))
         except DeclarationError as error:

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from kerneldecl import plugins
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
+from kerneldecl.plugins.check import attribute_fields
+from kerneldecl.plugins.find import displayed, plugin_file
+from kerneldecl.plugins.load import blamed, load_rule
 from kerneldecl.rule import Rule, WorkspaceFile
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -91,13 +93,13 @@ class RuleAttributes:
 
 def rule_attributes(root: Path, name: str) -> RuleAttributes:
     """Load a rule and read its attributes; raise DeclarationError where the file or the class is wrong."""
-    rule, file = plugins.load_rule(root, name), plugins.rule_file(root, name)
-    with plugins.blamed(file, root, f"attributes of rule {name} cannot be read"):
+    rule, file = load_rule(root, name), plugin_file("rules", root, name)
+    with blamed(file, root, f"attributes of rule {name} cannot be read"):
         hints = get_type_hints(rule, include_extras=True)
-        attributes = {field.name: _attribute(field, hints[field.name]) for field in plugins.fields(rule)}
+        attributes = {field.name: _attribute(field, hints[field.name]) for field in attribute_fields(rule)}
     sentences = [sentence for attribute in attributes.values() for sentence in _defects(attribute, name)]
     if sentences:
-        raise DeclarationError(Problem(plugins.displayed(file, root), 0, "", sentence) for sentence in sentences)
+        raise DeclarationError(Problem(displayed(file, root), 0, "", sentence) for sentence in sentences)
     return RuleAttributes(name, rule, file, attributes)
 
 

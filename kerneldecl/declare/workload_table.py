@@ -16,7 +16,8 @@ from kerneldecl.declare.toml_keys import FILE, WORKLOAD, Finding, Settings, is_n
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
-from kerneldecl.plugins import blamed, specialize_problem
+from kerneldecl.plugins.check import specialize_problem
+from kerneldecl.plugins.load import blamed
 
 _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 

@@ -26,9 +26,9 @@ from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
-from kerneldecl.model import Arch, Candidate, Measurement, Proposal, Workload
+from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
-from kerneldecl.plugins import STANDARD
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import to_json
 from kerneldecl.store.local import LocalStore
@@ -208,7 +208,7 @@ def _task(func: Any, arch: Arch, root: Path) -> Task:
     )
 
 
-def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
+def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
     return Result(
         config=config,
         arch=task.arch,
@@ -225,7 +225,7 @@ def _result(task: Task, found: Measurement, config: Config, unmeasured: str, kep
     )
 
 
-def _best(found: Sequence[Measurement], *, is_measured: bool) -> int:
+def _best(found: Sequence[Trial], *, is_measured: bool) -> int:
     """Return the index of the best result; raise TuningError where there is none."""
     if is_measured:
         winner = ranking(found)[0][0]

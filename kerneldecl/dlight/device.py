@@ -18,7 +18,8 @@ from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
-from kerneldecl.plugins import HOST, load_arch, plugin_names
+from kerneldecl.plugins.find import HOST, plugin_names
+from kerneldecl.plugins.load import load_arch
 
 Target = Any
 """A GPU by TVM's Target, a mapping or text of one ({"kind": "cuda", "arch": "sm_90"}, "cuda -arch=sm_90"), an arch of ours

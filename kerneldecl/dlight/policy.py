@@ -14,9 +14,10 @@ from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.model import Arch, Candidate, Proposal, Value
 from kerneldecl.planning.lockfile import shown
-from kerneldecl.plugins import STANDARD, load_policy
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
+from kerneldecl.plugins.policy_order import standard_order
 from kerneldecl.policies import gpu_matmul, gpu_matmul_tc
-from kerneldecl.policies.auto import BY_KIND
 
 _TENSOR_CORES = ("gpu_matmul", "gpu_matmul_tc")
 _ON_TENSOR_CORES = tuple(name for policy in gpu_matmul.ON_TENSOR_CORES for name in policy.TEMPLATES)
@@ -63,8 +64,8 @@ class DefaultPolicy:
 
     def emit_config(self, topk: int = 20) -> list[Config]:
         """Return up to `topk` distinct configurations, best first by the policy's model."""
-        for name in BY_KIND["cuda"]:
-            proposals = () if name in _TENSOR_CORES else load_policy(STANDARD, name).propose(self._space, self.arch.arch, topk, ())
+        for name in standard_order("cuda"):
+            proposals = () if name in _TENSOR_CORES else load_module("policies", STANDARD, name).propose(self._space, self.arch.arch, topk)
             if proposals:
                 return [Config(proposal.candidate, proposal.predicted_secs) for proposal in proposals]
         raise AssertionError("gpu_fallback takes every function")
@@ -109,10 +110,10 @@ class TensorCorePolicy:
             proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages)
         elif self.tags.get("use_wgmma", 1) and self.tags.get("use_async_copy", 1):
             # Of twice as many, enough use tensor cores: three of four candidates are the best policy's.
-            found = gpu_matmul.propose(space, arch, 2 * topk, ())
+            found = gpu_matmul.propose(space, arch, 2 * topk)
             proposals = tuple(each for each in found if each.candidate.template in _ON_TENSOR_CORES)[:topk]
         else:
-            proposals = gpu_matmul_tc.propose(space, arch, topk, ())
+            proposals = gpu_matmul_tc.propose(space, arch, topk)
         return [self._config(proposal) for proposal in proposals]
 
     def _config(self, proposal: Proposal) -> Config:

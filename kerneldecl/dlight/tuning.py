@@ -28,9 +28,9 @@ from kerneldecl.extract.extract import FUNCTIONS
 from kerneldecl.flow import Options
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
-from kerneldecl.planning.last_build import write_whole
 from kerneldecl.planning.workspace import FILE, open_workspace
-from kerneldecl.plugins import plugin_file
+from kerneldecl.plugins.find import plugin_file
+from kerneldecl.store.files import write_whole
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.events import Event, Finished, Note
@@ -64,7 +64,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
     for name, func in functions.items():
         path = file_of(func)
         if not (root / path).exists():
-            write_whole(root / path, tvm.ir.save_json(canonical_module(func)["main"]))
+            write_whole(root / path, tvm.ir.save_json(canonical_module(func)["main"]), durable=False)
         table = tables.setdefault(
             path, {"name": _free(name, {known["name"] for known in tables.values()}), "rule": "tensor_ir", "file": path}
         )
@@ -72,7 +72,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
     unmeasured = cannot_measure(arch)
     failures: dict[str, str] = {}
     while tables:
-        write_whole(root / FILE, _text(arch, tables))
+        write_whole(root / FILE, _text(arch, tables), durable=False)
         try:
             workspace = open_workspace(root)
         except DeclarationError as error:
@@ -127,7 +127,7 @@ def _write_arch(root: Path, arch: Arch) -> None:
         content = proposed_arch(gpu)
     path = root / "archs" / f"{arch.name}.toml"
     if not path.exists() or path.read_text(encoding="utf-8") != content:
-        write_whole(path, content)
+        write_whole(path, content, durable=False)
 
 
 def _text(arch: Arch, tables: Mapping[str, _Table]) -> str:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
-from kerneldecl.null_build.memo import plugins_key
 from kerneldecl.planning.plan import Inputs
-from kerneldecl.plugins import load_arch, load_policy, load_rule, path_in_digests, plugin_files, rule_files, specialize_files
+from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -47,35 +48,40 @@ def open_workspace(root: Path) -> Workspace:
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
     """Return the workspace of a declaration, with the digests of what its workloads use.
 
-    `known` gives digests of policies and templates, by `memo.plugins_key`, that need not be looked for.
+    `known` gives digests of policies and templates, by `plugins_key`, that need not be looked for.
     """
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
-    policies = {(policy, kind): _policies(root, policy, kind) for policy, kind in kinds}
-    rules = {name: rule_files(root, name) for name in names}
+    policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
+    rules = {name: plugin_files("rules", root, name) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
-    found = {chosen: {name: _digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
-    own_functions = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
+    found = {chosen: {name: files_digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
+    custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: _digest(root, files) for name, files in rules.items()},
+        rules={name: files_digest(root, files) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
-        specialize={path: _digest(root, files) for path, files in own_functions.items()},
+        specialize={path: specialize_digest(root, files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
-    files_of_entries = (*rules.values(), *own_functions.values())
+    files_of_entries = (*rules.values(), *custom_kernels.values())
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
     return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
+
+
+def plugins_key(policy: str, kind: str) -> str:
+    """Return the name under which the digests of a policy for a kind of arch are kept."""
+    return f"{policy} {kind}"
 
 
 def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
@@ -83,20 +89,8 @@ def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
     return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
 
 
-def _policies(root: Path, policy: str, kind: str) -> tuple[str, ...]:
-    """Return the policies behind a declared one: `auto` stands for those of the kind of arch, in its own order."""
-    several = getattr(load_policy(root, policy), "BY_KIND", None)
-    return (policy,) if several is None else tuple(several[kind])
-
-
 def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """Return the files of each policy, and of each template that it may use, by kind and name."""
-    templates = {name for policy in policies for name in load_policy(root, policy).TEMPLATES}
+    templates = {name for policy in policies for name in load_module("policies", root, policy).TEMPLATES}
     files = {f"policy.{name}": plugin_files("policies", root, name) for name in policies}
     return files | {f"template.{name}": plugin_files("templates", root, name) for name in sorted(templates)}
-
-
-def _digest(root: Path, files: Iterable[Path]) -> str:
-    """Return one digest of several files' contents, each under its path below its plug-in folder; where that lies plays no part."""
-    contents = {path_in_digests(file, root): digest(file.read_bytes()) for file in files}
-    return digest("".join(f"{path} {content}\n" for path, content in sorted(contents.items())).encode())

@@ -6,7 +6,7 @@ Knows nothing of TVM or of how the template applies them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from kerneldecl.model import Arch, Block, Cpu, IterSpace, Proposal, Value, dtype_bytes
 from kerneldecl.policies.shared.traffic import (
@@ -22,16 +22,17 @@ from kerneldecl.policies.shared.traffic import (
 )
 
 TEMPLATES = ("cpu_elementwise",)
+AUTO = {"cpu": 60}
 
 VECTORS = (4, 1, 2)
 TILES = ((16, 16), (8, 16), (16, 32), (64, 16), (64, 64))
 """Elements along the transposed operand's contiguous axis by elements along the output's."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return vectors, or tiles where an operand is read transposed; nothing for a function with a reduction."""
     last = space.blocks[-1]
-    if measured or any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
+    if any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
         return ()
     is_transposed = any(_is_transposed(block) for block in space.blocks)
     timed = _tiled(space, arch.the_cpu) if is_transposed else _vectors(space, arch.the_cpu)

@@ -5,19 +5,16 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kerneldecl.model import Arch, Block, Candidate, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu.time_model import Work, busiest_share, compute_lanes, predicted_secs
 from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("cpu_fallback",)
+AUTO = {"cpu": 90}
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return all combinations of cores and vectors, last the one that changes nothing."""
-    if measured:
-        return ()
     ways = [(is_parallel, is_vector) for is_parallel in (True, False) for is_vector in (True, False)]
     *some, plain = ways
     timed = {way: _secs(space, arch.the_cpu, *way) for way in ways}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
@@ -25,6 +25,7 @@ from kerneldecl.policies.cpu.time_model import (
 )
 
 TEMPLATES = ("cpu_matmul", "cpu_dot")
+AUTO = {"cpu": 10}
 
 L1_WAYS = 8
 """Lines of one set of the first cache: rows whose distance is a multiple of a page all fall into the same set."""
@@ -74,10 +75,10 @@ class Tiling:
         return Candidate.of(self.template, {name: getattr(self, name) for name in (*names, *own)})
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no matrix product."""
     gemm = product_of(space)
-    if gemm is None or measured:
+    if gemm is None:
         return ()
     return ranked((estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu)), SAME_TILE)[:top_k]
 

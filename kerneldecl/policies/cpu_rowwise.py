@@ -6,7 +6,6 @@ Knows nothing of TVM or of how the template applies it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 from kerneldecl.model import Arch, IterSpace, Proposal
 from kerneldecl.policies.cpu.time_model import compute_lanes
@@ -25,16 +24,17 @@ from kerneldecl.policies.shared.traffic import (
 )
 
 TEMPLATES = ("cpu_rowwise",)
+AUTO = {"cpu": 40}
 
 VECTORS = (1, 2, 4)
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how many vectors of partial results to keep; nothing where reductions do not share their rows, the leading axes."""
     reductions = [block for block in space.blocks if block.is_reduction]
     rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
     # For nothing but a reduction there are better ways.
-    if measured or only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
+    if only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
         return ()
     (shape,) = rows
     last = space.blocks[-1]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, Value, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, access_widths, ranked
 from kerneldecl.policies.shared.traffic import contiguous_axis, moved_bytes, points
 
 TEMPLATES = ("gpu_elementwise",)
+AUTO = {"cuda": 80}
 
 THREADS = (256, 128, 512, 1024)
 UNROLL = (4, 2, 1, 8)
@@ -24,10 +25,10 @@ TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
 """Elements along the transposed operand's contiguous axis by elements along the output's."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return vectors and, where an operand is read transposed, tiles; nothing for a function with a reduction."""
     last = space.blocks[-1]
-    if measured or any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
+    if any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
         return ()
     across = next((found for block in space.blocks if (found := _transposed(block)) is not None), None)
     tiled = [] if across is None else list(_tiled(space, across, arch.the_gpu))

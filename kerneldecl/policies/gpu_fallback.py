@@ -5,21 +5,20 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import Timed, Work, ranked
 from kerneldecl.policies.shared.traffic import operand_bytes, points
 
 TEMPLATES = ("gpu_fallback",)
+AUTO = {"cuda": 90}
 
 THREADS = (128, 256, 64, 32, 512)
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return sizes of a block of threads; every function has a schedule with each."""
-    if measured:
-        return ()
     return ranked("gpu_fallback", arch.the_gpu, _sizes(space, arch.the_gpu), top_k)
 
 

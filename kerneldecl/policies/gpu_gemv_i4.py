@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,8 +20,10 @@ from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction
 
 TEMPLATE = "gpu_gemv_i4"
 TEMPLATES = (TEMPLATE, *gpu_gemv.TEMPLATES)
+AUTO = {"cuda": 20}
+HAS_TRACES = False
 
-ROWS, WARPS, STAGES, BLOCKS, TEAMS = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 2, 4, 8, 16)
+ROWS, WARPS, STAGES, BLOCKS, WARPS_K = (2, 4, 8), (8, 16, 24, 32), (2, 3, 4, 6, 8), (1, 2), (1, 2, 4, 8, 16)
 STEP, STEP_BYTES = 1024, 512
 """The template's: weights of a row that a warp takes at once."""
 GROUPS = (128, 256, 512, 1024)
@@ -55,7 +57,7 @@ class Cut(NamedTuple):
     warps: int
     stages: int
     blocks: int
-    team: int
+    warps_k: int
 
     def candidate(self) -> Candidate:
         return Candidate.of(TEMPLATE, self._asdict())
@@ -70,13 +72,13 @@ class Sizes(NamedTuple):
     moved_bytes: int
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return cuts of a product with 4-bit weights, among them the best of gpu_gemv; nothing for other computations."""
     sizes, gpu = sizes_of(space), arch.the_gpu
-    if measured or sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
+    if sizes is None or gpu.compute_capability < FIRST_CAPABILITY or not gpu.async_copy:
         return ()
     estimates = (Estimate(cut, _secs(sizes, cut, gpu), (cut.rows, cut.warps, cut.blocks, _holds(sizes, cut))) for cut in cuts(sizes, gpu))
-    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k, ())]
+    others = [replace(found, predicted_secs=found.predicted_secs * UNPACKED) for found in gpu_gemv.propose(space, arch, top_k)]
     mine = tuple(ranked(estimates, ALIKE))
     first, second = sorted((mine, others), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= IN_DOUBT * first[0].predicted_secs]
@@ -100,8 +102,8 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
     at_once = math.gcd(scales, sizes.k // sizes.group, 8)
     if 2 * at_once < LEAST_COPY_BYTES:
         return
-    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, TEAMS)):
-        if cut.warps % cut.team or cut.team not in _teams(sizes):
+    for cut in itertools.starmap(Cut, itertools.product(ROWS, WARPS, STAGES, BLOCKS, WARPS_K)):
+        if cut.warps % cut.warps_k or cut.warps_k not in _warps_along_k(sizes):
             continue
         used = smem_bytes(sizes, cut, gpu)
         is_resident = cut.blocks * (used + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
@@ -115,38 +117,38 @@ def cuts(sizes: Sizes, gpu: Gpu) -> Iterator[Cut]:
             yield cut
 
 
-def _teams(sizes: Sizes) -> tuple[int, ...]:
+def _warps_along_k(sizes: Sizes) -> tuple[int, ...]:
     """Return how many warps may share rows: one, or as many as hold the vector; only where none do, others."""
     steps = -(-sizes.k // STEP)
-    return (1, steps) if steps in TEAMS else tuple(team for team in TEAMS if team <= steps)
+    return (1, steps) if steps in WARPS_K else tuple(warps_k for warps_k in WARPS_K if warps_k <= steps)
 
 
 def smem_bytes(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
     """Return the shared memory of a block: all warps' stages of weights and scales, the vector, and parts of results."""
     ring = cut.warps * cut.stages * cut.rows * (STEP_BYTES + 2 * STEP // sizes.group)
-    rows = _turns(sizes, cut, gpu) * cut.warps // cut.team * cut.rows
+    rows = _turns(sizes, cut, gpu) * cut.warps // cut.warps_k * cut.rows
     kept = 1 if _holds(sizes, cut) else -(-sizes.k // STEP)
-    return ring + (2 * STEP + 32) * kept + 4 * max(4, rows * cut.team if cut.team > 1 else 0)
+    return ring + (2 * STEP + 32) * kept + 4 * max(4, rows * cut.warps_k if cut.warps_k > 1 else 0)
 
 
 def _holds(sizes: Sizes, cut: Cut) -> bool:
     """Say whether a warp takes one step of each of its rows, with what it needs of the vector in registers."""
-    return cut.team == -(-sizes.k // STEP)
+    return cut.warps_k == -(-sizes.k // STEP)
 
 
 def _grid(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
-    return min(cut.blocks * gpu.sm_count, -(-sizes.n * cut.team // (cut.rows * cut.warps)))
+    return min(cut.blocks * gpu.sm_count, -(-sizes.n * cut.warps_k // (cut.rows * cut.warps)))
 
 
 def _turns(sizes: Sizes, cut: Cut, gpu: Gpu) -> int:
     """Return how many groups of rows a warp takes."""
-    return -(-sizes.n * cut.team // (cut.rows * cut.warps * _grid(sizes, cut, gpu)))
+    return -(-sizes.n * cut.warps_k // (cut.rows * cut.warps * _grid(sizes, cut, gpu)))
 
 
 def _secs(sizes: Sizes, cut: Cut, gpu: Gpu) -> float:
     """Return a norm of the times of memory, of what an SM's warps have on its way at once, of instructions and of a warp's own steps."""
     grid, turns = _grid(sizes, cut, gpu), _turns(sizes, cut, gpu)
-    steps = -(-sizes.k // (STEP * cut.team))
+    steps = -(-sizes.k // (STEP * cut.warps_k))
     warps, units = cut.warps * -(-grid // gpu.sm_count), 4 * cut.rows
     busy = max(1.0, warps / PARTITIONS) * (STEP_CYCLES + units * UNIT_CYCLES + FINISH_CYCLES / steps)
     step_bytes = cut.rows * STEP_BYTES

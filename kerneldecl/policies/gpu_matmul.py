@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal, Value
@@ -17,6 +17,8 @@ from kerneldecl.policies.hopper.operands import is_box
 
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
+AUTO = {"cuda": 10}
+HAS_TRACES = False
 TENSORISED = (*(name for policy in ON_TENSOR_CORES for name in policy.TEMPLATES), gpu_gemv_i4.TEMPLATE)
 """Templates that multiply on tensor cores, those for other computations than products of two matrices included."""
 
@@ -28,19 +30,19 @@ TILE = frozenset({"block_m", "block_n", "rows", "columns", "tile_h", "tile_w"})
 """Parameters of templates that say which part of the result a block computes."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return what the policies for products propose; nothing for what tensor cores do not take.
 
     Candidates of the policy that predicts the least time come in its order, and every fourth one is of another policy that
     may be as good. Predictions of different models are not compared more closely than that.
     """
     gemm = contraction_of(space)
-    if measured or isinstance(gemm, str):
+    if isinstance(gemm, str):
         return ()
     found = [_begun(policy.proposals(space, arch)) for policy in ON_TENSOR_CORES]
     if not any(found):
         return ()
-    found.append(_begun(iter(gpu_gemv.propose(space, arch, top_k, ()))))
+    found.append(_begun(iter(gpu_gemv.propose(space, arch, top_k))))
     (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
     are_boxes = all(map(is_box, (gemm.a, gemm.b)))
     most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
@@ -18,6 +18,7 @@ from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, adding_secs
 from kerneldecl.policies.gpu.time_model import occupancy
 
 TEMPLATES = ("gpu_matmul_simt", "gpu_conv2d_simt")
+AUTO = {"cuda": 50}
 
 BLOCKS_M = (16, 32, 64, 128, 256)
 BLOCKS_N = (32, 64, 128, 256)
@@ -70,8 +71,8 @@ class Tiling:
     thread_m: int
     thread_n: int
     stages: int
-    raster: int = 1
-    parts: int = 1
+    raster_group: int = 1
+    split_k: int = 1
 
     @property
     def threads(self) -> int:
@@ -81,10 +82,10 @@ class Tiling:
         return Candidate.of("gpu_matmul_simt", {name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no product."""
     gemm = contraction_of(space)
-    if isinstance(gemm, str) or measured or gemm.extents[0] > MAX_GRID_Z:
+    if isinstance(gemm, str) or gemm.extents[0] > MAX_GRID_Z:
         return ()
     gpu = arch.the_gpu
     windows = windows_of(space, gemm)
@@ -104,11 +105,11 @@ def tilings(gemm: Contraction, gpu: Gpu) -> Iterator[Tiling]:
             continue
         rows, columns = -(-m // block_m), -(-n // block_n)
         resident = max(1, occupancy(gpu, bare.threads, registers(bare, gpu), smem_bytes(gemm, bare)))
-        raster = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
+        raster_group = raster_of(rows, columns, resident * gpu.sm_count, block_m, block_n)
         steps = -(-gemm.extents[3] // BLOCK_K)
-        for parts in parts_of(gemm.extents[0] * rows * columns, steps, LEAST_STEPS, gpu, resident):
-            for stages in _stages(gemm, replace(bare, parts=parts), gpu):
-                yield replace(bare, stages=stages, raster=raster, parts=parts)
+        for split_k in parts_of(gemm.extents[0] * rows * columns, steps, LEAST_STEPS, gpu, resident):
+            for stages in _stages(gemm, replace(bare, split_k=split_k), gpu):
+                yield replace(bare, stages=stages, raster_group=raster_group, split_k=split_k)
 
 
 def _stages(gemm: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
@@ -121,7 +122,7 @@ def _stages(gemm: Contraction, bare: Tiling, gpu: Gpu) -> list[int]:
 
 def _steps(gemm: Contraction, tiling: Tiling) -> int:
     """Return the tiles along k that one block goes through."""
-    return -(-gemm.extents[3] // (tiling.block_k * tiling.parts))
+    return -(-gemm.extents[3] // (tiling.block_k * tiling.split_k))
 
 
 def _copied_bytes(operand: Operand) -> int:
@@ -158,7 +159,7 @@ def _estimate(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
     """
     batch, m, n, _ = gemm.extents
     steps = _steps(gemm, tiling)
-    blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
+    blocks = batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.split_k
     most = occupancy(gpu, tiling.threads, registers(tiling, gpu), smem_bytes(gemm, tiling))
     if not most:
         return Estimate(tiling, math.inf, (tiling.block_m, tiling.block_n))
@@ -170,14 +171,14 @@ def _estimate(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> Estimate:
         LATENCY_SECS * gpu.clock_hz / max(1, tiling.stages - 1) * (2 if tiling.stages == 1 else 1),
     )
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * dtype_bytes(gemm.a.dtype)
-    traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster), most * gpu.sm_count)
+    traffic = dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group), most * gpu.sm_count)
     secs = max(
         share / resident * (steps * step_cycles + START_CYCLES) / gpu.clock_hz,
         blocks * steps * tile_bytes / gpu.l2_bytes_per_s,
         traffic / gpu.dram_bytes_per_s,
     )
-    if tiling.parts > 1:
-        secs += adding_secs(gemm, tiling.parts, gpu)
+    if tiling.split_k > 1:
+        secs += adding_secs(gemm, tiling.split_k, gpu)
     return Estimate(tiling, secs + gpu.launch_secs, (tiling.block_m, tiling.block_n))
 
 

@@ -43,6 +43,7 @@ from kerneldecl.policies.gpu.tensor_core_model import (
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, occupancy
 
 TEMPLATES = ("gpu_matmul_tc", "gpu_conv2d_tc")
+AUTO = {"cuda": 40}
 
 BLOCKS = (16, 32, 64, 96, 128, 192, 256)
 STAGES = (5, 4, 3, 2)
@@ -81,10 +82,10 @@ class Tiling(NamedTuple):
     warps_m: int
     warps_n: int
     stages: int
-    raster: int = 1
-    gather: int = 0
-    parts: int = 1
-    ahead: int = 0
+    raster_group: int = 1
+    smem_epilogue: int = 0
+    split_k: int = 1
+    double_buffer: int = 0
 
     @property
     def warps(self) -> int:
@@ -98,9 +99,9 @@ class Tiling(NamedTuple):
         return Candidate.of("gpu_matmul_tc", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what tensor cores do not take."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
@@ -175,9 +176,9 @@ def _bare_tilings(setting: _Setting) -> Iterator[list[Tiling]]:
         if block_k > 4 * steps and min(block_m, block_n) > NARROW:
             continue
         all_parts = parts_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // block_k), LEAST_STEPS, gpu)
-        for parts, layouts in itertools.product(all_parts, WARPS):
+        for split_k, layouts in itertools.product(all_parts, WARPS):
             sensible = (warps for warps in layouts if _is_sensible(block_m, block_n, *warps))
-            bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), parts=parts) for warps in sensible)
+            bare = (Tiling(block_m, block_n, block_k, *warps, min(all_stages), split_k=split_k) for warps in sensible)
             if fitting := [tiling for tiling in bare if registers(gemm, tiling) <= gpu.max_registers_per_thread]:
                 yield fitting
 
@@ -193,15 +194,15 @@ def _staged(setting: _Setting, bare: Tiling) -> Iterator[Tiling]:
     most = min(_steps(gemm, bare) + 1, limit // _stage_bytes(gemm, bare))
     fitting = [stages for stages in all_stages if stages <= most][:2]
     can_gather = _gathered_bytes(gemm, bare) <= limit
-    ahead = bare._replace(stages=AHEAD_STAGES, gather=int(can_gather), ahead=1)
-    if setting.is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(gemm, ahead, gpu)):
+    double_buffer = bare._replace(stages=AHEAD_STAGES, smem_epilogue=int(can_gather), double_buffer=1)
+    if setting.is_long and gpu.async_copy and most >= AHEAD_STAGES in all_stages and (resident := _resident(gemm, double_buffer, gpu)):
         wanted = min(resident, -(-_count(gemm, bare) // gpu.sm_count))
-        deeper = (ahead._replace(stages=stages) for stages in all_stages if AHEAD_STAGES <= stages <= most)
+        deeper = (double_buffer._replace(stages=stages) for stages in all_stages if AHEAD_STAGES <= stages <= most)
         yield next(tiling for tiling in deeper if _resident(gemm, tiling, gpu) >= wanted)
         yield bare._replace(stages=fitting[0])
         return
-    for stages, gather in itertools.product(fitting, (0, 1) if can_gather and not setting.is_long else (0,)):
-        yield bare._replace(stages=stages, gather=gather)
+    for stages, smem_epilogue in itertools.product(fitting, (0, 1) if can_gather and not setting.is_long else (0,)):
+        yield bare._replace(stages=stages, smem_epilogue=smem_epilogue)
 
 
 def _is_sensible(block_m: int, block_n: int, warps_m: int, warps_n: int) -> bool:
@@ -218,7 +219,7 @@ def smem_bytes(gemm: Contraction, tiling: Tiling) -> int:
     Results that are gathered come where the operands were.
     """
     operands = tiling.stages * _stage_bytes(gemm, tiling)
-    return max(operands, _gathered_bytes(gemm, tiling)) if tiling.gather else operands
+    return max(operands, _gathered_bytes(gemm, tiling)) if tiling.smem_epilogue else operands
 
 
 def _stage_bytes(gemm: Contraction, tiling: Tiling) -> int:
@@ -243,7 +244,7 @@ def registers(gemm: Contraction, tiling: Tiling) -> int:
     """Return the registers of a thread: its sums, the fragments of one step, or of two, and the rest."""
     warp_m, warp_n = tiling.warp_tile
     sums = warp_m * warp_n * dtype_bytes(gemm.accum_dtype) // (32 * 4)
-    return sums + (1 + tiling.ahead) * (warp_m + warp_n) * 32 // (32 * 4) + OTHER_REGISTERS
+    return sums + (1 + tiling.double_buffer) * (warp_m + warp_n) * 32 // (32 * 4) + OTHER_REGISTERS
 
 
 def _resident(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
@@ -253,7 +254,7 @@ def _resident(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
 def _count(gemm: Contraction, tiling: Tiling) -> int:
     """Return the blocks."""
     batch, m, n, _ = gemm.extents
-    return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.parts
+    return batch * -(-m // tiling.block_m) * -(-n // tiling.block_n) * tiling.split_k
 
 
 def _least_secs(setting: _Setting, bare: Tiling) -> float:
@@ -265,7 +266,7 @@ def _least_secs(setting: _Setting, bare: Tiling) -> float:
     blocks = Blocks(_count(gemm, bare), bare.warps, _resident(gemm, bare, gpu), steps, stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_secs = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored) / gpu.l2_bytes_per_s
     secs = together(least_sm_secs(gpu, blocks, step), l2_secs, setting.least_dram_secs)
-    return ROUNDED_DOWN * (secs + (_adding_secs(gemm, bare.parts, gpu) if bare.parts > 1 else 0.0) + start_secs(gpu))
+    return ROUNDED_DOWN * (secs + (_adding_secs(gemm, bare.split_k, gpu) if bare.split_k > 1 else 0.0) + start_secs(gpu))
 
 
 def _estimate(setting: _Setting, bare: Tiling) -> Estimate:
@@ -275,37 +276,37 @@ def _estimate(setting: _Setting, bare: Tiling) -> Estimate:
     rows, columns = -(-m // bare.block_m), -(-n // bare.block_n)
     resident = _resident(gemm, bare, gpu)
     at_once = max(1, resident) * gpu.sm_count
-    tiling = bare._replace(raster=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
-    step = _step(setting, tiling, is_ahead=bool(tiling.ahead))
-    steps, stored = _steps(gemm, tiling), _stored_bytes(gemm, tiling, is_gathered=bool(tiling.gather))
+    tiling = bare._replace(raster_group=raster_of(rows, columns, at_once, bare.block_m, bare.block_n))
+    step = _step(setting, tiling, is_ahead=bool(tiling.double_buffer))
+    steps, stored = _steps(gemm, tiling), _stored_bytes(gemm, tiling, is_gathered=bool(tiling.smem_epilogue))
     blocks = Blocks(_count(gemm, tiling), tiling.warps, resident, steps, tiling.stages, stored / 2 / STORED_BYTES_PER_CYCLE)
     l2_bytes = blocks.total * (steps * step.copy_cycles * SM_BYTES_PER_CYCLE + stored)
-    tile = (tiling.block_m, tiling.block_n, tiling.raster)
+    tile = (tiling.block_m, tiling.block_n, tiling.raster_group)
     secs = together(
         sm_secs(gpu, blocks, step),
         l2_bytes / gpu.l2_bytes_per_s,
         dram_bytes(gemm, gpu, tile, at_once) / (gpu.dram_bytes_per_s * DRAM_SHARE),
     )
-    if tiling.parts > 1:
-        secs += _adding_secs(gemm, tiling.parts, gpu)
+    if tiling.split_k > 1:
+        secs += _adding_secs(gemm, tiling.split_k, gpu)
     return Estimate(tiling, secs + start_secs(gpu), (tiling.block_m, tiling.block_n))
 
 
 def _steps(gemm: Contraction, tiling: Tiling) -> int:
     """Return the tiles of the reduction that a block multiplies."""
-    return -(-gemm.extents[3] // (tiling.block_k * tiling.parts))
+    return -(-gemm.extents[3] // (tiling.block_k * tiling.split_k))
 
 
 def _stored_bytes(gemm: Contraction, tiling: Tiling, *, is_gathered: bool) -> float:
     """Return what storing a block's results takes of L2: twice as much for lanes alone, which store half of what it takes in one go."""
-    out_bytes = dtype_bytes(gemm.accum_dtype) * (1.0 if tiling.parts > 1 else 0.5)  # sums of a part are stored as they are
+    out_bytes = dtype_bytes(gemm.accum_dtype) * (1.0 if tiling.split_k > 1 else 0.5)  # sums of a part are stored as they are
     return tiling.block_m * tiling.block_n * out_bytes * (1 if is_gathered else 2)
 
 
-def _adding_secs(gemm: Contraction, parts: int, gpu: Gpu) -> float:
+def _adding_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds the parts of a reduction: they come as slowly as they left, and the results leave again."""
     batch, m, n, _ = gemm.extents
-    moved = batch * m * n * dtype_bytes(gemm.accum_dtype) * (parts + 1)
+    moved = batch * m * n * dtype_bytes(gemm.accum_dtype) * (split_k + 1)
     return gpu.launch_secs + moved / (STORED_BYTES_PER_CYCLE * gpu.sm_count * gpu.clock_hz * SUSTAINED_CLOCK)
 
 
@@ -322,7 +323,7 @@ def _step(setting: _Setting, tiling: Tiling, *, is_ahead: bool) -> Step:
     _, m, n, k = gemm.extents
     tile_bytes = (tiling.block_m + tiling.block_n) * tiling.block_k * item_bytes
     issue, copies = -tile_bytes / COPIED_BYTES * COPY_INSTRUCTIONS if is_ahead else 0.0, 0.0
-    is_k_whole, has_rows = k % (tiling.block_k * tiling.parts) == 0, len(gemm.k) == 1
+    is_k_whole, has_rows = k % (tiling.block_k * tiling.split_k) == 0, len(gemm.k) == 1
     operands = ((tiling.block_m, m, gemm.m, setting.vectors[0]), (tiling.block_n, n, gemm.n, setting.vectors[1]))
     for extent, size, axes, widest in operands:
         is_whole, elements = is_k_whole and size % extent == 0, extent * tiling.block_k

@@ -27,6 +27,7 @@ from kerneldecl.policies.shared.reduction import MAX_REUSE, is_across, reuse
 from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_reduce",)
+AUTO = {"cuda": 75}
 
 BLOCK_THREADS = (256, 128, 512, 1024)
 ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
@@ -41,10 +42,10 @@ ENOUGH_UNROLLED = 4
 """Loads spelt out, where there are so many: nvcc unrolls what is left of the loop by itself."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return ways to compute the one reduction of a function; nothing where there are several, or operands are used again and again."""
     found = only_reduction(space)
-    if measured or found is None or reuse(found[0]) > MAX_REUSE:
+    if found is None or reuse(found[0]) > MAX_REUSE:
         return ()
     return ranked("gpu_reduce", arch.the_gpu, cuts(space, found[0], arch.the_gpu, tiles=()), top_k)
 
@@ -86,7 +87,7 @@ def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Ite
         together = largest_divisor(rows.count // tile, threads // row_threads)
         for chunks in _chunks(gpu, rows.count // (together * tile), vectors, row_threads):
             work = _row_work(rows, gpu, (width, row_threads, together, unroll, tile, chunks))
-            params = {"across": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
+            params = {"strided": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
             yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, rows.count, chunks))
 
 
@@ -203,5 +204,5 @@ def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
                 rounds=rounds(steps * width * element),
                 barriers=1 if rows > 1 else 0,
             )
-            params = {"across": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
+            params = {"strided": True, "threads": side, "rows": rows, "width": width, "unroll": unroll, "chunks": chunks}
             yield params, (work, *_combining(gpu, points(block, "spatial"), chunks))

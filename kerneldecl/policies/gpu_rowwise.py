@@ -16,6 +16,7 @@ from kerneldecl.policies.shared.reduction import is_across
 from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_rowwise",)
+AUTO = {"cuda": 60}
 
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 MAX_KEPT = 64
@@ -30,12 +31,12 @@ EXCHANGE_CYCLES = 25.0
 """Of an exchange between the threads of a warp, with the operation on what came."""
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
     reductions = [block for block in space.blocks if block.is_reduction]
     rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
     # For nothing but a reduction there are better ways.
-    if measured or only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
+    if only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
         return ()
     (shape,) = rows
     last = space.blocks[-1]
@@ -76,4 +77,4 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + exchanges * EXCHANGE_CYCLES,
             warp_cycles=WARP_CYCLES,
         )
-        yield {"threads": row_threads, "rows": rows, "width": width, "kept": is_kept}, (work,)
+        yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked, rounds
@@ -16,6 +16,7 @@ from kerneldecl.policies.shared.reduction import is_across
 from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
 
 TEMPLATES = ("gpu_window",)
+AUTO = {"cuda": 70}
 
 THREADS = (128, 256, 64, 512)
 SIDE = (8, 16, 32, 4, 64)
@@ -25,10 +26,10 @@ MAX_WINDOW = 64
 OTHER_REGISTERS = 24
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return ways to compute one reduction over windows of channels that lie side by side; nothing for others, or for large windows."""
     found = only_reduction(space)
-    if measured or found is None or not _has_windows(found[0]) or not is_across(found[0]) or points(found[0], "reduce") > MAX_WINDOW:
+    if found is None or not _has_windows(found[0]) or not is_across(found[0]) or points(found[0], "reduce") > MAX_WINDOW:
         return ()
     return ranked("gpu_window", arch.the_gpu, _cuts(space, found[0], arch.the_gpu), top_k)
 

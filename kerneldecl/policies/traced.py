@@ -1,11 +1,8 @@
-"""Owns `auto` for kernels that all have a trace: what TVM's database is to hold, and every compiler for the arch can compile.
+"""Owns the policy `traced`: `auto` for kernels that TVM's database can hold, and every compiler for the arch can compile.
 
-Knows nothing of how policies choose. Left out are those whose kernels may be specialised functions.
+Knows nothing of how policies choose. Policies whose kernels may be PrimFuncs without a trace (`HAS_TRACES = False`) are left out.
 """
 
 from __future__ import annotations
 
-from kerneldecl.policies import auto
-
-_CUDA = tuple(name for name in auto.BY_KIND["cuda"] if name not in {"gpu_matmul", "gpu_gemv", "gpu_gemv_i4"})
-BY_KIND = {"cpu": auto.BY_KIND["cpu"], "cuda": ("gpu_gemv", *_CUDA)}  # what is one vector's product is not for tensor cores
+STANDS_FOR = "traced"

@@ -21,6 +21,7 @@ from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT, MAX_COLUMNS
 from kerneldecl.policies.hopper.tilings import MAX_STAGES, MIN_STAGES
 
 TEMPLATES = ("wgmma_conv2d",)
+HAS_TRACES = False
 
 WARPGROUPS = ((64, 1, False), (128, 1, False), (128, 2, False), (256, 2, False), (64, 2, True), (128, 2, True))
 """Rows of a tile, consumers, and whether these have tiles of their own."""
@@ -66,16 +67,16 @@ class Tiling(NamedTuple):
     stages: int = MIN_STAGES
     cluster_m: int = 1
     cluster_n: int = 1
-    raster: int = 1
-    split: int = 1
-    schedule: str = "cooperative"
-    swap: int = 0
-    dependent: int = 1
+    raster_group: int = 1
+    split_k: int = 1
+    kernel_schedule: str = "cooperative"
+    swap_ab: int = 0
+    pdl: int = 1
     """Blocks that fill an SM come as those of the kernel in front leave, and gain what a launch takes."""
 
     @property
     def is_pingpong(self) -> bool:
-        return self.schedule == "pingpong"
+        return self.kernel_schedule == "pingpong"
 
     @property
     def box(self) -> tuple[int, int, int]:
@@ -84,11 +85,11 @@ class Tiling(NamedTuple):
 
     @property
     def pixels(self) -> int:
-        return self.block_n if self.swap else self.block_m
+        return self.block_n if self.swap_ab else self.block_m
 
     @property
     def filters(self) -> int:
-        return self.block_m if self.swap else self.block_n
+        return self.block_m if self.swap_ab else self.block_n
 
     @property
     def thread_sums(self) -> int:
@@ -99,9 +100,9 @@ class Tiling(NamedTuple):
         return Candidate.of("wgmma_conv2d", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that TMA can bring."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
@@ -187,13 +188,13 @@ def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> 
 def _bare_tilings(windows: Windows, filters: int) -> Iterator[Tiling]:
     """Yield tiles of boxes of pixels, with their consumers."""
     for block_m, consumers, is_pingpong in WARPGROUPS:
-        schedule = "pingpong" if is_pingpong else "cooperative"
+        kernel_schedule = "pingpong" if is_pingpong else "cooperative"
         for (_, tile_h, tile_w), block_n in itertools.product(_boxes(windows, block_m), _columns(filters)):
-            yield Tiling(block_m, block_n, consumers, tile_w, tile_h, schedule=schedule)
+            yield Tiling(block_m, block_n, consumers, tile_w, tile_h, kernel_schedule=kernel_schedule)
         if filters <= SWAPPED_FILTERS and block_m - model.WGMMA_ROWS < filters:
             for block_n in SWAPPED_PIXELS:
                 for _, tile_h, tile_w in _boxes(windows, block_n)[:1]:
-                    yield Tiling(block_m, block_n, consumers, tile_w, tile_h, schedule=schedule, swap=1)
+                    yield Tiling(block_m, block_n, consumers, tile_w, tile_h, kernel_schedule=kernel_schedule, swap_ab=1)
 
 
 def _boxes(windows: Windows, pixels: int) -> list[tuple[int, int, int]]:
@@ -233,12 +234,12 @@ def _shared(windows: Windows, gemm: Contraction, bare: Tiling, gpu: Gpu) -> Iter
         return  # one consumer would have nothing to do
     yield bare
     if boxes > 1 and bare.filters % (2 * unit_of(gemm.b)) == 0:
-        yield bare._replace(cluster_n=2) if bare.swap else bare._replace(cluster_m=2)
-    for split in wgmma_matmul.SPLITS:
-        is_long = steps(windows) % split == 0 and steps(windows) // split >= wgmma_matmul.LEAST_STEPS
-        is_whole = is_long and bare.thread_sums % (model.sums_a_register(gemm.accum_dtype) * split) == 0
-        if is_whole and tiles * split <= 2 * gpu.sm_count and not bare.is_pingpong:
-            yield bare._replace(split=split)
+        yield bare._replace(cluster_n=2) if bare.swap_ab else bare._replace(cluster_m=2)
+    for split_k in wgmma_matmul.SPLITS:
+        is_long = steps(windows) % split_k == 0 and steps(windows) // split_k >= wgmma_matmul.LEAST_STEPS
+        is_whole = is_long and bare.thread_sums % (model.sums_a_register(gemm.accum_dtype) * split_k) == 0
+        if is_whole and tiles * split_k <= 2 * gpu.sm_count and not bare.is_pingpong:
+            yield bare._replace(split_k=split_k)
 
 
 def steps(windows: Windows) -> int:
@@ -254,8 +255,8 @@ def _staged(windows: Windows, gemm: Contraction, bare: Tiling, out_dtype: str, g
     most = min(MAX_STAGES, held)
     for stages in (most, most - 1):
         if stages >= MIN_STAGES:
-            raster = min(RASTER, count(windows, bare.box))
-            yield _estimate(windows, gemm, bare._replace(stages=stages, raster=raster), out_dtype, gpu)
+            raster_group = min(RASTER, count(windows, bare.box))
+            yield _estimate(windows, gemm, bare._replace(stages=stages, raster_group=raster_group), out_dtype, gpu)
 
 
 def _stored(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
@@ -266,7 +267,7 @@ def _stored(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
 
 def _beside(tiling: Tiling, out_dtype: str) -> int:
     """Return the least bytes that a block needs beside its stages."""
-    return model.beside_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split, dtype_bytes(out_dtype))
+    return model.beside_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split_k, dtype_bytes(out_dtype))
 
 
 def smem_bytes(gemm: Contraction, tiling: Tiling, out_dtype: str) -> int:
@@ -277,15 +278,15 @@ def smem_bytes(gemm: Contraction, tiling: Tiling, out_dtype: str) -> int:
 
 def _estimate(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> Estimate:
     boxes, filters = count(windows, tiling.box), -(-gemm.extents[2] // tiling.filters)
-    rows, columns = (filters, boxes) if tiling.swap else (boxes, filters)
+    rows, columns = (filters, boxes) if tiling.swap_ab else (boxes, filters)
     rows, columns = -(-rows // tiling.cluster_m) * tiling.cluster_m, -(-columns // tiling.cluster_n) * tiling.cluster_n
     free = gpu.smem_per_block_optin_bytes - smem_bytes(gemm, tiling, out_dtype)
     tiles = model.Tiles(
         rows * columns,
-        -(-steps(windows) // tiling.split),
+        -(-steps(windows) // tiling.split_k),
         tiling.cluster_m,
         tiling.cluster_n,
-        tiling.split,
+        tiling.split_k,
         dtype_bytes(out_dtype),
         _dram_bytes(windows, gemm, out_dtype),
     )
@@ -294,8 +295,8 @@ def _estimate(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: st
     secs = model.tiles_secs(gpu, pace, model.Pipeline(tiling.stages, buffers)) * _apart(tiling.box)
     if tiling.cluster_m * tiling.cluster_n > 1:
         secs *= CLUSTERED
-    launch = model.launch_secs(gpu, is_early=bool(tiling.dependent))
-    return Estimate(tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split, tiling.is_pingpong, tiling.swap))
+    launch = model.launch_secs(gpu, is_early=bool(tiling.pdl))
+    return Estimate(tiling, secs + launch, (tiling.block_m, tiling.block_n, tiling.split_k, tiling.is_pingpong, tiling.swap_ab))
 
 
 def _dram_bytes(windows: Windows, gemm: Contraction, out_dtype: str) -> float:

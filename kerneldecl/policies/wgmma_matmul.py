@@ -21,6 +21,7 @@ from kerneldecl.policies.hopper.tile_widths import can_share, filling_widths, wi
 from kerneldecl.policies.hopper.tilings import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
+HAS_TRACES = False
 
 SUMS = {
     "float16": ("float32", "float16"),
@@ -59,9 +60,9 @@ where they do not fill tiles as they are."""
 SAME_TILE = 2
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what wgmma does not take."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
@@ -125,8 +126,8 @@ def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[F
     if packed_bytes:
         found += _forms(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
     parts = defaultdict(list)
-    for schedule, form in found:
-        parts[schedule].append(form)
+    for kernel_schedule, form in found:
+        parts[kernel_schedule].append(form)
     return parts.values()
 
 
@@ -142,9 +143,9 @@ def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> 
     """Yield tiles with their schedule, to be timed."""
     m = gemm.extents[1]
     are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
-    for swap in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
-        setting = setting_of(_exchanged(gemm) if swap else gemm, out_dtype, gpu, packing_secs)
-        for bare in _bare_tilings(setting.gemm, gpu, swap):
+    for swap_ab in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
+        setting = setting_of(_exchanged(gemm) if swap_ab else gemm, out_dtype, gpu, packing_secs)
+        for bare in _bare_tilings(setting.gemm, gpu, swap_ab):
             yield from timed(setting, bare._replace(pack=int(packing_secs > 0)))
 
 
@@ -154,35 +155,35 @@ def _exchanged(gemm: Contraction) -> Contraction:
     return replace(gemm, m=gemm.n, n=gemm.m, a=gemm.b, b=gemm.a, extents=(batch, n, m, k))
 
 
-def _bare_tilings(gemm: Contraction, gpu: Gpu, swap: int) -> Iterator[Tiling]:
+def _bare_tilings(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[Tiling]:
     """Yield tiles with their consumers, parts and clusters, without stages."""
     batch, m, n, k = gemm.extents
     steps, packing = -(-k // step_items(gemm)), model.sums_a_register(gemm.accum_dtype)
     are_boxes = all(map(is_box, (gemm.a, gemm.b)))
-    for (block_m, consumers, schedule), (block_n, is_filling) in _shapes(gemm, gpu, swap):
-        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, schedule=schedule, swap=swap)
+    for (block_m, consumers, kernel_schedule), (block_n, is_filling) in _shapes(gemm, gpu, swap_ab):
+        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, kernel_schedule=kernel_schedule, swap_ab=swap_ab)
         most = (MOST_REGISTERS if is_filling else SUMS_REGISTERS)[consumers] * packing
         if tiling.thread_sums > most or not _suits(tiling, m) or (tiling.is_pingpong and block_n & (block_n - 1) and not is_filling):
             continue  # fewer forms to time: ping-pong of other widths won no contest
         rows, columns = -(-m // block_m), -(-n // block_n)
         is_alone = batch * rows * columns <= gpu.sm_count
-        if is_alone and schedule != "cooperative":
+        if is_alone and kernel_schedule != "cooperative":
             continue  # there is no other tile to multiply while results leave
         for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
             if cluster_m <= rows and cluster_n <= columns and _can_share(gemm, tiling, cluster_m, cluster_n):
                 yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
-        for split in SPLITS:
-            is_whole = steps // split >= LEAST_STEPS and steps % split == tiling.thread_sums % (packing * split) == 0
-            if is_whole and batch * rows * columns * split <= 2 * gpu.sm_count and schedule == "cooperative":
-                yield tiling._replace(split=split)
+        for split_k in SPLITS:
+            is_whole = steps // split_k >= LEAST_STEPS and steps % split_k == tiling.thread_sums % (packing * split_k) == 0
+            if is_whole and batch * rows * columns * split_k <= 2 * gpu.sm_count and kernel_schedule == "cooperative":
+                yield tiling._replace(split_k=split_k)
 
 
-def _shapes(gemm: Contraction, gpu: Gpu, swap: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
+def _shapes(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
     """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
     batch, m, n, _ = gemm.extents
     dtype, unit = gemm.a.dtype, unit_of(gemm.b)
-    widths = [] if swap and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap))
-    may_fill = not swap or n > SOME_ROWS
+    widths = [] if swap_ab and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap_ab))
+    may_fill = not swap_ab or n > SOME_ROWS
     for warpgroups in WARPGROUPS:
         filling = filling_widths(batch * -(-m // warpgroups[0]), n, dtype, unit, gpu) if may_fill else []
         yield from ((warpgroups, (width, False)) for width in widths if width not in filling)

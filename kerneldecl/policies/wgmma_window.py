@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
@@ -18,6 +18,7 @@ from kerneldecl.policies.hopper.time_model import BUFFER_BYTES, RESERVED_BYTES, 
 from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
 
 TEMPLATES = ("wgmma_window",)
+HAS_TRACES = False
 
 WIDTHS, SLABS, STAGES = (16, 32, 64), (1, 2, 4), (2, 3, 4)
 MAX_FILTERS = 128
@@ -73,22 +74,22 @@ class Tiling(NamedTuple):
     """The template's parameters."""
 
     tile_w: int
-    slabs: int
+    mma_tiles: int
     block_n: int
     stages: int
     blocks: int
 
     @property
     def tile_h(self) -> int:
-        return self.slabs * WGMMA_ROWS // self.tile_w
+        return self.mma_tiles * WGMMA_ROWS // self.tile_w
 
     def candidate(self) -> Candidate:
         return Candidate.of("wgmma_window", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int, measured: Sequence[object]) -> tuple[Proposal, ...]:
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution that is taken."""
-    return () if measured else tuple(itertools.islice(proposals(space, arch), top_k))
+    return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
@@ -156,9 +157,9 @@ def _side(block: Block, index: tuple[tuple[int, int], ...], gemm: Contraction) -
 def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
     """Yield every tiling that fits, with its predicted time."""
     filters = gemm.extents[2]
-    for tile_w, slabs, block_n in itertools.product(WIDTHS, SLABS, _columns(filters)):
-        bare = Tiling(tile_w, slabs, block_n, min(STAGES), 1)
-        if slabs * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
+    for tile_w, mma_tiles, block_n in itertools.product(WIDTHS, SLABS, _columns(filters)):
+        bare = Tiling(tile_w, mma_tiles, block_n, min(STAGES), 1)
+        if mma_tiles * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
             continue
         registers = block_n // 2 + 4 * min(windows.steps, LEAST_HELD) + OTHER_REGISTERS
         for stages in STAGES:
@@ -168,7 +169,7 @@ def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> 
             for blocks in range(max(1, most - 2), most + 1):
                 if used <= gpu.smem_per_block_optin_bytes:
                     tiling = bare._replace(stages=stages, blocks=blocks)
-                    yield Estimate(tiling, _secs(windows, gemm, tiling, out_dtype, gpu), (tile_w, slabs, block_n))
+                    yield Estimate(tiling, _secs(windows, gemm, tiling, out_dtype, gpu), (tile_w, mma_tiles, block_n))
 
 
 def _columns(filters: int) -> list[int]:
@@ -206,7 +207,7 @@ def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, g
     store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
     shared = (load + weights + store) / SHARED_SHARE
     alone = multiply + shared + EDGE_CYCLES
-    cycles = tiling.slabs * max(together(multiply, shared), alone / tiling.blocks) + TILE_CYCLES
+    cycles = tiling.mma_tiles * max(together(multiply, shared), alone / tiling.blocks) + TILE_CYCLES
     rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
     sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(out_dtype)

@@ -16,7 +16,7 @@ import numpy as np
 
 from kerneldecl.arrays import Array
 from kerneldecl.model import Signature
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins.load import load_rule
 
 Brought = TypeVar("Brought")
 

@@ -9,7 +9,7 @@ weights are in shared memory whole, and nothing is waited for between the first 
 
 Parameters:
   rows, columns       what one thread block computes at once of an image's results
-  walk                parts of so many rows that it computes one after the other, below each other; while it computes one, the image's
+  row_tiles           parts of so many rows that it computes one after the other, below each other; while it computes one, the image's
                       part for the next comes by cp.async
   block_n             channels of the result that it computes
   thread_m, thread_n  results of one row, and channels of them, that one thread computes: channels as vectors of up to 4, spread over
@@ -44,7 +44,7 @@ class _Tiles(NamedTuple):
 
     rows: int
     columns: int
-    walk: int
+    row_tiles: int
     block_n: int
     thread_m: int
     thread_n: int
@@ -91,18 +91,18 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
         return False
     margin = sch.get_producers(block)
     normalize_windows(sch, block, gemm, [(axis,) for axis in gemm.k])
-    sch.pad_einsum(block, [1, tiles.rows * tiles.walk, tiles.columns, tiles.block_n, *[1] * len(gemm.k)])
+    sch.pad_einsum(block, [1, tiles.rows * tiles.row_tiles, tiles.columns, tiles.block_n, *[1] * len(gemm.k)])
     store = sch.cache_write(block, 0, "local")
 
     # 2. Tiles of blocks; in them, threads for groups of results and for vectors of channels.
     vector = math.gcd(tiles.thread_n, 4)
     image, row, column, n, *window = sch.get_loops(block)
-    row, walk, row_in = sch.split(row, [None, tiles.walk, tiles.rows])
+    row, row_tiles, row_in = sch.split(row, [None, tiles.row_tiles, tiles.rows])
     column, group, column_in = sch.split(column, [None, tiles.columns // tiles.thread_m, tiles.thread_m])
     n, n_vectors, n_warp, n_lane, n_in = sch.split(
         n, [None, tiles.thread_n // vector, tiles.block_n // tiles.thread_n // LANES, LANES, vector]
     )
-    sch.reorder(image, row, column, n, n_vectors, row_in, group, n_warp, n_lane, walk, *window, column_in, n_in)
+    sch.reorder(image, row, column, n, n_vectors, row_in, group, n_warp, n_lane, row_tiles, *window, column_in, n_in)
     tile = sch.fuse(image, row, column, n)
     group_warp, group_lane = sch.split(sch.fuse(row_in, group), [None, GROUPS])
     sch.reorder(group_warp, n_warp, group_lane, n_lane)
@@ -122,14 +122,14 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
     inline_sources(sch, weights)
     _copy_weights(sch, weights, tiles, gemm)
     staged = staged_image(sch, held, margin)
-    sch.compute_at(staged, walk)
+    sch.compute_at(staged, row_tiles)
     if not _copy_image(sch, staged, tiles):
         return False
     for load in (held, held_weights):
         sch.unroll(sch.get_loops(load)[-1])
 
     # 4. Sums.
-    place_store(sch, store, walk)
+    place_store(sch, store, row_tiles)
     row, column = sch.get_loops(store)[-2:]
     _, column_vector = sch.split(column, [None, vector if gemm.out_contiguous % vector == 0 else 1])
     sch.unroll(row)
@@ -137,12 +137,12 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
     for loop in (*places, column_in, n_in):
         sch.unroll(loop)
     sch.decompose_reduction(block, line)
-    if tiles.walk > 1 and arch.the_gpu.async_copy and is_async(gemm.a, 1):
+    if tiles.row_tiles > 1 and arch.the_gpu.async_copy and is_async(gemm.a, 1):
         # Spelt out, for where stages are in turn nvcc does not see how addresses are aligned.
-        sch.unroll(walk)
-        sch.annotate(walk, "software_pipeline_stage", [0, 1, 1, 1])
-        sch.annotate(walk, "software_pipeline_order", [0, 1, 2, 3])
-        sch.annotate(walk, "software_pipeline_async_stages", [0])
+        sch.unroll(row_tiles)
+        sch.annotate(row_tiles, "software_pipeline_stage", [0, 1, 1, 1])
+        sch.annotate(row_tiles, "software_pipeline_order", [0, 1, 2, 3])
+        sch.annotate(row_tiles, "software_pipeline_async_stages", [0])
     return True
 
 

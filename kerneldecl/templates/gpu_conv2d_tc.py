@@ -10,7 +10,7 @@ Parameters:
   rows, columns       what one thread block computes of an image's results
   block_n             channels of the result that it computes
   warps_rows, warps_columns, warps_n    how the block's warps divide its rows, its columns (by 16 at least) and its channels
-  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
+  smem_epilogue       1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Tiles(NamedTuple):
     warps_rows: int
     warps_columns: int
     warps_n: int
-    gather: int
+    smem_epilogue: int
 
     @property
     def warps(self) -> int:
@@ -127,7 +127,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles) -> bool:
     spread(sch, held, k, is_paired=False)
 
     # 4. Sums, and what mma.sync does.
-    sums = store_tile(sch, store, (tile, warp), tiles.warps, gemm) if tiles.gather else store_sums(sch, store, warp, gemm)
+    sums = store_tile(sch, store, (tile, warp), tiles.warps, gemm) if tiles.smem_epilogue else store_sums(sch, store, warp, gemm)
     clear_sums(sch, fragment, sums, k, names, gemm.accum_dtype)
     whole = load_by_matrices(sch, held_weights, gemm.b, names.k, names.load_b)
     keep_apart(sch, weights, whole, tiles.block_n, gemm.b.dtype)

@@ -31,7 +31,7 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], gpu: Gpu) -> bool:
     found = reductions.only_reduction(sch)
-    if found is None or len(found[0].block.reads) < 2 or reductions.is_across(found[0]) != params["across"]:
+    if found is None or len(found[0].block.reads) < 2 or reductions.is_across(found[0]) != params["strided"]:
         return False
     return thread_loops.reduction(sch, found, params, is_paired=_is_paired(found[0], params, gpu))
 
@@ -40,7 +40,7 @@ def _is_paired(leaf: blocks.Leaf, params: Mapping[str, Value], gpu: Gpu) -> bool
     """Say whether tensor cores may multiply 4-bit weights: pairs of rows, whole warps on one row, quads on weights of one scale."""
     axis = reductions.contiguous_axis(leaf)
     names = [(access.dtype, len(access.shape)) for access in leaf.block.reads]
-    if params["across"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
+    if params["strided"] or axis is None or sorted(names) != [("float16", 1), ("float16", 2), ("uint8", 2)]:
         return False
     threads, width, tile, chunks = (blocks.count(params, name) for name in ("threads", "width", "tile", "chunks"))
     run = leaf.block.axes[axis].extent

@@ -7,7 +7,7 @@ Parameters:
   warps    of a block: 1 to 32
   stages   2 to 16 such pieces that a warp has in shared memory, or on their way to it
   blocks   that share an SM; their warps take rows in turn until none is left
-  team     warps that share rows, each with pieces of its own, so that a block reads more side by side; a divisor of the others
+  warps_k  warps that share rows, each with pieces of its own, so that a block reads more side by side; a divisor of the others
 
 Shared memory: warps * stages * rows * (512 + 2048 / group) bytes of weights and scales, and 2 bytes for each of the vector's
 elements, which a block keeps in the order in which tensor cores want them. A lane copies 16 bytes of a row, a warp 512 side by side;

@@ -8,8 +8,8 @@ Parameters:
   thread_m, thread_n  what one thread computes: vectors of up to 4 rows and columns, spread over the block's tile
   stages              1 copies and computes in turn; 2 has the next tiles wait in registers while it computes; more is how many
                       tiles of the operands are in shared memory at once, copied by cp.async
-  raster              rows of tiles that are walked before the next column; divides the number of them
-  parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
+  raster_group        rows of tiles that are walked before the next column; divides the number of them
+  split_k             into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
 
 Copies by cp.async are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -55,8 +55,8 @@ class _Tiles(NamedTuple):
     thread_m: int
     thread_n: int
     stages: int
-    raster: int
-    parts: int
+    raster_group: int
+    split_k: int
 
     @property
     def threads(self) -> int:
@@ -76,7 +76,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     vector_m, vector_n = math.gcd(tiles.thread_m, 4), math.gcd(tiles.thread_n, 4)
     # 1. Normal form, in whole tiles; both operands have k first, so that a thread's rows (columns) are neighbours.
-    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True, parts=tiles.parts)
+    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", k_first=True, split_k=tiles.split_k)
     if normal is None:
         return False
     block, store = normal.block, normal.store
@@ -88,7 +88,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
     # Of longer steps, a part is spelt out: all of them take nvcc many seconds.
     k, k_out, k_in = sch.split(k, [None, tiles.block_k // UNROLLED_STEPS, UNROLLED_STEPS])
     sch.reorder(*batch, m, n, m_vectors, n_vectors, m_warp, n_warp, m_lane, n_lane, k, k_out, k_in, m_in, n_in)
-    tile = rasterize(sch, m, n, tiles.raster)
+    tile = rasterize(sch, m, n, tiles.raster_group)
     thread = sch.fuse(m_warp, n_warp, *interleaved(sch, m_lane, n_lane))
     sch.bind(tile, "blockIdx.x")
     if batch:
@@ -128,8 +128,8 @@ def _fits(tiles: _Tiles, extents: tuple[int, int, int, int]) -> bool:
         tiles.block_m % (tiles.thread_m * WARP_ROWS) == 0
         and tiles.block_k % UNROLLED_STEPS == 0
         and tiles.block_n % (tiles.thread_n * WARP_COLUMNS) == 0
-        and -(-m // tiles.block_m) % tiles.raster == 0
-        and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages
+        and -(-m // tiles.block_m) % tiles.raster_group == 0
+        and -(-k // (tiles.block_k * tiles.split_k)) >= tiles.stages
     )
 
 

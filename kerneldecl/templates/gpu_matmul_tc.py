@@ -7,10 +7,10 @@ Parameters:
   block_k             steps of the reduction between two barriers
   warps_m, warps_n    how the block's warps divide its tile; a warp's part is made of fragments of 16 x 16
   stages              how many tiles of the operands are in shared memory at once; 1 copies and computes in turn
-  raster              rows of tiles that are walked before the next column; divides the number of them
-  gather              1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
-  parts               into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
-  ahead               1 has a warp load fragments while it multiplies those before, across barriers as well, in twice their registers
+  raster_group        rows of tiles that are walked before the next column; divides the number of them
+  smem_epilogue       1 has a block gather its results in shared memory, from where they are stored in whole rows; 0 has lanes store
+  split_k             into which the reduction is cut, to be computed by blocks of their own and added by a second kernel
+  double_buffer       1 has a warp load fragments while it multiplies those before, across barriers as well, in twice their registers
 
 Copies are asynchronous where the code is generated with the pass option in PASS_CONFIG.
 """
@@ -60,10 +60,10 @@ class _Tiles(NamedTuple):
     warps_m: int
     warps_n: int
     stages: int
-    raster: int
-    gather: int
-    parts: int
-    ahead: int = 0
+    raster_group: int
+    smem_epilogue: int
+    split_k: int
+    double_buffer: int = 0
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -77,7 +77,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
 def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bool:
     # 1. Normal form, in whole tiles.
-    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", parts=tiles.parts)
+    normal = normalize(sch, gemm, (tiles.block_m, tiles.block_n, tiles.block_k), "local", split_k=tiles.split_k)
     if normal is None:
         return False
     block, store = normal.block, normal.store
@@ -90,7 +90,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
     k, k_step, k_in = sch.split(k, [None, tiles.block_k // names.k, names.k])
     sch.reorder(*batch, m, n, m_warp, n_warp, k, k_step, m_part, n_part, m_in, n_in, k_in)
     fragment = sch.blockize(m_in)
-    tile = rasterize(sch, m, n, tiles.raster)
+    tile = rasterize(sch, m, n, tiles.raster_group)
     warp = sch.fuse(m_warp, n_warp)
     sch.bind(tile, "blockIdx.x")
     if batch:
@@ -106,7 +106,7 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
         copy = sch.cache_read(fragment, operand.position, "shared.dyn")
         sch.compute_at(copy, k)
         vector = vector_of(operand, extent * tiles.block_k, threads * LANES)
-        is_whole = size % extent == 0 and gemm.extents[3] % (tiles.block_k * tiles.parts) == 0
+        is_whole = size % extent == 0 and gemm.extents[3] % (tiles.block_k * tiles.split_k) == 0
         if dtype_bytes(operand.dtype) == 1 and not is_whole:
             vector = math.gcd(vector, 4)  # TVM's CUDA has no wider vector of zeros for what lies beyond the operand
         asynchronous = asynchronous and is_async(operand, vector)
@@ -120,10 +120,10 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: _Tiles, arch: Arch) -> bo
         inline_sources(sch, copy)
 
     # 4. Sums: in the lanes that mma.sync leaves them in, and from there to the result.
-    sums = store_tile(sch, store, (tile, warp), threads, gemm) if tiles.gather else store_sums(sch, store, warp, gemm)
+    sums = store_tile(sch, store, (tile, warp), threads, gemm) if tiles.smem_epilogue else store_sums(sch, store, warp, gemm)
     clear_sums(sch, fragment, sums, k, names, gemm.accum_dtype)
     _tensorize(sch, (fragment, *held, *shared), tiles, names, (gemm.a, gemm.b))
-    pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.ahead else None)
+    pipeline(sch, k, tiles.stages, asynchronous=asynchronous, within=k_step if tiles.double_buffer else None)
     if normal.whole is not None:
         sum_parts(sch, normal.whole, gemm)
     return True
@@ -136,9 +136,9 @@ def _fits(tiles: _Tiles, item_bytes: int, extents: tuple[int, int, int, int]) ->
         tiles.block_m % (ROWS * tiles.warps_m) == 0
         and tiles.block_n % (ROWS * tiles.warps_n) == 0
         and tiles.block_k % (32 // item_bytes) == 0
-        and rows % tiles.raster == 0
-        and -(-k // (tiles.block_k * tiles.parts)) >= tiles.stages - 1
-        and (not tiles.ahead or (tiles.stages >= 3 and tiles.block_k % (64 // item_bytes) == 0))
+        and rows % tiles.raster_group == 0
+        and -(-k // (tiles.block_k * tiles.split_k)) >= tiles.stages - 1
+        and (not tiles.double_buffer or (tiles.stages >= 3 and tiles.block_k % (64 // item_bytes) == 0))
     )
 
 

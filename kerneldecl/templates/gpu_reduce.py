@@ -28,6 +28,6 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     found = reductions.only_reduction(sch)
-    if found is None or reductions.is_across(found[0]) != params["across"]:
+    if found is None or reductions.is_across(found[0]) != params["strided"]:
         return False
     return thread_loops.reduction(sch, found, params)

@@ -19,13 +19,13 @@ from kerneldecl.templates.shared import blocks, reductions
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Schedule a chain with at least one reduction so that the same threads compute a row from start to end.
 
-    `threads` share each of a block's `rows` and load `width` neighbours at once. `kept`: the loops along a row are
+    `threads` share each of a block's `rows` and load `width` neighbours at once. `in_registers`: the loops along a row are
     unrolled, and the compiler, which sees that each step reads the same, keeps the row in registers; else each step
     reads it again, from the nearest cache.
     """
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
     # What several steps read, such as a softmax's powers, is computed once if it lies along the rows, too; else by each.
-    shared = blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=True)) if params["kept"] else None
+    shared = blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=True)) if params["in_registers"] else None
     return shared or blocks.attempt(mod, lambda sch: _schedule(sch, params, keep_shared=False))
 
 
@@ -63,7 +63,7 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
         sch.bind(tx, "threadIdx.x")
         thread_loops.load_vectors(sch, last.rv if rv is copy else rv, step)
         sch.vectorize(lane) if rv is copy else sch.unroll(lane)
-        sch.unroll(step) if params["kept"] else None
+        sch.unroll(step) if params["in_registers"] else None
     sch.unroll(sch.get_loops(last.rv)[-1])
     return True
 

@@ -60,12 +60,12 @@ def _takes(convolution: Convolution) -> bool:
 
 
 def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch: Arch) -> Kernel | None:
-    pixels, filters = (tiles.block_n, tiles.block_m) if tiles.swap else (tiles.block_m, tiles.block_n)
+    pixels, filters = (tiles.block_n, tiles.block_m) if tiles.swap_ab else (tiles.block_m, tiles.block_n)
     if not all(map(_is_power, (pixels, *sides))) or pixels % math.prod(sides) or pixels < SLAB:
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
     boxes = Boxes(results, (pixels // math.prod(sides), *sides))
-    shares = (tiles.cluster_m, tiles.cluster_n) if tiles.swap else (tiles.cluster_n, tiles.cluster_m)
+    shares = (tiles.cluster_m, tiles.cluster_n) if tiles.swap_ab else (tiles.cluster_n, tiles.cluster_m)
     image, weights = _image(convolution, boxes, shares[0]), _weights(convolution, filters, shares[1])
     blocks = -(-convolution.channels // STEP_CHANNELS)
     steps = convolution.rows.taps * convolution.columns.taps * blocks
@@ -73,11 +73,11 @@ def _kernel(convolution: Convolution, tiles: Tiles, sides: tuple[int, int], arch
     if image is None or weights is None or not tiles.fit(dtype, convolution.accum_dtype, steps, image.stage_bytes + weights.stage_bytes):
         return None
     operands, counts = (image, weights), (boxes.count, -(-convolution.filters // filters))
-    if tiles.swap:
+    if tiles.swap_ab:
         operands, counts = (weights, image), (counts[1], counts[0])
-    made = results_of_boxes(convolution, boxes, filters, is_swapped=bool(tiles.swap))
+    made = results_of_boxes(convolution, boxes, filters, is_swapped=bool(tiles.swap_ab))
     kernel = Kernel(convolution.params, dtype, convolution.accum_dtype, *operands, made, tiles, (1, *counts), steps, arch.the_gpu.sm_count)
-    return kernel if kernel.buffers or not made.is_staged or tiles.split > 1 else None
+    return kernel if kernel.buffers or not made.is_staged or tiles.split_k > 1 else None
 
 
 def _is_power(number: int) -> bool:

@@ -13,16 +13,17 @@ Parameters:
   cluster_m    1, 2 or 4: neighbouring tiles along the rows whose blocks share the columns' operand by multicast
   cluster_n    1, 2 or 4: along the columns, sharing the rows' operand; the two make at most 4. What blocks share is cut in boxes of 8
                rows or a multiple, 64 where they lie side by side in memory; a block brings at most four, and the last ones fewer
-  raster       rows of tiles (of clusters of them) that are walked before the next column
-  split        1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then cluster_m and
+  raster_group rows of tiles (of clusters of them) that are walked before the next column
+  split_k      1, 2, 4 or 8 parts of the reduction, summed by the blocks of one cluster in each other's shared memory; then cluster_m and
                cluster_n are 1 and there is one tile for each cluster
-  schedule     "cooperative": all consumers share a tile; "staggered": two do, the second some steps behind the first; "pingpong": two have
+  kernel_schedule
+               "cooperative": all consumers share a tile; "staggered": two do, the second some steps behind the first; "pingpong": two have
                tiles of their own (block_m is then one consumer's). With the latter two, one's results leave while the other multiplies
-  swap         1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
-  dependent    1 starts as soon as the previous kernel leaves room and waits for its end before the first load
+  swap_ab      1 exchanges the operands: the product's n become rows of tiles (block_m, cluster_m, raster), its m columns (block_n)
+  pdl          1 starts as soon as the previous kernel leaves room and waits for its end before the first load
   pack         1 copies operands whose rows are no multiples of 16 bytes long to a workspace where they are, by a kernel of its own in
                front; the product, which starts while that one ends, has TMA read the copies
-  stream       1 or 2 of the last waves of tiles, of which the very last is not full, have their steps dealt evenly over all SMs
+  stream_k     1 or 2 of the last waves of tiles, of which the very last is not full, have their steps dealt evenly over all SMs
                (stream-K): partial sums meet in global memory. That takes cooperative consumers, two or three, whose reduction is not
                split, sums of 32 bits, and dependent 1: a small kernel in front clears flags
 
@@ -87,9 +88,9 @@ def kernel_of(gemm: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Kerne
     if is_packed and not any(packings):
         return None
     a, b = (packing.copy if packing else matrix for packing, matrix in zip(packings, (gemm.a, gemm.b), strict=True))
-    if tiles.swap:
+    if tiles.swap_ab:
         a, b = b, a
-    row_count, column_count = (n, m) if tiles.swap else (m, n)
+    row_count, column_count = (n, m) if tiles.swap_ab else (m, n)
     rows = operand_of(a, tiles.block_m, tiles.cluster_n)
     columns = operand_of(b, tiles.block_n, tiles.cluster_m)
     steps = -(-k * a.item_bytes // ROW_BYTES)
@@ -98,10 +99,10 @@ def kernel_of(gemm: Product, tiles: Tiles, is_packed: bool, arch: Arch) -> Kerne
         return None
     if tiles.cluster_m * tiles.cluster_n > 1 and (rows.gather or columns.gather):
         return None
-    results = results_of(gemm, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap))
+    results = results_of(gemm, (tiles.block_m, tiles.block_n), is_swapped=bool(tiles.swap_ab))
     grid = batch, -(-row_count // tiles.block_m), -(-column_count // tiles.block_n)
     made = tuple(filter(None, packings))
     kernel = Kernel(gemm.params, a.dtype, sums, rows, columns, results, tiles, grid, steps, arch.the_gpu.sm_count, made)
-    if tiles.stream > 0 and not kernel.is_dealt:
+    if tiles.stream_k > 0 and not kernel.is_dealt:
         return None
-    return kernel if kernel.buffers or not results.is_staged or tiles.split > 1 else None
+    return kernel if kernel.buffers or not results.is_staged or tiles.split_k > 1 else None

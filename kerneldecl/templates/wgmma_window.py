@@ -8,7 +8,7 @@ So nothing is copied for each window, and the reduction has no more terms than t
 
 Parameters:
   tile_w    neighbouring results of a tile along a row of the image: 16, 32 or 64
-  slabs     64 results each, of which a tile consists: 1, 2 or 4
+  mma_tiles     64 results each, of which a tile consists: 1, 2 or 4
   block_n   filters that a block computes: a multiple of 8, 128 at most
   stages    parts of the image that a block has in shared memory, or on their way to it: 2 to 8
   blocks    that share an SM; they take tiles in turn until none is left: 1 to 8
@@ -53,8 +53,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
 def _in_range(tiles: Tiles) -> bool:
     return (
         tiles.tile_w in (16, 32, 64)
-        and tiles.slabs in (1, 2, 4)
-        and tiles.slabs * SLAB % tiles.tile_w == 0
+        and tiles.mma_tiles in (1, 2, 4)
+        and tiles.mma_tiles * SLAB % tiles.tile_w == 0
         and 8 <= tiles.block_n <= 128
         and tiles.block_n % 8 == 0
         and 2 <= tiles.stages <= 8

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.model import Measurement, Workload, frozen
+from kerneldecl.model import Trial, Workload, frozen
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import digest, key
@@ -44,7 +44,7 @@ class Candidates:
     """What one policy proposed for an entry, built."""
 
     policy: str
-    built: tuple[Measurement, ...]
+    built: tuple[Trial, ...]
     blobs: tuple[Mapping[str, str], ...]
     """Of each: digests of its object, its database lines and its source, as a tuning record names the winner's."""
 
@@ -77,7 +77,7 @@ def build_entry(task: Task, manifest: str, runner: Runner, step: Step) -> tuple[
     return Entry(task, manifest, tuple(made)), outcome
 
 
-def _blobs(task: Task, compiled: Sequence[Measurement], runner: Runner) -> list[dict[str, str]]:
+def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, str]]:
     answers = in_order(runner.run_all([task.describe_request(m.candidate) for m in compiled], BUILD_SECS), len(compiled))
     texts = [{name: digest(answer[name].encode()) for name in ("database", "source")} for answer in answers]
     return [{"code": digest(task.object_path(m.code).read_bytes()), **text} for m, text in zip(compiled, texts, strict=True)]
@@ -157,7 +157,7 @@ def measure_entry(entry: Entry, runner: Runner, store: LocalStore, step: Step, f
 
     `following` is measured next.
     """
-    failed: list[Measurement] = []
+    failed: list[Trial] = []
     for group in entry.groups:
         measured = measure(entry.task, group.built, Preparation(entry.task, runner, store, following), runner, store, step)
         if any(m.samples for m in measured):

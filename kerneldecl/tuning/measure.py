@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerneldecl.errors import KerneldeclError
-from kerneldecl.model import Candidate, Measurement
+from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.keys import key, measure_manifest
 from kerneldecl.store.local import LocalStore, Record
@@ -65,9 +65,7 @@ class Preparation:
             self._error = error
 
 
-def measure(
-    task: Task, built: Sequence[Measurement], preparation: Preparation, runner: Runner, store: LocalStore, step: Step
-) -> list[Measurement]:
+def measure(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: LocalStore, step: Step) -> list[Trial]:
     """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order.
 
     The library of each code is in the task's folder.
@@ -80,7 +78,7 @@ def measure(
     return [_with_result(m, done.get(m.code) or before.get(m.code)) for m in built]
 
 
-def recall(task: Task, built: Sequence[Measurement], store: LocalStore) -> list[Measurement] | None:
+def recall(task: Task, built: Sequence[Trial], store: LocalStore) -> list[Trial] | None:
     """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
     before = {m.code: known(task, m.code, store) for m in built if m.code}
     return None if None in before.values() else [_with_result(m, before.get(m.code)) for m in built]
@@ -91,11 +89,11 @@ def prepare(task: Task, runner: Runner) -> Answer:
     return runner.measure(task.measure_request("prepare", case=task.measured_case), PREPARE_SECS)
 
 
-def _with_result(built: Measurement, result: Measurement | None) -> Measurement:
+def _with_result(built: Trial, result: Trial | None) -> Trial:
     return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
 
 
-def _timed(task: Task, built: Sequence[Measurement], preparation: Preparation, runner: Runner, step: Step) -> list[Measurement]:
+def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, step: Step) -> list[Trial]:
     """Verify each, race those that passed; return all."""
     if not built:
         return []
@@ -104,7 +102,7 @@ def _timed(task: Task, built: Sequence[Measurement], preparation: Preparation, r
         return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
     passed, failed = _verified(task, built, runner, step)
 
-    def sample(measurement: Measurement, calls: int) -> list[float] | str:
+    def sample(measurement: Trial, calls: int) -> list[float] | str:
         request = task.measure_request("sample", case=task.measured_case, calls=calls, samples=1, **_kernel(task, measurement))
         got = runner.measure(request, PREPARE_SECS)
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
@@ -113,13 +111,13 @@ def _timed(task: Task, built: Sequence[Measurement], preparation: Preparation, r
     return [*race(passed, sample, PACES[task.arch.kind]), *failed]
 
 
-Passed = list[tuple[Measurement, float]]
+Passed = list[tuple[Trial, float]]
 
 
-def _verified(task: Task, built: Sequence[Measurement], runner: Runner, step: Step) -> tuple[Passed, list[Measurement]]:
+def _verified(task: Task, built: Sequence[Trial], runner: Runner, step: Step) -> tuple[Passed, list[Trial]]:
     """Return those that compute what the reference does, with the seconds of a first run, and the others."""
     passed: Passed = []
-    failed: list[Measurement] = []
+    failed: list[Trial] = []
     start = time.monotonic()
     for count, measurement in enumerate(sorted(built, key=lambda m: m.spill_bytes > 0), start=1):
         if measurement.spill_bytes and passed and time.monotonic() - start > SPILLING_SECS:
@@ -136,7 +134,7 @@ def _verified(task: Task, built: Sequence[Measurement], runner: Runner, step: St
     return passed, failed
 
 
-def _verdict(task: Task, measurement: Measurement, runner: Runner) -> tuple[Measurement, float]:
+def _verdict(task: Task, measurement: Trial, runner: Runner) -> tuple[Trial, float]:
     answer = runner.measure(task.measure_request("verify", case=task.measured_case, **_kernel(task, measurement)), VERIFY_SECS)
     if "failure" in answer:
         return replace(measurement, failure=answer["failure"]), 0.0
@@ -147,7 +145,7 @@ def _verdict(task: Task, measurement: Measurement, runner: Runner) -> tuple[Meas
     return replace(measurement, error=error), answer["secs"]
 
 
-def _kernel(task: Task, measurement: Measurement) -> dict[str, str]:
+def _kernel(task: Task, measurement: Trial) -> dict[str, str]:
     return {"library": str(task.library_path(measurement.code)), "symbol": f"kd_{task.lowered['computation'][:20]}"}
 
 
@@ -155,18 +153,16 @@ def _manifest(task: Task, code: str) -> str:
     return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
 
 
-def known(task: Task, code: str, store: LocalStore) -> Measurement | None:
+def known(task: Task, code: str, store: LocalStore) -> Trial | None:
     """Return what an earlier run measured of the same code under the same protocol."""
     found = store.read("measure", key(_manifest(task, code)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
         return None
     result = found.result
-    return Measurement(
-        Candidate("", ()), 0.0, code=code, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
-    )
+    return Trial(Candidate("", ()), 0.0, code=code, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"])
 
 
-def _keep(task: Task, measurement: Measurement, store: LocalStore) -> None:
+def _keep(task: Task, measurement: Trial, store: LocalStore) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if measurement.error is None:
         return

@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kerneldecl.model import Measurement
+from kerneldecl.model import Trial
 
-Sampler = Callable[[Measurement, int], "list[float] | str"]
+Sampler = Callable[[Trial, int], "list[float] | str"]
 """Times a candidate: takes it and the calls a sample is made of, returns seconds a call, or why there are none."""
 
 
@@ -58,7 +58,7 @@ NOISE = 0.005
 """Two medians closer than this are one to us."""
 
 
-def race(verified: Sequence[tuple[Measurement, float]], sample: Sampler, pace: Pace = PACES["cpu"]) -> list[Measurement]:
+def race(verified: Sequence[tuple[Trial, float]], sample: Sampler, pace: Pace = PACES["cpu"]) -> list[Trial]:
     """Return the candidates, each with its samples or a failure. Each comes with the seconds of a first run."""
     field = [measurement for measurement, _ in verified]
     secs = [first for _, first in verified]
@@ -95,7 +95,7 @@ def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> lis
     return sorted((place for place in places if secs[place] <= limit), key=rank)[: rules.most]
 
 
-def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, sample_secs: float) -> Measurement:
+def _sampled(measurement: Trial, expected_secs: float, sample: Sampler, sample_secs: float) -> Trial:
     calls = max(1, math.ceil(sample_secs / max(expected_secs, 1e-7)))
     answer = sample(measurement, calls)
     if isinstance(answer, str):
@@ -103,7 +103,7 @@ def _sampled(measurement: Measurement, expected_secs: float, sample: Sampler, sa
     return replace(measurement, samples=(*measurement.samples, *answer))
 
 
-def ranking(measurements: Sequence[Measurement]) -> tuple[list[Measurement], int]:
+def ranking(measurements: Sequence[Trial]) -> tuple[list[Trial], int]:
     """Return all measurements, winner first, then by time, failed ones last; and how many tied with the fastest.
 
     Measurements are given in their policy's order. Who came to the final can win. Among those that noise cannot tell from the
@@ -119,7 +119,7 @@ def ranking(measurements: Sequence[Measurement]) -> tuple[list[Measurement], int
     return [winner, *others, *(m for m in measurements if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
 
 
-def _is_tied(best: Measurement, other: Measurement) -> bool:
+def _is_tied(best: Trial, other: Trial) -> bool:
     """Compare samples of the same turns, as far as both took part: what changed in between meets both.
 
     The standard error of a median is 1.253 x sigma / sqrt(n), with sigma from the median absolute deviation.

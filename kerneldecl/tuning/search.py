@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kerneldecl.model import SPECIALIZE, Candidate, Measurement, Proposal
-from kerneldecl.plugins import load_policy
+from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
+from kerneldecl.plugins.load import load_module
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.store.local import LocalStore
@@ -21,7 +21,7 @@ from kerneldecl.tuning.task import BUILD_SECS, Answers, Runner, Step, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
 BUILT = ("scheduled", "code", "code_bytes", *DEVICE_FIELDS, "is_specialised", "failure")
-"""What a build's answer tells of a candidate: fields of a `Measurement`."""
+"""What a build's answer tells of a candidate: fields of a `Trial`."""
 BUILT_AT_ONCE = 4
 """Candidates that are compiled side by side where the first ones may be enough."""
 
@@ -30,13 +30,13 @@ class Group(NamedTuple):
     """The candidates that one policy proposed, built, in its order."""
 
     policy: str
-    built: tuple[Measurement, ...]
+    built: tuple[Trial, ...]
 
 
 class Outcome(NamedTuple):
     """What became of a workload's candidates."""
 
-    measurements: list[Measurement]
+    measurements: list[Trial]
     """Winner first. Where there is none, the first has a failure."""
     tied: int
     """How many others noise cannot tell from the winner."""
@@ -57,9 +57,9 @@ def tune(
     Policies are asked in turn. A policy is asked again with what was measured until it has nothing more to propose.
     `ahead` returns what `ask_first` has asked already, if it has. `following` is tuned next.
     """
-    failed: list[Measurement] = []
+    failed: list[Trial] = []
     for policy, first in _first_proposals(task):
-        proposals, measured = first, list[Measurement]()
+        proposals, measured = first, list[Trial]()
         while proposals:
             preparation = Preparation(task, runner, store, following)
             if task.arch.gpu:
@@ -80,9 +80,9 @@ def recalled(task: Task, runner: Runner, store: LocalStore, step: Step) -> Outco
 
     Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.
     """
-    failed: list[Measurement] = []
+    failed: list[Trial] = []
     for policy, first in _first_proposals(task):
-        proposals, measured = first, list[Measurement]()
+        proposals, measured = first, list[Trial]()
         while proposals:
             for start in range(0, len(proposals), BUILT_AT_ONCE):
                 some = recall(task, build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step), store)
@@ -112,9 +112,9 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
 
     Candidates behind the winner are not built.
     """
-    failed: list[Measurement] = []
+    failed: list[Trial] = []
     for policy, proposals in _first_proposals(task):
-        built: list[Measurement] = []
+        built: list[Trial] = []
         for start in range(0, len(proposals), BUILT_AT_ONCE):
             built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, step)
             if outcome := chosen(Group(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
@@ -123,7 +123,7 @@ def rank(task: Task, runner: Runner, step: Step) -> Outcome:
     return Outcome(failed, 0, "")
 
 
-def chosen(group: Group, *, is_complete: bool) -> list[Measurement]:
+def chosen(group: Group, *, is_complete: bool) -> list[Trial]:
     """Return a group's candidates, first the one to prefer unmeasured; nothing where none compiled, or a better one may come."""
     compiled = [m for m in group.built if not m.failure]
     clean = [m for m in compiled if not m.spill_bytes]
@@ -156,11 +156,11 @@ def _own_proposals(task: Task) -> tuple[Proposal, ...]:
     return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
 
 
-def _proposals(task: Task, policy: str, measured: Sequence[Measurement]) -> tuple[Proposal, ...]:
+def _proposals(task: Task, policy: str, measured: Sequence[Trial]) -> tuple[Proposal, ...]:
     if policy == SPECIALIZE:
         return ()
     space, told = space_from_json(task.lowered["space"]), tuple(m for m in measured if m.candidate.template != SPECIALIZE)
-    return tuple(load_policy(task.root, policy).propose(space, task.arch, task.workload.top_k, told))
+    return tuple(load_module("policies", task.root, policy).propose(space, task.arch, task.workload.top_k, told))
 
 
 def _asked(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:
@@ -174,36 +174,36 @@ def build_all(
     step: Step,
     seen: Callable[[str], None] | None = None,
     answers: Answers | None = None,
-) -> list[Measurement]:
+) -> list[Trial]:
     """Return what became of each proposal; `seen` hears of each code as it is built, `answers` come to what was asked before."""
-    placed: list[Measurement | None] = [None] * len(proposals)
+    placed: list[Trial | None] = [None] * len(proposals)
     for count, (index, answer) in enumerate(answers or _asked(task, proposals, runner), start=1):
         proposal = proposals[index]
         fields = {name: answer[name] for name in BUILT if name in answer}
-        placed[index] = Measurement(proposal.candidate, proposal.predicted_secs, **fields)
+        placed[index] = Trial(proposal.candidate, proposal.predicted_secs, **fields)
         if seen and "code" in fields:
             seen(fields["code"])
         step("built", count, len(proposals), None)
     return [measurement for measurement in placed if measurement is not None]
 
 
-def _keep_libraries(task: Task, built: Sequence[Measurement], runner: Runner) -> None:
+def _keep_libraries(task: Task, built: Sequence[Trial], runner: Runner) -> None:
     _build_afresh(task, list({m.code: m for m in built if not task.library_path(m.code).exists()}.values()), runner)
 
 
-def _build_afresh(task: Task, known: Sequence[Measurement], runner: Runner) -> None:
+def _build_afresh(task: Task, known: Sequence[Trial], runner: Runner) -> None:
     """Compile candidates whose code is known from an earlier build, but whose objects are gone."""
     requests = [task.build_request(measurement.candidate, afresh=True) for measurement in known]
     for _ in runner.run_all(requests, BUILD_SECS, task.turn):
         pass  # one that fails now fails again when it is to be loaded
 
 
-def keep_objects(task: Task, built: Sequence[Measurement], runner: Runner) -> None:
+def keep_objects(task: Task, built: Sequence[Trial], runner: Runner) -> None:
     """Compile again what has no object in the task's folder, because an earlier build's records spared that."""
     _build_afresh(task, [m for m in built if m.code and not task.has_object(m.code)], runner)
 
 
-def winner_object(task: Task, winner: Measurement, runner: Runner) -> bytes:
+def winner_object(task: Task, winner: Trial, runner: Runner) -> bytes:
     """Return the winner's object file, compiled again if an earlier build's records spared that so far."""
     keep_objects(task, [winner], runner)
     return task.object_path(winner.code).read_bytes()
@@ -246,7 +246,7 @@ def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
     return {"tensor_cores": told} if told else {}
 
 
-def measurement_json(measurement: Measurement) -> dict[str, Any]:
+def measurement_json(measurement: Trial) -> dict[str, Any]:
     fields = {
         **to_json(measurement),
         "candidate": measurement.candidate.to_json(),
@@ -256,7 +256,7 @@ def measurement_json(measurement: Measurement) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in ("", (), None) and (value or name not in optional)}
 
 
-def measurement_from_json(json: Mapping[str, Any]) -> Measurement:
+def measurement_from_json(json: Mapping[str, Any]) -> Trial:
     """Read what `record_result` wrote of one candidate."""
     fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
-    return Measurement(**fields)
+    return Trial(**fields)

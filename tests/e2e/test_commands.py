@@ -96,9 +96,9 @@ def test_why_tells_of_the_last_build_that_ran_something(shown: Space) -> None:
 
 
 def test_why_says_which_rule_shadows_a_standard_one(real: Space) -> None:
-    from kerneldecl.plugins import rule_file
+    from kerneldecl.plugins.find import plugin_file
 
-    standard = rule_file(real.root, "elementwise")
+    standard = plugin_file("rules", real.root, "elementwise")
     for neighbour in standard.parent.glob("_*.py"):
         (real.root / "rules").mkdir(exist_ok=True)
         shutil.copy(neighbour, real.root / "rules")
@@ -202,9 +202,9 @@ def test_renaming_an_entry_only_links(real: Space) -> None:
 
 
 def test_a_comment_in_a_rule_tunes_nothing(real: Space) -> None:
-    from kerneldecl.plugins import rule_file
+    from kerneldecl.plugins.find import plugin_file
 
-    source = rule_file(real.root, "elementwise").parent
+    source = plugin_file("rules", real.root, "elementwise").parent
     (real.root / "rules").mkdir()
     for path in [*source.glob("_*.py"), source / "elementwise.py"]:
         (real.root / "rules" / path.name).write_text(f"{path.read_text()}\n# a comment\n")

@@ -22,9 +22,9 @@ TILING: dict[str, Any] = {
     "warps_m": 2,
     "warps_n": 2,
     "stages": 3,
-    "raster": 1,
-    "gather": 0,
-    "parts": 1,
+    "raster_group": 1,
+    "smem_epilogue": 0,
+    "split_k": 1,
 }
 CONVOLUTIONS: list[dict[str, Any]] = [
     {"n": 2, "f": 64, "h": 40, "w": 64, "c": 3, "kh": 7, "kw": 7, "stride": 2, "padding": 3},
@@ -65,20 +65,27 @@ WITH_EPILOGUES = [
 IN_PARTS = [
     product(tiled(**params), (200, 136, 1000), str(params), layout=layout, dtype="float16", epilogue=["bias", "relu"])
     for layout in ("nt", "tn")
-    for params in ({"parts": 3}, {"parts": 2, "gather": 1}, {"gather": 1}, {"block_m": 96, "block_n": 96}, {"block_k": 64, "ahead": 1})
+    for params in (
+        {"split_k": 3},
+        {"split_k": 2, "smem_epilogue": 1},
+        {"smem_epilogue": 1},
+        {"block_m": 96, "block_n": 96},
+        {"block_k": 64, "double_buffer": 1},
+    )
 ]
 FLOAT16_SUMS = product(TENSOR_CORES, (128, 128, 256), layout="nn", dtype="float16", accum_dtype="float16")
 IMAGES = [
-    {"rows": 4, "columns": 32, "block_n": 32, "warps_rows": 2, "warps_columns": 2, "warps_n": 1, "gather": gather} for gather in (0, 1)
+    {"rows": 4, "columns": 32, "block_n": 32, "warps_rows": 2, "warps_columns": 2, "warps_n": 1, "smem_epilogue": gather}
+    for gather in (0, 1)
 ]
 OUT_OF_THE_IMAGE = [convolution("image", given("gpu_conv2d_tc", *IMAGES), attrs) for attrs in CONVOLUTIONS]
-ON_CORES = [{"rows": 4, "columns": 16, "walk": walk, "block_n": 32, "thread_m": 8, "thread_n": 4} for walk in (1, 2)]
+ON_CORES = [{"rows": 4, "columns": 16, "row_tiles": walk, "block_n": 32, "thread_m": 8, "thread_n": 4} for walk in (1, 2)]
 OUT_OF_THE_IMAGE += [
     convolution(f"image on CUDA cores {dtype}", given("gpu_conv2d_simt", *ON_CORES), {**attrs, "dtype": dtype})
     for dtype in ("float32", "float16")
     for attrs in CONVOLUTIONS
 ]
-WINDOWS = [TILING | {"stages": 2, "gather": gather} for gather in (0, 1)]
+WINDOWS = [TILING | {"stages": 2, "smem_epilogue": gather} for gather in (0, 1)]
 AS_PRODUCTS = [convolution("windows", given("gpu_matmul_tc", *WINDOWS), attrs) for attrs in (*CONVOLUTIONS, STEPS)]
 
 

@@ -12,18 +12,19 @@ from gpu_kernels import Case, Kernels, given
 
 from kerneldecl.arrays import Array, relative_error
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
-from kerneldecl.plugins import STANDARD, load_rule
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.cuda_device import Device, device
 
 pytestmark = pytest.mark.gpu
 
-TILING = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0}
+TILING = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster_group": 1, "smem_epilogue": 0}
 
 
 def in_parts(m: int, parts: int) -> Case:
     """Return a product whose sums of parts are 4 * parts * m * 128 bytes, between its two kernels."""
     attrs = {"m": m, "n": 128, "k": 1024, "layout": "nt", "dtype": "float16"}
-    return Case(f"{m}-in-{parts}", "matmul", attrs, given("gpu_matmul_tc", {**TILING, "parts": parts}))
+    return Case(f"{m}-in-{parts}", "matmul", attrs, given("gpu_matmul_tc", {**TILING, "split_k": parts}))
 
 
 class Product:

@@ -19,7 +19,7 @@ from kerneldecl.arrays import numpy_dtype, random_array, relative_error
 from kerneldecl.compiler import canonical, cuda
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.runners.cuda_checks.checks import DTYPES, Checks
 from kerneldecl.runners.cuda_device import device
 from kerneldecl.runners.local import LocalRunner

@@ -19,7 +19,8 @@ from kerneldecl.artifact import link
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.model import Arch
-from kerneldecl.plugins import STANDARD, load_arch
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore

@@ -29,11 +29,11 @@ SIZES = {(512, 768, 640): FIRST, (301, 517, 333): SEVERAL, (5, 1030, 1096): FIRS
 """Whole tiles; nothing whole; few rows of long sums; few columns."""
 FORMS: dict[str, dict[str, Value]] = {
     "cooperative": {"block_n": 128},
-    "ping-pong": {"schedule": "pingpong", "block_n": 128, "stages": 4},
-    "swapped": {"swap": 1, "block_m": 64, "consumers": 1, "block_n": 32},
-    "in parts": {"split": 4, "block_n": 128},
+    "ping-pong": {"kernel_schedule": "pingpong", "block_n": 128, "stages": 4},
+    "swapped": {"swap_ab": 1, "block_m": 64, "consumers": 1, "block_n": 32},
+    "in parts": {"split_k": 4, "block_n": 128},
     "cluster of rows": {"cluster_m": 2, "block_n": 128},
-    "cluster of columns, dependent": {"cluster_n": 2, "block_n": 96, "dependent": 1},
+    "cluster of columns, dependent": {"cluster_n": 2, "block_n": 96, "pdl": 1},
     "three consumers": {"consumers": 3, "block_m": 192, "block_n": 128},
     "slabs of two": {"block_m": 256, "block_n": 128},
 }

@@ -17,7 +17,6 @@ import pytest
 from compilers import needs_nvcc
 
 import kerneldecl
-from kerneldecl import plugins
 from kerneldecl.cli import doctor
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError, ExitCode, ToolchainError, TuningError
@@ -25,6 +24,7 @@ from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store import keys
 from kerneldecl.toolchain import cxx, nvcc
@@ -58,13 +58,13 @@ CORES = {7: 64, 8: 128, 9: 128, 10: 128}
 
 
 def load(name: str) -> tuple[Arch, Gpu]:
-    arch = plugins.load_arch(STANDARD, name)
+    arch = load_arch(STANDARD, name)
     assert arch.gpu is not None
     return arch, arch.gpu
 
 
 def test_the_table_above_names_every_standard_gpu() -> None:
-    found = {file.stem for file in STANDARD.glob("*.toml") if plugins.load_arch(STANDARD, file.stem).kind == "cuda"}
+    found = {file.stem for file in STANDARD.glob("*.toml") if load_arch(STANDARD, file.stem).kind == "cuda"}
     assert found == set(GPUS)
 
 
@@ -128,7 +128,7 @@ def test_rates_of_a_dtype_that_no_table_has() -> None:
 
 
 def test_an_arch_is_a_cpu_or_a_gpu() -> None:
-    gpu, cpu = plugins.load_arch(STANDARD, "h200"), plugins.load_arch(STANDARD, "x86-64-v3")
+    gpu, cpu = load_arch(STANDARD, "h200"), load_arch(STANDARD, "x86-64-v3")
     with pytest.raises(ValueError, match="kind cuda; it must have gpu"):
         dataclasses.replace(gpu, cpu=cpu.cpu)
     with pytest.raises(ValueError, match="kind cpu; it must have cpu"):
@@ -142,7 +142,7 @@ def test_an_arch_is_a_cpu_or_a_gpu() -> None:
 
 @pytest.mark.parametrize("name", ["h200", "v100", "x86-64-v3"])
 def test_an_arch_survives_the_trip_through_json(name: str) -> None:
-    arch = plugins.load_arch(STANDARD, name)
+    arch = load_arch(STANDARD, name)
     read = arch_from_json(json.loads(json.dumps(to_json(arch))))
     assert read == arch
     assert hash(read) == hash(arch)
@@ -346,7 +346,7 @@ def test_a_gpu_without_an_arch_is_something_to_do(monkeypatch: pytest.MonkeyPatc
     root = write_files({"archs/broken.toml": "kind ="})
     assert 'model = "NVIDIA H800"' in doctor.proposal(root)
     (root / "archs" / "h800.toml").write_text(doctor.proposal(root), encoding="utf-8")
-    assert plugins.load_arch(root, "h800").model == "NVIDIA H800"
+    assert load_arch(root, "h800").model == "NVIDIA H800"
     assert 'model = "NVIDIA H200"' in doctor.proposal(root), "both are known now: the first"
     monkeypatch.setattr(doctor, "read_gpus", tuple)
     with pytest.raises(ToolchainError, match="shows no GPU"):

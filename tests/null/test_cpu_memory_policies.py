@@ -47,13 +47,13 @@ SIZES = pytest.mark.parametrize("size", [(1, 1), (3, 7), (64, 100), (1, 4099), (
 @SIZES
 def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: Make, cpu: Cpu, size: tuple[int, int]) -> None:
     space = make(*size)
-    twenty = policy.propose(space, arch(cpu), 20, ())
+    twenty = policy.propose(space, arch(cpu), 20)
     assert 0 < len(twenty) <= 20
     assert len({proposal.candidate for proposal in twenty}) == len(twenty)
     assert {proposal.candidate.template for proposal in twenty} <= set(policy.TEMPLATES)
     assert all(math.isfinite(proposal.predicted_secs) and proposal.predicted_secs > 0 for proposal in twenty)
-    assert policy.propose(space, arch(cpu), 5, ()) == twenty[:5]
-    assert policy.propose(space, arch(cpu), 20, ()) == twenty
+    assert policy.propose(space, arch(cpu), 5) == twenty[:5]
+    assert policy.propose(space, arch(cpu), 20) == twenty
     assert all(Candidate.from_json(proposal.candidate.to_json()) == proposal.candidate for proposal in twenty)
     if policy is not cpu_fallback:
         assert [p.predicted_secs for p in twenty] == sorted(p.predicted_secs for p in twenty)
@@ -81,32 +81,32 @@ def test_static_policies_answer_once(policy: ModuleType, make: Make) -> None:
     ids=lambda value: value.__name__.rpartition(".")[2],
 )
 def test_other_functions_are_left_to_other_policies(policy: ModuleType, make: Make) -> None:
-    assert policy.propose(make(64, 64), arch(AVX512), 20, ()) == ()
+    assert policy.propose(make(64, 64), arch(AVX512), 20) == ()
 
 
 @PAIRS
 def test_threads_are_started_only_where_they_pay(policy: ModuleType, make: Make) -> None:
     """Starting threads costs more than a small kernel takes, and is nothing beside a large one."""
-    small, large = (policy.propose(make(*size), arch(AVX512), 1, ())[0].candidate for size in ((8, 8), (4096, 4096)))
+    small, large = (policy.propose(make(*size), arch(AVX512), 1)[0].candidate for size in ((8, 8), (4096, 4096)))
     assert (dict(small.params)["parallel"], dict(large.params)["parallel"]) == (False, True)
 
 
 @PAIRS
 def test_one_core_is_offered_no_chunks(policy: ModuleType, make: Make) -> None:
-    proposed = policy.propose(make(1, 4096), arch(SINGLE), 50, ())
+    proposed = policy.propose(make(1, 4096), arch(SINGLE), 50)
     assert {dict(proposal.candidate.params).get("chunks", 1) for proposal in proposed} == {1}
 
 
 def test_few_rows_are_cut_into_chunks_and_many_are_not() -> None:
     def chunks(rows: int) -> set[object]:
-        return {dict(p.candidate.params)["chunks"] for p in cpu_reduce.propose(row_sum(rows, 1 << 20), arch(AVX2), 100, ())}
+        return {dict(p.candidate.params)["chunks"] for p in cpu_reduce.propose(row_sum(rows, 1 << 20), arch(AVX2), 100)}
 
     assert chunks(1) == {1, 8, 16}
     assert chunks(64) == {1}
 
 
 def test_rows_computed_together_divide_the_rows() -> None:
-    rows = {dict(p.candidate.params)["rows"] for p in cpu_gemv.propose(gemv(6, 512), arch(AVX512), 100, ())}
+    rows = {dict(p.candidate.params)["rows"] for p in cpu_gemv.propose(gemv(6, 512), arch(AVX512), 100)}
     assert rows == {1, 2}
 
 
@@ -115,8 +115,8 @@ def test_a_scale_per_row_is_no_transpose() -> None:
     space = IterSpace(
         (Block("Y", ij, (access("X", ij, 0, 1), access("scale", ij, 0)), (access("Y", ij, 0, 1),), 1),), ("X", "scale"), ("Y",)
     )
-    assert all("tile" not in dict(p.candidate.params) for p in cpu_elementwise.propose(space, arch(AVX512), 20, ()))
-    assert all("tile" in dict(p.candidate.params) for p in cpu_elementwise.propose(transpose(64, 64), arch(AVX512), 20, ()))
+    assert all("tile" not in dict(p.candidate.params) for p in cpu_elementwise.propose(space, arch(AVX512), 20))
+    assert all("tile" in dict(p.candidate.params) for p in cpu_elementwise.propose(transpose(64, 64), arch(AVX512), 20))
 
 
 def test_contiguous_axis_looks_past_extents_of_one_and_gives_up_at_a_gather() -> None:

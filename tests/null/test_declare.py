@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kerneldecl import plugins
 from kerneldecl.declare.document import Declaration, declare, parse, scope_of
 from kerneldecl.declare.select import select
 from kerneldecl.declare.workload_table import expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, ExitCode, PatternError
 from kerneldecl.model import Workload
+from kerneldecl.plugins import find
 from kerneldecl.toolchain.versions import PINS
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -85,7 +85,7 @@ def table(name: str, rule: str = "product", /, **attrs: str) -> str:
 @pytest.fixture
 def workspace(write_files: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a workspace with plug-ins of its own; the standard ones, whose names would stand in texts of mistakes, are hidden."""
-    monkeypatch.setattr(plugins, "_PACKAGE", tmp_path / "package" / "kerneldecl")
+    monkeypatch.setattr(find, "PACKAGE", tmp_path / "package" / "kerneldecl")
     return write_files(OWN_PLUGINS)
 
 
@@ -494,10 +494,11 @@ def test_any_table_either_expands_or_says_what_is_wrong(workspace: Path, entry: 
 def test_declaring_imports_no_tvm_and_finding_plugins_imports_neither_pydantic_nor_numpy(write_files: Write) -> None:
     workspace = write_files({**OWN_PLUGINS, "workloads.toml": HEAD + table("a", m="1", n="1")})
     code = (
-        "import sys; from pathlib import Path; from kerneldecl import errors, plugins\n"
+        "import sys; from pathlib import Path; from kerneldecl import errors\n"
+        "from kerneldecl.plugins.digest import plugin_files; from kerneldecl.plugins.find import plugin_names\n"
         "import kerneldecl.declare.select, kerneldecl.diagnostics.line_numbers, kerneldecl.toolchain.versions\n"
         f"root = Path({str(workspace)!r})\n"
-        "plugins.rule_files(root, 'product'), plugins.plugin_names('archs', root)\n"
+        "plugin_files('rules', root, 'product'), plugin_names('archs', root)\n"
         "early = {'pydantic', 'numpy', 'tomli', 'tvm', 'rich'} & set(sys.modules)\n"
         "from kerneldecl.declare.document import declare\n"
         "declare(root)\n"

@@ -12,8 +12,10 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.model import IterSpace
-from kerneldecl.plugins import STANDARD, load_policy
-from kerneldecl.policies import auto, gpu_matmul_simt, gpu_matmul_tc, traced, wgmma_matmul
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_module
+from kerneldecl.plugins.policy_order import policies_behind, standard_order
+from kerneldecl.policies import gpu_matmul_simt, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu import conv_tiles, conv_tiles_simt
 from kerneldecl.policies.gpu.gemm_tiles import ranked
 from kerneldecl.policies.gpu.time_model import occupancy
@@ -42,7 +44,7 @@ def test_convolution_is_a_product_of_pixels_and_filters() -> None:
     assert found.layout == "nn"
     # Channels of one pixel lie side by side, pixels of one channel do not.
     assert found.a.vector() == 8
-    assert gpu_matmul_tc.propose(conv2d(), H200, 5, ())
+    assert gpu_matmul_tc.propose(conv2d(), H200, 5)
 
 
 @pytest.mark.parametrize(("k", "vector"), [(64, 8), (36, 4), (10, 2), (517, 1)])
@@ -65,7 +67,7 @@ def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> Non
 def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reason: str) -> None:
     assert reason in why_no_tensor_cores(gemm(space), arch(gpu).the_gpu)
     assert reason in gpu_matmul_tc.why_not(space, arch(gpu))
-    assert gpu_matmul_tc.propose(space, arch(gpu), 20, ()) == ()
+    assert gpu_matmul_tc.propose(space, arch(gpu), 20) == ()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reas
 )
 def test_tensor_cores_are_taken_where_they_apply(space: IterSpace) -> None:
     assert gpu_matmul_tc.why_not(space, H200) == ""
-    assert gpu_matmul_tc.propose(space, H200, 20, ())
+    assert gpu_matmul_tc.propose(space, H200, 20)
 
 
 def test_sum_without_a_second_operand_is_no_product() -> None:
@@ -81,7 +83,7 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
     (block,) = space.blocks
     alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
     assert contraction_of(alone) == "its reduction reads 1 operand; a product has two"
-    assert gpu_matmul_simt.propose(alone, H200, 20, ()) == ()
+    assert gpu_matmul_simt.propose(alone, H200, 20) == ()
 
 
 POLICIES = {"gpu_matmul_tc": gpu_matmul_tc, "gpu_matmul_simt": gpu_matmul_simt}
@@ -127,12 +129,12 @@ def test_what_is_never_timed_would_not_be_proposed(
     space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
     if not gpu_matmul_tc.why_not(space, arch(name)):
         every = [estimate for _, timed in gpu_matmul_tc._forms(gemm(space), gpu) for estimate in timed()]
-        assert gpu_matmul_tc.propose(space, arch(name), top_k, ()) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
+        assert gpu_matmul_tc.propose(space, arch(name), top_k) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
 
 
 def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:
     gpu, read = arch(name).the_gpu, contraction_of(space)
-    proposals = POLICIES[policy].propose(space, arch(name), 1000, ())
+    proposals = POLICIES[policy].propose(space, arch(name), 1000)
     assert not (proposals and isinstance(read, str)), "what is no product has no tiles"
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     for proposal in proposals:
@@ -146,7 +148,7 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
             threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
         assert occupancy(gpu, threads, registers, smem) >= 1
         rows = -(-read.extents[1] // params["block_m"])
-        assert rows % params["raster"] == 0
+        assert rows % params["raster_group"] == 0
         assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
@@ -156,7 +158,7 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
     windows = conv_tiles.windows_of(space, gemm(space))
     assert windows is not None
-    proposals = gpu_matmul_tc.propose(space, arch(name), 1000, ())
+    proposals = gpu_matmul_tc.propose(space, arch(name), 1000)
     of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
     for proposal in of_images:
         params: dict[str, Any] = dict(proposal.candidate.params)
@@ -173,7 +175,7 @@ def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) ->
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
     windows = conv_tiles.windows_of(space, gemm(space))
     assert windows is not None
-    proposals = gpu_matmul_simt.propose(space, arch(name), 1000, ())
+    proposals = gpu_matmul_simt.propose(space, arch(name), 1000)
     of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
     for params in of_images:
         tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
@@ -192,7 +194,7 @@ def test_a_product_without_overlapping_windows_is_no_image() -> None:
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
 def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(policy: Any) -> None:
     def parts(size: tuple[int, int, int]) -> set[object]:
-        return {dict(proposal.candidate.params)["parts"] for proposal in policy.propose(matmul(size), H200, 5, ())}
+        return {dict(proposal.candidate.params)["split_k"] for proposal in policy.propose(matmul(size), H200, 5)}
 
     assert parts((128, 128, 65536)).isdisjoint({1})
     assert parts((8192, 8192, 8192)) == {1}
@@ -200,23 +202,23 @@ def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(poli
 
 def test_a_second_kernel_is_dearer_than_sms_that_are_not_quite_full() -> None:
     """One kernel takes 8.9 us and two take 11.6 on an H200, with the best tiles of either."""
-    first, *_ = gpu_matmul_tc.propose(matmul((1024, 1024, 1024), "nt", sums="float16"), H200, 20, ())
-    assert dict(first.candidate.params)["parts"] == 1
+    first, *_ = gpu_matmul_tc.propose(matmul((1024, 1024, 1024), "nt", sums="float16"), H200, 20)
+    assert dict(first.candidate.params)["split_k"] == 1
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64])
 def test_narrow_products_have_small_tiles_of_one_warp(columns: int) -> None:
     """What takes less than a launch waits for one load and one multiplication after the other; warps would wait for each other besides."""
-    params = dict(gpu_matmul_tc.propose(matmul((512, columns, 512), "nt"), H200, 1, ())[0].candidate.params)
-    assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "parts")] == [16, 16, 1, 1, 1]
+    params = dict(gpu_matmul_tc.propose(matmul((512, columns, 512), "nt"), H200, 1)[0].candidate.params)
+    assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "split_k")] == [16, 16, 1, 1, 1]
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
 @pytest.mark.parametrize("size", SIZES)
 def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_longer(policy: Any, size: tuple[int, int, int]) -> None:
     space = matmul(size, "nn")
-    proposals = policy.propose(space, H200, 200, ())
-    assert policy.propose(space, H200, 20, ()) == proposals[:20]
+    proposals = policy.propose(space, H200, 200)
+    assert policy.propose(space, H200, 20) == proposals[:20]
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
 
@@ -224,11 +226,12 @@ def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_lon
 @pytest.mark.parametrize("size", SIZES)
 def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) -> None:
     for name in GPUS:
-        assert gpu_matmul_simt.propose(matmul(size, "tt"), arch(name), 1, ())
+        assert gpu_matmul_simt.propose(matmul(size, "tt"), arch(name), 1)
 
 
-def test_traced_asks_all_policies_but_those_of_specialised_functions() -> None:
-    assert set(traced.BY_KIND["cuda"]) == set(auto.BY_KIND["cuda"]) - {"gpu_matmul", "gpu_gemv_i4"}
-    assert traced.BY_KIND["cpu"] == auto.BY_KIND["cpu"]
-    templates = {name for policy in traced.BY_KIND["cuda"] for name in load_policy(STANDARD, policy).TEMPLATES}
+def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None:
+    traced = policies_behind(STANDARD, "traced", "cuda")
+    assert set(traced) == set(standard_order("cuda")) - {"gpu_matmul", "gpu_gemv_i4"}
+    assert policies_behind(STANDARD, "traced", "cpu") == standard_order("cpu")
+    templates = {name for policy in traced for name in load_module("policies", STANDARD, policy).TEMPLATES}
     assert not templates & set(wgmma_matmul.TEMPLATES)

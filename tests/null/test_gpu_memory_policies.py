@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from streams import Streams, axes
 
 import kerneldecl
-from kerneldecl import plugins
 from kerneldecl.model import Access, Block, Candidate, IterSpace
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import gpu_elementwise, gpu_fallback, gpu_gemv, gpu_reduce, gpu_rowwise, gpu_window
 from kerneldecl.policies.gpu.time_model import Work, access_widths, busiest_share, occupancy, predicted_secs, waves
 
 STANDARD = Path(kerneldecl.__file__).parent / "archs"
-GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := plugins.load_arch(STANDARD, file.stem)).gpu}
+GPUS = {file.stem: arch for file in sorted(STANDARD.glob("*.toml")) if (arch := load_arch(STANDARD, file.stem)).gpu}
 H200 = GPUS["h200"]
 
 SPACES = Streams("float16")
@@ -56,7 +56,7 @@ EXTENTS = st.integers(1, 80) | st.integers(1, 1 << 20) | st.sampled_from([127, 1
 @given(name=st.sampled_from(sorted(GPUS)), rows=EXTENTS, columns=EXTENTS)
 def test_every_candidate_fits_every_gpu(policy: ModuleType, make: Make, name: str, rows: int, columns: int) -> None:
     gpu = GPUS[name].the_gpu
-    proposals = policy.propose(make(rows, columns), GPUS[name], 1000, ())
+    proposals = policy.propose(make(rows, columns), GPUS[name], 1000)
     for proposal in proposals:
         params: dict[str, Any] = dict(proposal.candidate.params)
         assert params["threads"] * params.get("rows", 1) <= gpu.max_threads_per_block
@@ -71,13 +71,13 @@ def test_every_candidate_fits_every_gpu(policy: ModuleType, make: Make, name: st
 @pytest.mark.parametrize("size", [(2, 2), (3, 7), (64, 100), (2, 4099), (4096, 4096)], ids=str)
 def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: Make, name: str, size: tuple[int, int]) -> None:
     space, arch = make(*size), GPUS[name]
-    twenty = policy.propose(space, arch, 20, ())
+    twenty = policy.propose(space, arch, 20)
     assert 0 < len(twenty) <= 20
     assert len({proposal.candidate for proposal in twenty}) == len(twenty)
     assert {proposal.candidate.template for proposal in twenty} <= set(policy.TEMPLATES)
     assert all(math.isfinite(proposal.predicted_secs) and proposal.predicted_secs > 0 for proposal in twenty)
-    assert policy.propose(space, arch, 5, ()) == twenty[:5]
-    assert policy.propose(space, arch, 20, ()) == twenty
+    assert policy.propose(space, arch, 5) == twenty[:5]
+    assert policy.propose(space, arch, 20) == twenty
     assert all(Candidate.from_json(proposal.candidate.to_json()) == proposal.candidate for proposal in twenty)
     for proposal in twenty:
         params = dict(proposal.candidate.params)
@@ -91,35 +91,33 @@ def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: 
     ("policy", "make"), [pair for pair in SUITED if pair[0] is not gpu_fallback], ids=lambda value: getattr(value, "__name__", "")
 )
 def test_large_functions_move_16_bytes_a_thread_first(policy: ModuleType, make: Make) -> None:
-    first, *_ = policy.propose(make(4096, 4096), H200, 20, ())
+    first, *_ = policy.propose(make(4096, 4096), H200, 20)
     assert dict(first.candidate.params)["width"] == 8
 
 
 def test_few_long_rows_have_many_threads_each() -> None:
     """They leave most of a GPU idle, so that what one thread does alone counts: on an H200 64 threads take nearly twice as long as 512."""
-    first, *_ = gpu_rowwise.propose(softmax(128, 4096), H200, 20, ())
+    first, *_ = gpu_rowwise.propose(softmax(128, 4096), H200, 20)
     assert dict(first.candidate.params)["threads"] >= 256
 
 
 def test_few_rows_are_cut_into_chunks_first() -> None:
-    first, *_ = gpu_reduce.propose(row_sum(4, 1 << 20), H200, 20, ())
+    first, *_ = gpu_reduce.propose(row_sum(4, 1 << 20), H200, 20)
     assert dict(first.candidate.params)["chunks"] != 1
 
 
 def test_sums_without_windows_and_windows_of_many_places_are_left_to_others() -> None:
-    assert gpu_window.propose(column_sum(4096, 4096), H200, 20, ()) == ()
-    assert gpu_window.propose(gemv(64, 64), H200, 20, ()) == ()
+    assert gpu_window.propose(column_sum(4096, 4096), H200, 20) == ()
+    assert gpu_window.propose(gemv(64, 64), H200, 20) == ()
     space = pool(64, 64)
     block = replace(space.blocks[0], axes=axes({"i": 64, "j": 64}, {"k": 65}))
-    assert gpu_window.propose(replace(space, blocks=(block,)), H200, 20, ()) == ()
+    assert gpu_window.propose(replace(space, blocks=(block,)), H200, 20) == ()
 
 
 def test_no_policy_predicts_less_than_memory_allows() -> None:
     nbytes = 3 * 2 * 4096 * 4096
     gpu = H200.the_gpu
-    assert all(
-        proposal.predicted_secs >= nbytes / gpu.dram_bytes_per_s for proposal in gpu_elementwise.propose(add(4096, 4096), H200, 20, ())
-    )
+    assert all(proposal.predicted_secs >= nbytes / gpu.dram_bytes_per_s for proposal in gpu_elementwise.propose(add(4096, 4096), H200, 20))
 
 
 def test_occupancy_is_bound_by_each_resource_in_turn() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.model import Arch, Candidate, Measurement, Workload
+from kerneldecl.model import Arch, Candidate, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
-from kerneldecl.plugins import load_arch
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
 from kerneldecl.tuning import search
@@ -68,11 +68,11 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
     return Task(ROOT, workload, arch, (), LOWERED, 1e-3, MEASURING[arch.kind], {}, folder)
 
 
-def built(code: str, spill_bytes: int = 0) -> Measurement:
-    return Measurement(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
+def built(code: str, spill_bytes: int = 0) -> Trial:
+    return Trial(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
 
 
-def measured(task: Task, runner: TableRunner, *candidates: Measurement) -> dict[str, Measurement]:
+def measured(task: Task, runner: TableRunner, *candidates: Trial) -> dict[str, Trial]:
     store = LocalStore(task.folder / "store")
     done = measure(task, candidates, Preparation(task, runner, store), runner, store, lambda *_: None)
     return {m.code: m for m in done}
@@ -138,7 +138,7 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
                 yield answer
             may_end.set()
 
-    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
     runner = Waiting(prepared=prepared)
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
@@ -147,7 +147,7 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
 
 
 def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "load_policy", lambda *_: TwoCandidates)
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
     task = dataclasses.replace(task_in(tmp_path), policies=("any",), turn=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
     answers = search.ask_first(task, runner)

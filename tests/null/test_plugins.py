@@ -14,9 +14,14 @@ from pathlib import Path
 import pytest
 
 import kerneldecl
-from kerneldecl import plugins
 from kerneldecl.errors import DeclarationError, ExitCode
 from kerneldecl.model import Cpu
+from kerneldecl.plugins import digest, find
+from kerneldecl.plugins.check import attribute_fields
+from kerneldecl.plugins.digest import files_digest, path_in_digests, plugin_files
+from kerneldecl.plugins.find import plugin_file, plugin_folders, plugin_names, shadowed_file
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import policies_behind, standard_order
 from kerneldecl.rule import Rule
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -46,7 +51,7 @@ def workspace(write_files: Write) -> Path:
 
 
 def flops(root: Path, n: int) -> int:
-    return plugins.load_rule(root, "twice_sum")(n=n).flops()  # type: ignore[call-arg]
+    return load_rule(root, "twice_sum")(n=n).flops()  # type: ignore[call-arg]
 
 
 def text_of(error: DeclarationError, root: Path) -> str:
@@ -58,48 +63,48 @@ def text_of(error: DeclarationError, root: Path) -> str:
 
 
 def test_the_workspace_adds_to_the_standard_plugins(workspace: Path) -> None:
-    names = plugins.rule_names(workspace)
+    names = plugin_names("rules", workspace)
     assert {"twice_sum", "matmul"} <= set(names)
     assert list(names) == sorted(set(names))
     assert not any(name.startswith("_") for name in names)
-    assert plugins.shadowed(workspace, "twice_sum") is None
-    assert plugins.rule_file(workspace, "matmul").parent == plugins.rules_folders(workspace)[1]
+    assert shadowed_file("rules", workspace, "twice_sum") is None
+    assert plugin_file("rules", workspace, "matmul").parent == plugin_folders("rules", workspace)[1]
 
 
 def test_a_workspace_rule_shadows_a_standard_one(write_files: Write) -> None:
     root = write_files({"rules/matmul.py": RULE.replace("TwiceSum", "Matmul"), "rules/_shared.py": "FACTOR = 3\n"})
-    assert plugins.rule_file(root, "matmul") == root / "rules" / "matmul.py"
-    standard = plugins.shadowed(root, "matmul")
+    assert plugin_file("rules", root, "matmul") == root / "rules" / "matmul.py"
+    standard = shadowed_file("rules", root, "matmul")
     assert standard is not None
-    assert standard == plugins.rules_folders(root)[1] / "matmul.py"
-    assert [field.name for field in plugins.fields(plugins.load_rule(root, "matmul"))] == ["n"]
+    assert standard == plugin_folders("rules", root)[1] / "matmul.py"
+    assert [field.name for field in attribute_fields(load_rule(root, "matmul"))] == ["n"]
 
 
 def test_a_checkout_of_kerneldecl_is_its_own_workspace_once() -> None:
-    assert plugins.rules_folders(STANDARD.parent) == (STANDARD.parent / "rules",)
+    assert plugin_folders("rules", STANDARD.parent) == (STANDARD.parent / "rules",)
 
 
 def test_rules_inside_the_package_are_the_standard_ones_of_a_wheel(write_files: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_files({"site/kerneldecl/rules/twice_sum.py": RULE, "site/kerneldecl/rules/_shared.py": "FACTOR = 5\n"})
-    monkeypatch.setattr(plugins, "_PACKAGE", root / "site" / "kerneldecl")
-    assert plugins.rule_names(root) == ("twice_sum",)
+    monkeypatch.setattr(find, "PACKAGE", root / "site" / "kerneldecl")
+    assert plugin_names("rules", root) == ("twice_sum",)
     assert flops(root, 1) == 5
 
 
 def test_what_is_no_identifier_is_no_rule_but_may_be_an_arch(write_files: Write) -> None:
     root = write_files({"rules/my-rule.py": "", "archs/my-cpu.toml": "", "archs/_draft.toml": "", "rules/notes.txt": ""})
-    assert "my-rule" not in plugins.rule_names(root)
-    assert {"my-cpu", "host", "x86-64-v3"} <= set(plugins.plugin_names("archs", root))
-    assert "_draft" not in plugins.plugin_names("archs", root)
+    assert "my-rule" not in plugin_names("rules", root)
+    assert {"my-cpu", "host", "x86-64-v3"} <= set(plugin_names("archs", root))
+    assert "_draft" not in plugin_names("archs", root)
 
 
 def test_text_of_unknown_plugins(write_files: Write, monkeypatch: pytest.MonkeyPatch, golden: Callable[[str, str], None]) -> None:
     root = write_files({"rules/twice_sum.py": RULE, "rules/_shared.py": "", "policies/auto.py": "", "archs/small.toml": ""})
-    monkeypatch.setattr(plugins, "_PACKAGE", root / "none" / "kerneldecl")
+    monkeypatch.setattr(find, "PACKAGE", root / "none" / "kerneldecl")
     texts = []
     for kind, name in (("rules", "twicesum"), ("rules", "_shared"), ("policies", "manual"), ("templates", "tile"), ("archs", "smal")):
         with pytest.raises(DeclarationError) as caught:
-            plugins.plugin_file(kind, root, name)  # type: ignore[arg-type]
+            plugin_file(kind, root, name)  # type: ignore[arg-type]
         texts.append(text_of(caught.value, root))
     golden("plugins_unknown", "".join(texts))
 
@@ -132,8 +137,8 @@ def test_a_neighbour_added_within_the_resolution_of_the_clock_is_found(workspace
 
 
 def test_an_unchanged_rule_is_the_same_class_and_two_workspaces_do_not_mix(workspace: Path, tmp_path: Path) -> None:
-    rule = plugins.load_rule(workspace, "twice_sum")
-    assert plugins.load_rule(workspace, "twice_sum") is rule
+    rule = load_rule(workspace, "twice_sum")
+    assert load_rule(workspace, "twice_sum") is rule
     assert issubclass(rule, Rule)
     other = tmp_path / "other" / "rules"
     other.mkdir(parents=True)
@@ -155,15 +160,15 @@ def test_policies_and_templates_are_modules(write_files: Write) -> None:
     root = write_files(
         {"policies/mine.py": "from ._tiles import TILES\n", "policies/_tiles.py": "TILES = (4, 8)\n", "templates/mine.py": "X = 1\n"}
     )
-    assert plugins.load_policy(root, "mine").TILES == (4, 8)
-    assert plugins.load_template(root, "mine").X == 1
-    assert plugins.load_policy(root, "auto").__name__ == "kerneldecl.policies.auto"
+    assert load_module("policies", root, "mine").TILES == (4, 8)
+    assert load_module("templates", root, "mine").X == 1
+    assert load_module("policies", root, "auto").__name__ == "kerneldecl.policies.auto"
 
 
 def test_a_failure_outside_the_workspace_is_blamed_on_the_line_that_led_to_it(write_files: Write) -> None:
     root = write_files({"policies/mine.py": "import json\n\n\ndef start():\n    return json.loads(None)\n\n\nstart()\n"})
     with pytest.raises(DeclarationError) as caught:
-        plugins.load_policy(root, "mine")
+        load_module("policies", root, "mine")
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == ("policies/mine.py", 5)
     assert problem.sentence.startswith("policy mine fails to import: TypeError: ")
@@ -188,7 +193,7 @@ def test_files_of_a_rule_are_all_that_it_imports_from_the_workspace(write_files:
             "kerneldecl/rule.py": "",
         }
     )
-    files = plugins.rule_files(root, "first")
+    files = plugin_files("rules", root, "first")
     assert files[0] == root / "rules/first.py"
     assert {str(file.relative_to(root)) for file in files} == {
         *("rules/first.py", "rules/_a.py", "rules/_b/__init__.py", "rules/_b/c.py", "rules/_d.py"),
@@ -207,32 +212,55 @@ def test_relative_imports_in_a_nested_folder_are_followed_from_there(write_files
             "policies/facts.py": "",
         }
     )
-    found = [str(file.relative_to(root / "policies")) for file in plugins.plugin_files("policies", root, "mine")]
+    found = [str(file.relative_to(root / "policies")) for file in plugin_files("policies", root, "mine")]
     assert found == ["mine.py", "far/facts.py", "near/facts.py", "near/model.py"]
 
 
 def test_two_files_of_one_name_in_two_folders_stand_in_a_digest_under_their_own_paths(write_files: Write) -> None:
     files = ("policies/near/facts.py", "policies/far/facts.py", "kernels/facts.py")
     root = write_files(dict.fromkeys(files, ""))
-    assert [plugins.path_in_digests(root / file, root) for file in files] == list(files)
-    assert plugins.path_in_digests(STANDARD / "policies" / "auto.py", root) == "policies/auto.py"
+    assert [path_in_digests(root / file, root) for file in files] == list(files)
+    assert path_in_digests(STANDARD / "policies" / "auto.py", root) == "policies/auto.py"
 
 
 def test_a_shadowed_neighbour_is_the_one_that_counts(write_files: Write) -> None:
     root = write_files({"rules/_precision.py": ""})
-    files = plugins.rule_files(root, "matmul")
-    assert files[0] == plugins.rules_folders(root)[1] / "matmul.py"
+    files = plugin_files("rules", root, "matmul")
+    assert files[0] == plugin_folders("rules", root)[1] / "matmul.py"
     assert root / "rules" / "_precision.py" in files
 
 
 def test_a_workspace_policy_is_made_of_the_standard_files_that_it_imports(write_files: Write) -> None:
     root = write_files({"policies/mine.py": "import kerneldecl.policies.auto\nfrom kerneldecl import model\n"})
-    assert STANDARD / "policies" / "auto.py" in plugins.plugin_files("policies", root, "mine")
-    assert STANDARD / "model.py" not in plugins.plugin_files("policies", root, "mine")
+    assert STANDARD / "policies" / "auto.py" in plugin_files("policies", root, "mine")
+    assert STANDARD / "model.py" not in plugin_files("policies", root, "mine")
+
+
+def test_the_analyses_that_decide_what_a_plugin_sees_are_files_behind_it(write_files: Write) -> None:
+    root = write_files(
+        {
+            "policies/mine.py": "from kerneldecl.analysis.contraction import Contraction\nfrom kerneldecl.compiler import iter_space\n",
+            "analysis/contraction.py": "",
+        }
+    )
+    contraction = STANDARD / "analysis" / "contraction.py"
+    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction)
+    assert path_in_digests(contraction, root) == path_in_digests(contraction, STANDARD.parent) == "analysis/contraction.py"
+    for kind, name in (("policies", "gpu_matmul"), ("templates", "gpu_matmul_tc"), ("templates", "wgmma_matmul")):
+        assert contraction in plugin_files(kind, root, name)  # type: ignore[arg-type]
+
+
+def test_an_edited_analysis_is_another_policy(write_files: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_files({"policies/mine.py": "from kerneldecl.analysis import sizes\n", "site/kerneldecl/analysis/sizes.py": "A = 1\n"})
+    monkeypatch.setattr(digest, "PACKAGE", root / "site" / "kerneldecl")
+    files = plugin_files("policies", root, "mine")
+    before = files_digest(root, files)
+    files[1].write_text("A = 2\n", encoding="utf-8")
+    assert files_digest(root, files) != before
 
 
 def test_an_arch_is_its_file(write_files: Write) -> None:
-    assert plugins.plugin_files("archs", write_files({}), "x86-64-v3") == (STANDARD / "archs" / "x86-64-v3.toml",)
+    assert plugin_files("archs", write_files({}), "x86-64-v3") == (STANDARD / "archs" / "x86-64-v3.toml",)
 
 
 # Archs
@@ -240,7 +268,7 @@ def test_an_arch_is_its_file(write_files: Write) -> None:
 
 @pytest.mark.parametrize(("name", "vector_bytes"), [("x86-64-v3", 32), ("x86-64-v4", 64)])
 def test_standard_archs(tmp_path: Path, name: str, vector_bytes: int) -> None:
-    arch = plugins.load_arch(tmp_path, name)
+    arch = load_arch(tmp_path, name)
     assert (arch.name, arch.kind, arch.model, arch.is_detected) == (name, "cpu", "", False)
     assert dict(arch.tvm_target)["mcpu"] == name
     assert dict(arch.tvm_target)["num-cores"] == arch.cpu.cores == 4
@@ -249,13 +277,13 @@ def test_standard_archs(tmp_path: Path, name: str, vector_bytes: int) -> None:
 
 
 def test_host_is_detected(tmp_path: Path) -> None:
-    assert plugins.load_arch(tmp_path, "host").is_detected
+    assert load_arch(tmp_path, "host").is_detected
 
 
 def test_an_arch_of_the_workspace_is_read_as_written(write_files: Write) -> None:
     text = (STANDARD / "archs" / "x86-64-v3.toml").read_text(encoding="utf-8")
     root = write_files({"archs/big.toml": text.replace("clock_hz = 3.0e9", "clock_hz = 4000000000").replace('model = ""', 'model = "Big"')})
-    standard, big = plugins.load_arch(root, "x86-64-v3"), plugins.load_arch(root, "big")
+    standard, big = load_arch(root, "x86-64-v3"), load_arch(root, "big")
     assert big == replace(standard, name="big", model="Big", cpu=replace(standard.cpu, clock_hz=4e9))
     assert type(big.cpu.clock_hz) is float
 
@@ -279,6 +307,21 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
     texts = []
     for name in [*wrong, "bytes"]:
         with pytest.raises(DeclarationError) as caught:
-            plugins.load_arch(root, name)
+            load_arch(root, name)
         texts.append(text_of(caught.value, root))
     golden("plugins_archs", "".join(texts))
+
+
+def test_a_workspace_policy_that_names_its_place_is_asked_by_auto(write_files: Write) -> None:
+    body = "TEMPLATES = ()\n\n\ndef propose(space, arch, top_k):\n    return ()\n"
+    root = write_files({"policies/mine.py": f'AUTO = {{"cpu": 15}}\n{body}', "policies/unasked.py": body, "policies/broken.py": "1 +\n"})
+    standard = standard_order("cpu")
+    assert policies_behind(root, "auto", "cpu") == (standard[0], "mine", *standard[1:])
+    assert policies_behind(root, "auto", "cuda") == standard_order("cuda")
+    assert policies_behind(root, "unasked", "cpu") == ("unasked",)
+
+
+def test_every_standard_policy_names_its_place_or_is_asked_by_name_alone() -> None:
+    asked = {*standard_order("cpu"), *standard_order("cuda")}
+    by_name = {"auto", "traced", "wgmma_conv2d", "wgmma_matmul", "wgmma_window"}  # gpu_matmul asks the last three
+    assert {*plugin_names("policies", STANDARD)} == asked | by_name

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kerneldecl.hardware.host import detect
-from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Measurement, Signature, Value, dtype_bytes, frozen
+from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Signature, Trial, Value, dtype_bytes, frozen
 from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json
 from kerneldecl.tuning.search import measurement_from_json, measurement_json
 
@@ -86,13 +86,13 @@ def test_archs_come_back() -> None:
     st.sampled_from(["", "0" * 64]),
 )
 def test_measurements_come_back(candidate: Candidate, samples: tuple[float, ...], error: float | None, failure: str, code: str) -> None:
-    measurement = Measurement(candidate, 1.5e-3, code=code, code_bytes=7, error=error, samples=samples, failure=failure)
+    measurement = Trial(candidate, 1.5e-3, code=code, code_bytes=7, error=error, samples=samples, failure=failure)
     assert measurement_from_json(through_json(measurement_json(measurement))) == measurement  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(1e-9, 10), min_size=1))
 def test_the_time_of_a_measurement_is_its_median(samples: list[float]) -> None:
-    measurement = dataclasses.replace(Measurement(Candidate.of("x", {}), 0.0), samples=tuple(samples))
+    measurement = dataclasses.replace(Trial(Candidate.of("x", {}), 0.0), samples=tuple(samples))
     assert measurement.run_secs == statistics.median(samples)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerneldecl.model import Candidate, Measurement
+from kerneldecl.model import Candidate, Trial
 from kerneldecl.store.keys import digest
 from kerneldecl.tuning.race import PACES, race, ranking
 
@@ -21,15 +21,15 @@ SECS = st.floats(1e-6, 1.0)
 ROUNDS = PACES["cpu"].rounds
 
 
-def verified(name: str) -> Measurement:
-    return Measurement(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), error=1e-6)
+def verified(name: str) -> Trial:
+    return Trial(Candidate.of(name, {}), 1e-3, code=digest(name.encode()), error=1e-6)
 
 
-def timed(name: str, samples: list[float]) -> Measurement:
+def timed(name: str, samples: list[float]) -> Trial:
     return dataclasses.replace(verified(name), samples=tuple(samples))
 
 
-def name_of(measurement: Measurement) -> str:
+def name_of(measurement: Trial) -> str:
     return measurement.candidate.template
 
 
@@ -41,11 +41,11 @@ class Sampler:
     asked: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     fails: frozenset[str] = frozenset()
 
-    def __call__(self, measurement: Measurement, calls: int) -> list[float] | str:
+    def __call__(self, measurement: Trial, calls: int) -> list[float] | str:
         self.asked.append((name_of(measurement), calls))
         return "crashed" if name_of(measurement) in self.fails else [self.secs[name_of(measurement)]]
 
-    def field(self) -> list[tuple[Measurement, float]]:
+    def field(self) -> list[tuple[Trial, float]]:
         return [(verified(name), secs) for name, secs in self.secs.items()]
 
 
@@ -154,7 +154,7 @@ def test_one_that_fails_late_loses_its_samples() -> None:
     sampler = Sampler({"good": 1e-3, "bad": 1e-3})
     calls: Iterator[int] = iter(range(1000))
 
-    def fails_at_twenty(measurement: Measurement, count: int) -> list[float] | str:
+    def fails_at_twenty(measurement: Trial, count: int) -> list[float] | str:
         return "hung" if name_of(measurement) == "bad" and next(calls) >= 9 else sampler(measurement, count)
 
     bad = race(sampler.field(), fails_at_twenty)[1]

@@ -15,11 +15,12 @@ import pytest
 
 from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array
 from kerneldecl.model import Arg
-from kerneldecl.plugins import load_rule, rule_file, rule_names
+from kerneldecl.plugins.find import plugin_file, plugin_names
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
 
 ROOT = Path(__file__).parents[2]
-NAMES = rule_names(ROOT)
+NAMES = plugin_names("rules", ROOT)
 
 
 def rule(name: str, **attrs: Any) -> Rule:
@@ -40,9 +41,10 @@ def test_rules_are_imported_made_and_checked_without_tvm() -> None:
     script = """
 import sys
 from pathlib import Path
-from kerneldecl.plugins import load_rule, rule_names
+from kerneldecl.plugins.find import plugin_names
+from kerneldecl.plugins.load import load_rule
 root = Path(sys.argv[1])
-for name in rule_names(root):
+for name in plugin_names("rules", root):
     load_rule(root, name)
 matmul = load_rule(root, "matmul")(m=2, n=3, k=4, epilogue=("bias",))
 assert not list(matmul.problems()) and matmul.signature() and matmul.flops() and matmul.least_bytes()
@@ -55,7 +57,7 @@ print(sorted(module for module in sys.modules if module.partition(".")[0] in {"t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_class_and_attributes_are_documented_in_one_line_each(name: str) -> None:
-    tree = ast.parse(rule_file(ROOT, name).read_text())
+    tree = ast.parse(plugin_file("rules", ROOT, name).read_text())
     class_name = load_rule(ROOT, name).__name__
     (declared,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
     assert (ast.get_docstring(declared) or "\n").count("\n") == 0

@@ -17,11 +17,12 @@ import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerneldecl import plugins
 from kerneldecl.declare.document import declare
 from kerneldecl.declare.json_schema import json_schema
 from kerneldecl.declare.toml_keys import ARTIFACT, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
+from kerneldecl.plugins.find import plugin_names
+from kerneldecl.plugins.load import load_rule
 
 Write = Callable[[Mapping[str, str]], Path]
 
@@ -103,14 +104,14 @@ def test_what_is_invalid_is_not_declared_either(root: Path, validator: jsonschem
 
 def test_editors_find_summaries_defaults_and_choices(validator: jsonschema.Draft202012Validator) -> None:
     matmul = validator.schema["$defs"]["matmul"]
-    rule = plugins.load_rule(Path(), "matmul")
+    rule = load_rule(Path(), "matmul")
     assert rule.__doc__
     assert matmul["description"] == rule.__doc__
     assert matmul["properties"]["m"]["description"] == "Rows of C."
     layout = matmul["properties"]["layout"]
     assert layout["default"] == "nn"
     assert ["nn", "nt", "tn", "tt"] in [choice.get("enum") for choice in layout["anyOf"]]
-    assert set(validator.schema["$defs"]) == set(plugins.rule_names(Path()))
+    assert set(validator.schema["$defs"]) == set(plugin_names("rules", Path()))
 
 
 def test_a_rule_of_the_workspace_is_in_the_schema_and_a_broken_one_is_an_error(write_files: Write) -> None:

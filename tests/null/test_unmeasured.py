@@ -25,7 +25,7 @@ from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
-from kerneldecl.model import Measurement
+from kerneldecl.model import Trial
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.lock import exclusive
@@ -413,10 +413,10 @@ def test_a_declared_release_takes_its_patch_releases(found: str, declared: str, 
     assert is_cuda(found, declared) is same
 
 
-def _built(name: str, **fields: object) -> Measurement:
+def _built(name: str, **fields: object) -> Trial:
     from kerneldecl.model import Candidate
 
-    return Measurement(Candidate.of(name, {}), 1e-6, code=name, **fields)  # type: ignore[arg-type]
+    return Trial(Candidate.of(name, {}), 1e-6, code=name, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def _built(name: str, **fields: object) -> Measurement:
     ],
     ids=["first", "spilling ones last", "rather than nothing", "nothing"],
 )
-def test_the_choice_without_measurements(built: Sequence[Measurement], winner: str) -> None:
+def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
     measurements = chosen(Group("policy", tuple(built)), is_complete=True)
     assert (measurements[0].code if measurements else "") == winner
     assert len(measurements) in (0, len(built))

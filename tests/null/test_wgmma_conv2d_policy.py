@@ -30,7 +30,7 @@ def convolution(results: tuple[int, int, int], c: int, f: int, taps: int = 3, st
 
 
 def tilings(space: IterSpace, top_k: int = 1000) -> list[Tiling]:
-    return [Tiling(**dict(proposal.candidate.params)) for proposal in wgmma_conv2d.propose(space, H200, top_k, ())]  # type: ignore[arg-type]
+    return [Tiling(**dict(proposal.candidate.params)) for proposal in wgmma_conv2d.propose(space, H200, top_k)]  # type: ignore[arg-type]
 
 
 @given(
@@ -50,24 +50,24 @@ def test_every_proposal_keeps_to_what_the_template_takes(
     assert len(set(found)) == len(found)
     limit = H200.the_gpu.smem_per_block_optin_bytes
     for tiling in found:
-        is_pingpong = tiling.schedule == "pingpong"
+        is_pingpong = tiling.kernel_schedule == "pingpong"
         rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
         assert rows in {64, 128}
         registers = rows * tiling.block_n // (256 if sums == "float16" else 128)
         assert registers <= {1: 192, 2: 160}[tiling.consumers]
-        assert registers % tiling.split == 0
-        assert not is_pingpong or (tiling.consumers == 2 and tiling.split == 1)
+        assert registers % tiling.split_k == 0
+        assert not is_pingpong or (tiling.consumers == 2 and tiling.split_k == 1)
         assert tiling.block_n % 8 == 0
         assert 8 <= tiling.block_n <= 256
-        assert math.prod(tiling.box) == (tiling.block_n if tiling.swap else tiling.block_m)
+        assert math.prod(tiling.box) == (tiling.block_n if tiling.swap_ab else tiling.block_m)
         assert all(side & (side - 1) == 0 for side in tiling.box)
         assert max(tiling.tile_w * stride, tiling.tile_h * stride, tiling.box[0]) <= 256
         assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
         assert tiling.cluster_m * tiling.cluster_n == 1 or tiling.filters % 128 == 0
-        assert tiling.split == 1 or tiling.cluster_m * tiling.cluster_n == 1
-        assert taps * taps * -(-c // 64) % tiling.split == 0
-        pixels, filters = (tiling.block_n, tiling.block_m) if tiling.swap else (tiling.block_m, tiling.block_n)
-        parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
+        assert tiling.split_k == 1 or tiling.cluster_m * tiling.cluster_n == 1
+        assert taps * taps * -(-c // 64) % tiling.split_k == 0
+        pixels, filters = (tiling.block_n, tiling.block_m) if tiling.swap_ab else (tiling.block_m, tiling.block_n)
+        parts = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
         assert 2 <= tiling.stages <= 12
         assert tiling.stages * (pixels + -(-filters // 64) * 64) * 128 + parts + 1024 <= limit
 
@@ -80,8 +80,8 @@ def test_boxes_over_images_of_networks_waste_nothing(side: int) -> None:
 
 
 def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -> None:
-    proposals = wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 100, ())
-    assert wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 10, ()) == proposals[:10]
+    proposals = wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 100)
+    assert wgmma_conv2d.propose(convolution((128, 28, 28), 128, 128), H200, 10) == proposals[:10]
     assert [p.predicted_secs for p in proposals] == sorted(p.predicted_secs for p in proposals)
 
 
@@ -99,10 +99,10 @@ def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -
 )
 def test_what_is_not_taken_is_told(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_conv2d.why_not(space, H200)
-    assert wgmma_conv2d.propose(space, H200, 20, ()) == ()
+    assert wgmma_conv2d.propose(space, H200, 20) == ()
 
 
 def test_convolutions_go_to_wgmma_where_there_is_one() -> None:
     space = convolution((128, 14, 14), 256, 256)
-    assert {p.candidate.template for p in gpu_matmul.propose(space, H200, 8, ())} == {"wgmma_conv2d"}
-    assert {p.candidate.template for p in gpu_matmul.propose(space, arch("a100-80gb"), 8, ())} == {"gpu_matmul_tc"}
+    assert {p.candidate.template for p in gpu_matmul.propose(space, H200, 8)} == {"wgmma_conv2d"}
+    assert {p.candidate.template for p in gpu_matmul.propose(space, arch("a100-80gb"), 8)} == {"gpu_matmul_tc"}

@@ -28,7 +28,7 @@ def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 
 
 
 def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
-    proposals = wgmma_matmul.propose(space, arch(name), top_k, ())
+    proposals = wgmma_matmul.propose(space, arch(name), top_k)
     return [Tiling(**dict(proposal.candidate.params)) for proposal in proposals]  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_only_hopper_has_wgmma() -> None:
 @pytest.mark.parametrize("name", sorted({*GPUS} - {*WITH_WGMMA}))
 def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     space = of("float16", (1024, 1024, 1024))
-    assert wgmma_matmul.propose(space, arch(name), 20, ()) == ()
+    assert wgmma_matmul.propose(space, arch(name), 20) == ()
     assert wgmma_matmul.why_not(space, arch(name)) == "its GPU has no wgmma"
 
 
@@ -66,10 +66,10 @@ def test_every_proposal_keeps_to_what_the_template_takes(
 
 def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, int, int], gpu: Gpu) -> None:
     read = gemm(space)
-    rows, columns = (read.b, read.a) if tiling.swap else (read.a, read.b)
-    m, n = (size[1], size[0]) if tiling.swap else size[:2]
+    rows, columns = (read.b, read.a) if tiling.swap_ab else (read.a, read.b)
+    m, n = (size[1], size[0]) if tiling.swap_ab else size[:2]
     k, item_bytes = size[2], dtype_bytes(read.a.dtype)
-    is_pingpong, is_staggered = (tiling.schedule == name for name in ("pingpong", "staggered"))
+    is_pingpong, is_staggered = (tiling.kernel_schedule == name for name in ("pingpong", "staggered"))
     assert tiling.block_m in ({64, 128} if is_pingpong else {64 * tiling.consumers, 128 * tiling.consumers})
     assert tiling.block_n % 8 == 0
     assert 8 <= tiling.block_n <= 256
@@ -79,11 +79,11 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     registers = a_consumers_rows * tiling.block_n // (256 if read.accum_dtype == "float16" else 128)
     assert registers <= {1: 192, 2: 192, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
-    assert tiling.split in {1, 2, 4, 8}
+    assert tiling.split_k in {1, 2, 4, 8}
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
     clusters = tiling.cluster_m * tiling.cluster_n
-    assert clusters == 1 or tiling.split == 1
-    assert registers % tiling.split == 0
+    assert clusters == 1 or tiling.split_k == 1
+    assert registers % tiling.split_k == 0
     # Multicast is TMA's.
     a, b = _are_boxes(space, size, is_packed=bool(tiling.pack))
     assert clusters == 1 or (a and b)
@@ -92,14 +92,14 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
     assert tiling.cluster_m * tiling.block_m < m + tiling.cluster_m * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + tiling.cluster_n * tiling.block_n
     steps = -(-k * item_bytes // 128)
-    assert not is_staggered or (tiling.split == 1 and tiling.stages <= steps)
+    assert not is_staggered or (tiling.split_k == 1 and tiling.stages <= steps)
     tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
-    assert tiling.stages <= -(-steps // tiling.split) + 1 or tiles > gpu.sm_count
+    assert tiling.stages <= -(-steps // tiling.split_k) + 1 or tiles > gpu.sm_count
     stored = tiling.block_n if columns.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
-    parts = tiling.block_m * tiling.block_n * 4 * (tiling.split > 1)
+    parts = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
     assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
-    assert tiling.raster >= 1
+    assert tiling.raster_group >= 1
     _deals_short_waves(
         tiling, read.extents[0] * -(-m // (tiling.block_m * tiling.cluster_m)), -(-n // (tiling.block_n * tiling.cluster_n)), gpu
     )
@@ -108,13 +108,13 @@ def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, in
 
 def _deals_short_waves(tiling: Tiling, rows: int, columns: int, gpu: Gpu) -> None:
     """Check that waves are dealt evenly only by kernels that can, where the last one is not full."""
-    assert tiling.stream in {0, 1, 2}
+    assert tiling.stream_k in {0, 1, 2}
     at_once = gpu.sm_count // (tiling.cluster_m * tiling.cluster_n)
-    if tiling.stream > 0:
-        assert (tiling.schedule, tiling.split, tiling.dependent) == ("cooperative", 1, 1)
+    if tiling.stream_k > 0:
+        assert (tiling.kernel_schedule, tiling.split_k, tiling.pdl) == ("cooperative", 1, 1)
         assert tiling.consumers > 1
         assert rows * columns % at_once > 0
-        assert rows * columns // at_once >= tiling.stream - 1
+        assert rows * columns // at_once >= tiling.stream_k - 1
 
 
 def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool = False) -> list[bool]:
@@ -139,14 +139,14 @@ def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size:
         lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
         schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
         every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
-        assert wgmma_matmul.propose(space, H200, top_k, ()) == tuple(every)[:top_k]
+        assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size: tuple[int, int, int]) -> None:
     space = of("float16", size)
-    proposals = wgmma_matmul.propose(space, H200, 200, ())
-    assert wgmma_matmul.propose(space, H200, 20, ()) == proposals[:20]
+    proposals = wgmma_matmul.propose(space, H200, 200)
+    assert wgmma_matmul.propose(space, H200, 20) == proposals[:20]
     assert all(p.predicted_secs >= proposals[0].predicted_secs for p in proposals)
     by_form: dict[tuple[object, ...], list[float]] = {}
     for proposal in proposals:
@@ -167,7 +167,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
 )
 def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_matmul.why_not(space, H200)
-    assert wgmma_matmul.propose(space, H200, 20, ()) == ()
+    assert wgmma_matmul.propose(space, H200, 20) == ()
 
 
 @pytest.mark.parametrize(
@@ -203,43 +203,43 @@ def test_sums_that_share_registers_make_larger_tiles() -> None:
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_the_first_few_for_large_products_are_of_all_schedules(size: int, layout: str) -> None:
     first = tilings(of("float16", (size, size, size), layout), top_k=9)
-    assert {tiling.schedule for tiling in first} == {"cooperative", "staggered", "pingpong"}
-    assert len({(tiling.schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
+    assert {tiling.kernel_schedule for tiling in first} == {"cooperative", "staggered", "pingpong"}
+    assert len({(tiling.kernel_schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
 
 
 @pytest.mark.parametrize("size", [16384, 8192, 5120, 4224])
 def test_last_waves_that_leave_sms_idle_may_be_dealt_evenly(size: int) -> None:
     found = tilings(of("float16", (size, size, size), "nn"), top_k=8)
-    assert {0, 1} <= {min(tiling.stream, 1) for tiling in found}
+    assert {0, 1} <= {min(tiling.stream_k, 1) for tiling in found}
 
 
 def test_long_kernels_that_fill_an_sm_start_before_the_one_in_front_has_ended() -> None:
-    assert {tiling.dependent for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=20)} == {1}
+    assert {tiling.pdl for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=20)} == {1}
 
 
 def test_last_waves_that_are_nearly_full_are_left_as_they_are() -> None:
     for tiling in tilings(of("float16", (4096, 4096, 4096), "nn")):
         tiles = 4096 // 128 * 4096 // 128 * 128 * 128 / (tiling.block_m * tiling.block_n)
-        assert not tiling.stream or (tiles / 132) % 1 < 0.85
+        assert not tiling.stream_k or (tiles / 132) % 1 < 0.85
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
 def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None:
     n = 4096
     for tiling in tilings(of("float16", (m, n, 4096)), top_k=4):
-        assert tiling.swap == 1
+        assert tiling.swap_ab == 1
         assert tiling.block_n <= max(16, 2 * m)
-        assert -(-n // tiling.block_m) * tiling.split >= 64  # an SM draws twice its share of DRAM's bandwidth
+        assert -(-n // tiling.block_m) * tiling.split_k >= 64  # an SM draws twice its share of DRAM's bandwidth
         assert tiling.stages * tiling.block_m * 128 >= 48 * 1024  # enough on its way to hide DRAM's latency
 
 
 @pytest.mark.parametrize("size", [(300, 4096, 4096), (512, 6144, 4096), (512, 11008, 4096), (768, 4096, 4096), (1024, 11008, 4096)])
 def test_tiles_of_few_waves_fill_the_sms_and_start_early(size: tuple[int, int, int]) -> None:
     for tiling in tilings(of("float16", size), top_k=3):
-        m, n = (size[1], size[0]) if tiling.swap else size[:2]
+        m, n = (size[1], size[0]) if tiling.swap_ab else size[:2]
         tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n)
         assert tiles / (-(-tiles // 132) * 132) >= 0.95
-        assert tiling.dependent
+        assert tiling.pdl
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_blocks_start_early_where_all_find_room_or_none(blocks: int, resident: i
 
 
 def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
-    assert 1 not in {tiling.split for tiling in tilings(of("float16", (128, 128, 65536)), top_k=5)}
-    assert {tiling.split for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
+    assert 1 not in {tiling.split_k for tiling in tilings(of("float16", (128, 128, 65536)), top_k=5)}
+    assert {tiling.split_k for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
 def test_what_threads_must_load_takes_longer(
     dtype: str, layout: str, size: tuple[int, int, int], easier: tuple[str, tuple[int, int, int]]
 ) -> None:
-    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1, ()) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
+    (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
     assert slow.predicted_secs > quick.predicted_secs
     assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(of(dtype, size, layout)) if not tiling.pack} == {1}
 
@@ -278,7 +278,7 @@ def test_what_threads_must_load_takes_longer(
 
 
 def templates(space: IterSpace, name: str, top_k: int = 20) -> list[str]:
-    return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k, ())]
+    return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k)]
 
 
 def test_products_go_to_wgmma_where_it_is_far_ahead() -> None:
@@ -294,14 +294,14 @@ def test_policies_that_may_be_as_good_share_the_candidates() -> None:
 def test_the_first_choice_for_wgmma_takes_part() -> None:
     for m, dtype in itertools.product((16, 64, 1024), ("float16", "int8")):
         space = of(dtype, (m, 1024, 1024))
-        mixed = [proposal.candidate for proposal in gpu_matmul.propose(space, H200, 20, ())]
-        assert wgmma_matmul.propose(space, H200, 1, ())[0].candidate in mixed
+        mixed = [proposal.candidate for proposal in gpu_matmul.propose(space, H200, 20)]
+        assert wgmma_matmul.propose(space, H200, 1)[0].candidate in mixed
 
 
 def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
     space = matmul((1, 4096, 4096), dtype="float32")
-    assert gpu_gemv.propose(space, H200, 5, ())
-    assert gpu_matmul.propose(space, H200, 5, ()) == ()
+    assert gpu_gemv.propose(space, H200, 5)
+    assert gpu_matmul.propose(space, H200, 5) == ()
     assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
         space, H200, "gpu_gemv"
     )
@@ -313,9 +313,9 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
     size: tuple[int, int, int], dtype: str, name: str
 ) -> None:
     space: Any = of(dtype, size)
-    proposals = gpu_matmul.propose(space, arch(name), 60, ())
+    proposals = gpu_matmul.propose(space, arch(name), 60)
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
-    assert gpu_matmul.propose(space, arch(name), 20, ()) == proposals[:20]
+    assert gpu_matmul.propose(space, arch(name), 20) == proposals[:20]
     assert bool(proposals) >= (gpu_matmul.why_not(space, arch(name)) == "")
 
 

@@ -12,16 +12,17 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
-from kerneldecl.plugins import STANDARD, load_arch, load_policy, load_rule, plugin_names
-from kerneldecl.policies.auto import BY_KIND as POLICIES_OF_AUTO
-from kerneldecl.policies.traced import BY_KIND as POLICIES_OF_TRACED
+from kerneldecl.plugins.find import STANDARD, plugin_names
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import policies_behind, standard_order
 from kerneldecl.serial import space_from_json, to_json
 from kerneldecl.store.keys import digest
 
-__all__ = ["POLICIES_OF_AUTO", "POLICIES_OF_TRACED", "Candidate", "IterSpace", "Value", "digest", "space_from_json", "to_json"]
+__all__ = ["KINDS", "Candidate", "IterSpace", "Value", "digest", "policies_behind", "space_from_json", "to_json"]
 
 ROOT = Path(__file__).parents[2]
 """Where the rules and the files of `tensor_ir` are."""
+KINDS = ("cpu", "cuda")
 TOP_K = 20
 _LLVM = (("kind", "llvm"), ("mcpu", "x86-64-v3"), ("num-cores", 16))
 _SERVER = Cpu(
@@ -71,18 +72,18 @@ def template_names() -> tuple[str, ...]:
 
 def asked_policies(kind: str) -> list[str]:
     """Return the policies of `auto` for a kind of arch, in their order, and then those that only other policies ask."""
-    others = {name for names in POLICIES_OF_AUTO.values() for name in names}
-    inner = [name for name in policy_names() if name not in others and hasattr(load_policy(STANDARD, name), "propose")]
-    return [*POLICIES_OF_AUTO[kind], *(inner if kind == "cuda" else ())]
+    others = {name for each in KINDS for name in standard_order(each)}
+    inner = [name for name in policy_names() if name not in others and hasattr(load_module("policies", STANDARD, name), "propose")]
+    return [*standard_order(kind), *(inner if kind == "cuda" else ())]
 
 
 def policy(name: str) -> ModuleType:
-    return load_policy(STANDARD, name)
+    return load_module("policies", STANDARD, name)
 
 
 def proposed(name: str, space: IterSpace, arch: Arch) -> list[tuple[str, dict[str, Value], float]]:
     """Return what a policy proposes: templates with their parameters and predicted seconds, best first."""
-    found = policy(name).propose(space, arch, TOP_K, ())
+    found = policy(name).propose(space, arch, TOP_K)
     return [(one.candidate.template, dict(one.candidate.params), one.predicted_secs) for one in found]
 
 

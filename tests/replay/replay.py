@@ -54,7 +54,7 @@ def proposals(workloads: list[Workload], arch: str, held: Mapping[str, Any]) -> 
 def proposal_lists(found: Proposals, arch: str, names: Names) -> Lists:
     """Return proposals as they are frozen, and before them which policies are asked."""
     kind = project.arch_named(arch).kind
-    asked = {"auto": project.POLICIES_OF_AUTO[kind], "traced": project.POLICIES_OF_TRACED[kind]}
+    asked = {name: project.policies_behind(project.ROOT, name, kind) for name in ("auto", "traced")}
     lists = {(EVERYTHING, name): tuple(Line(names.frozen_policy(policy), "asked") for policy in of) for name, of in asked.items()}
     for (workload, policy), several in found.items():
         if several:

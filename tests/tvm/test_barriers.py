@@ -12,12 +12,21 @@ import pytest
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.model import Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
 WAIT = "tvm_builtin_ptx_cp_async_wait_group"
-TILE: dict[str, Value] = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "raster": 1, "gather": 0, "parts": 1}
+TILE: dict[str, Value] = {
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 32,
+    "warps_m": 2,
+    "warps_n": 2,
+    "raster_group": 1,
+    "smem_epilogue": 0,
+    "split_k": 1,
+}
 
 
 def main_loop(source: str) -> str:
@@ -63,7 +72,7 @@ def test_barriers_per_iteration(layout: str, stages: int, barriers: int) -> None
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 @pytest.mark.parametrize("stages", [3, 4])
 def test_the_barrier_with_register_double_buffering(layout: str, stages: int) -> None:
-    loop = loop_of({"stages": stages, "ahead": 1}, layout)
+    loop = loop_of({"stages": stages, "double_buffer": 1}, layout)
     assert loop.count("__syncthreads()") == loop.count(WAIT) == 1
     # Copies follow the barrier of the previous iteration; the next iteration's first loads and the last mma follow this one's.
     copied, waited, met = loop.index("ptx_cp_async_legacy"), loop.index(f"wait_group_{stages - 2}("), loop.index("__syncthreads()")

@@ -250,9 +250,9 @@ def test_what_is_no_contraction_is_left_alone() -> None:
     assert cpu_matmul.apply(copy, MATMUL, ARCH) is None
     assert cpu_conv2d.apply(product, CONV2D, ARCH) is None
     assert cpu_matmul.apply(conv2d(10, 16, 16, size=3), MATMUL, ARCH) is None
-    assert matmul_policy.propose(iter_space(row_sums), ARCH, 20, ()) == ()
-    assert conv2d_policy.propose(iter_space(product), ARCH, 20, ()) == ()
-    assert matmul_policy.propose(iter_space(conv2d(10, 16, 16, size=3)), ARCH, 20, ()) == ()
+    assert matmul_policy.propose(iter_space(row_sums), ARCH, 20) == ()
+    assert conv2d_policy.propose(iter_space(product), ARCH, 20) == ()
+    assert matmul_policy.propose(iter_space(conv2d(10, 16, 16, size=3)), ARCH, 20) == ()
 
 
 def test_a_second_reader_of_the_sums_is_no_epilogue() -> None:
@@ -314,7 +314,7 @@ def test_traces_replay_in_another_process(tmp_path: Path) -> None:
     ],
 )
 def test_every_proposal_applies(policy: Any, mod: tvm.IRModule) -> None:
-    proposals = policy.propose(iter_space(mod), ARCH, 20, ())
+    proposals = policy.propose(iter_space(mod), ARCH, 20)
     assert proposals
     schedules = [TEMPLATES[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), ARCH) for proposal in proposals]
     assert all(sch is not None for sch in schedules)
@@ -342,7 +342,7 @@ def hottest_loop(assembly: str) -> list[str]:
 def test_accumulators_stay_in_registers_while_the_reduction_runs(policy: Any, mod: tvm.IRModule) -> None:
     wide = replace(ARCH, cpu=replace(SSE, vector_bytes=64, vector_registers=32))
     target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "mtriple": "x86_64-linux-gnu", "num-cores": 2})
-    for proposal in policy.propose(iter_space(mod), wide, 2, ()):
+    for proposal in policy.propose(iter_space(mod), wide, 2):
         sch = TEMPLATES[proposal.candidate.template].apply(mod, dict(proposal.candidate.params), wide)
         loop = hottest_loop(tvm.tirx.build(sch.mod, target=target).inspect_source("asm"))
         assert sum("fmadd" in line and "zmm" in line for line in loop) >= 8

@@ -62,7 +62,7 @@ def policy(name: str) -> ModuleType:
 
 
 def proposals(name: str, mod: tvm.IRModule, top_k: int = 20) -> tuple[Proposal, ...]:
-    return policy(name).propose(iter_space(mod), ARCH, top_k, ())  # type: ignore[no-any-return]
+    return policy(name).propose(iter_space(mod), ARCH, top_k)  # type: ignore[no-any-return]
 
 
 def schedules(name: str, mod: tvm.IRModule) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object, cuda_sourc
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc
@@ -274,7 +274,7 @@ def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
     assert passed == [flags]
 
 
-GEMM_TILE = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster": 1, "parts": 1}
+GEMM_TILE = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster_group": 1, "split_k": 1}
 
 
 @needs_nvcc
@@ -411,7 +411,7 @@ def test_the_maximum_of_two_16_bit_numbers_is_one_instruction(op: str, dtype: st
     """As TVM writes it, each waits for a comparison and a choice."""
     rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})
     mod = canonical.lower(rule)
-    rows: dict[str, Value] = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
+    rows: dict[str, Value] = {"strided": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
     schedule = gpu_reduce.apply(mod, rows, H200)
     assert schedule is not None
     code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)

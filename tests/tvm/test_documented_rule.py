@@ -15,7 +15,7 @@ from kerneldecl.compiler.canonical import lower
 from kerneldecl.compiler.cpu import target_of
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-an-operator.md"
 

@@ -27,7 +27,8 @@ from kerneldecl.compiler.model_import.rule_candidates import BINARY, UNARY
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import extract_model
 from kerneldecl.model import Signature
-from kerneldecl.plugins import STANDARD, load_rule
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners import worker
 
 RELAX = """\

@@ -14,7 +14,7 @@ from tvm import te
 from kerneldecl.arrays import numpy_dtype
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.cpu import PIPELINE, target_of
-from kerneldecl.plugins import load_arch
+from kerneldecl.plugins.load import load_arch
 
 TARGET = target_of(load_arch(Path(__file__).parents[2], "host"))
 FORMATS = ("float8_e4m3fn", "float8_e5m2")

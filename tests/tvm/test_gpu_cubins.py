@@ -13,8 +13,8 @@ from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import CudaObject, compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Proposal
-from kerneldecl.plugins import load_arch, load_policy, load_rule
-from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import standard_order
 from kerneldecl.store.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path:
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
     space = iter_space(mod)
     proposed: tuple[Proposal, ...] = next(
-        filter(None, (load_policy(ROOT, each).propose(space, arch, FIRST, ()) for each in BY_KIND["cuda"]))
+        filter(None, (load_module("policies", ROOT, each).propose(space, arch, FIRST) for each in standard_order("cuda")))
     )
     made = (compiled(mod, proposal, arch, tmp_path) for proposal in proposed)
     launches = next(

@@ -16,7 +16,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_gemv_i4 as policy
 from kerneldecl.templates import gpu_gemv_i4
 from kerneldecl.toolchain import nvcc
@@ -24,16 +24,16 @@ from kerneldecl.toolchain import nvcc
 ROOT = Path(__file__).parents[2]
 SMS = 2
 """Of the GPU that is emulated, so that warps have several rows in turn."""
-CUT: dict[str, Value] = {"rows": 4, "warps": 4, "stages": 3, "blocks": 1, "team": 1}
+CUT: dict[str, Value] = {"rows": 4, "warps": 4, "stages": 3, "blocks": 1, "warps_k": 1}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "several rows in turn": ({"n": 100, "k": 2048}, {}),
     "fewer rows than a warp takes": ({"n": 3, "k": 1024}, {}),
-    "two rows, a part of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "team": 2}),
+    "two rows, a part of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "warps_k": 2}),
     "eight rows, scales in fours": ({"n": 21, "k": 2816}, {"rows": 8, "stages": 2}),
     "less than a step": ({"n": 16, "k": 256}, {"stages": 6}),
     "one scale a step": ({"n": 18, "k": 4096, "group": 512}, {"warps": 1}),
-    "warps side by side": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "team": 4}),
-    "some beyond the rows' end": ({"n": 21, "k": 2560}, {"rows": 2, "team": 2}),
+    "warps side by side": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "warps_k": 4}),
+    "some beyond the rows' end": ({"n": 21, "k": 2560}, {"rows": 2, "warps_k": 2}),
 }
 
 
@@ -108,7 +108,7 @@ def test_other_computations_are_not_taken() -> None:
 def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
     space = iter_space(canonical.lower(gemm({"n": 64, "k": 1024})))
     assert made({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
-    assert policy.propose(space, load_arch(ROOT, "t4"), 20, ()) == ()
+    assert policy.propose(space, load_arch(ROOT, "t4"), 20) == ()
 
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "l4", "rtx-4090", "h200", "b200"])
@@ -116,8 +116,8 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
 def test_what_the_policy_proposes_applies(gpu: str, size: tuple[int, int, int]) -> None:
     n, k, group = size
     arch, mod = load_arch(ROOT, gpu), canonical.lower(gemm({"n": n, "k": k, "group": group}))
-    proposals = policy.propose(iter_space(mod), arch, 1000, ())
-    assert policy.propose(iter_space(mod), arch, 20, ()) == proposals[:20]
+    proposals = policy.propose(iter_space(mod), arch, 1000)
+    assert policy.propose(iter_space(mod), arch, 20) == proposals[:20]
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     cuts = [dict(proposal.candidate.params) for proposal in proposals if proposal.candidate.template == "gpu_gemv_i4"]
     assert all(gpu_gemv_i4.apply(mod, cut, arch) is not None for cut in (*cuts[:1], *cuts[-1:]))

@@ -14,23 +14,33 @@ import pytest
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.model import Candidate
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
 
 PRODUCT = {"m": 256, "n": 192, "k": 128}
-TENSOR = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
-WINDOWS = {"rows": 2, "columns": 16, "block_n": 64, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "gather": 1}
-SIMT = {"block_m": 32, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 8, "stages": 2, "raster": 1, "parts": 1}
+TENSOR = {
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 32,
+    "warps_m": 2,
+    "warps_n": 2,
+    "stages": 3,
+    "raster_group": 1,
+    "smem_epilogue": 0,
+    "split_k": 1,
+}
+WINDOWS = {"rows": 2, "columns": 16, "block_n": 64, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "smem_epilogue": 1}
+SIMT = {"block_m": 32, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 8, "stages": 2, "raster_group": 1, "split_k": 1}
 CONV = {"n": 2, "h": 28, "w": 28, "c": 32, "f": 64, "kh": 3, "kw": 3, "padding": 1}
-ROWS = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
-COLUMNS = {"across": True, "chunks": 1, "rows": 32, "threads": 4, "unroll": 8, "width": 4}
+ROWS = {"strided": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
+COLUMNS = {"strided": True, "chunks": 1, "rows": 32, "threads": 4, "unroll": 8, "width": 4}
 VECTORS = {"threads": 128, "unroll": 1, "width": 8}
 WINDOW = {"rows": 4, "threads": 4, "width": 8}
-KEPT = {"kept": True, "rows": 4, "threads": 32, "width": 4}
-LONG = {"across": False, "chunks": 16, "rows": 1, "threads": 256, "unroll": 4, "width": 4}
-IMAGE = {"rows": 4, "columns": 16, "walk": 2, "block_n": 64, "thread_m": 8, "thread_n": 4}
+KEPT = {"in_registers": True, "rows": 4, "threads": 32, "width": 4}
+LONG = {"strided": False, "chunks": 16, "rows": 1, "threads": 256, "unroll": 4, "width": 4}
+IMAGE = {"rows": 4, "columns": 16, "row_tiles": 2, "block_n": 64, "thread_m": 8, "thread_n": 4}
 # fmt: off
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "elementwise_float16": ("gpu_elementwise", "elementwise", {"op": "add", "shape": (512, 512), "dtype": "float16"}, VECTORS),
@@ -57,13 +67,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "tc_bfloat16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tn", "dtype": "bfloat16", "epilogue": ("bias", "relu")}, TENSOR),
     "tc_int8": ("gpu_matmul_tc", "matmul", {**PRODUCT, "k": 512, "layout": "nt", "dtype": "int8"}, {**TENSOR, "block_k": 64}),
     "tc_conv2d_float16": ("gpu_matmul_tc", "conv2d", {**CONV, "dtype": "float16"}, TENSOR),
-    "tc_parts_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "stages": 2, "parts": 2}),
-    "tc_gathered_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tt", "dtype": "float16"}, {**TENSOR, "gather": 1}),
-    "tc_ahead_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "gather": 1, "ahead": 1}),
+    "tc_parts_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "stages": 2, "split_k": 2}),
+    "tc_gathered_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "layout": "tt", "dtype": "float16"}, {**TENSOR, "smem_epilogue": 1}),
+    "tc_ahead_float16": ("gpu_matmul_tc", "matmul", {**PRODUCT, "dtype": "float16"}, {**TENSOR, "smem_epilogue": 1, "double_buffer": 1}),
     "tc_windows_float16": ("gpu_conv2d_tc", "conv2d", {**CONV, "c": 3, "dtype": "float16"}, WINDOWS),
     "simt_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt"}, SIMT),
     "simt_ahead_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "epilogue": ("bias",)}, {**SIMT, "stages": 4}),
-    "simt_parts_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "epilogue": ("bias", "relu")}, {**SIMT, "parts": 3}),
+    "simt_parts_float32": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "epilogue": ("bias", "relu")}, {**SIMT, "split_k": 3}),
     "simt_float16": ("gpu_matmul_simt", "matmul", {**PRODUCT, "dtype": "float16"}, SIMT),
     "simt_int8": ("gpu_matmul_simt", "matmul", {**PRODUCT, "layout": "nt", "dtype": "int8"}, SIMT),
     "simt_conv2d_float32": ("gpu_matmul_simt", "conv2d", CONV, SIMT),

@@ -23,7 +23,7 @@ from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.hardware.arch_file import read_arch
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as simt_policy
 from kerneldecl.policies import gpu_matmul_tc as tc_policy
 from kerneldecl.store.local import LocalStore
@@ -32,8 +32,18 @@ from kerneldecl.templates import gpu_conv2d_tc, gpu_matmul_simt, gpu_matmul_tc
 ROOT = Path(kerneldecl.__file__).parent.parent
 H200_FILE = Path(kerneldecl.__file__).parent / "archs" / "h200.toml"
 H200 = read_arch("h200", H200_FILE.read_bytes(), "h200.toml")
-TC = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
-SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster": 1, "parts": 1}
+TC = {
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 32,
+    "warps_m": 2,
+    "warps_n": 2,
+    "stages": 3,
+    "raster_group": 1,
+    "smem_epilogue": 0,
+    "split_k": 1,
+}
+SIMT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 4, "thread_n": 8, "stages": 3, "raster_group": 1, "split_k": 1}
 
 
 def lowered(rule: str = "matmul", **attrs: Any) -> tvm.IRModule:
@@ -78,13 +88,13 @@ def test_tensor_cores_take_every_layout(layout: str, dtype: str, sums: str, monk
 def test_no_kernel_more_whatever_the_sizes_and_the_epilogue(attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     mod = lowered(**{"dtype": "float16", **attrs})
     for policy, template in ((tc_policy, gpu_matmul_tc), (simt_policy, gpu_matmul_simt)):
-        proposals = policy.propose(iter_space(mod), H200, 6, ())
+        proposals = policy.propose(iter_space(mod), H200, 6)
         assert proposals
         for proposal in proposals[::3]:
             params = dict(proposal.candidate.params)
             schedule = template.apply(mod, params, H200)
             assert schedule is not None, proposal
-            kernels = 1 if params["parts"] == 1 else 2  # the second adds the parts of a reduction
+            kernels = 1 if params["split_k"] == 1 else 2  # the second adds the parts of a reduction
             assert source(schedule, monkeypatch).count("__launch_bounds__") == 2 * kernels, "a declaration and a definition"
 
 
@@ -103,10 +113,16 @@ def test_tiles_that_divide_nothing_compute_the_reference_within_bounds(attrs: di
     rule = load_rule(ROOT, "matmul").of(ROOT, attrs)
     mod = canonical.lower(rule)
     space = iter_space(mod)
-    simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40, ())[::13]]
-    tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40, ())[::13]]
+    simt = [(gpu_matmul_simt, dict(found.candidate.params)) for found in simt_policy.propose(space, H200, 40)[::13]]
+    tc = [(gpu_matmul_tc, dict(found.candidate.params)) for found in tc_policy.propose(space, H200, 40)[::13]]
     if tc:
-        variants: list[dict[str, Any]] = [{"gather": 0}, {"gather": 1}, {"parts": 3}, {"parts": 2, "gather": 1}, {"stages": 3, "ahead": 1}]
+        variants: list[dict[str, Any]] = [
+            {"smem_epilogue": 0},
+            {"smem_epilogue": 1},
+            {"split_k": 3},
+            {"split_k": 2, "smem_epilogue": 1},
+            {"stages": 3, "double_buffer": 1},
+        ]
         tc += [(gpu_matmul_tc, {**TC, "block_k": 64 if attrs["dtype"] == "int8" else 32, "stages": 2, **params}) for params in variants]
     assert simt
     for template, params in (*simt, *tc):
@@ -122,7 +138,7 @@ def assert_right_as_serial_program(rule: Any, template: Any, params: dict[str, A
     assert relative_error(result, rule.reference(*inputs)) <= rule.tolerance(), params
 
 
-WINDOWS: dict[str, Any] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "gather": 0}
+WINDOWS: dict[str, Any] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 2, "warps_columns": 1, "warps_n": 1, "smem_epilogue": 0}
 
 
 @pytest.mark.parametrize(
@@ -130,11 +146,11 @@ WINDOWS: dict[str, Any] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows"
     [
         (
             {"n": 2, "f": 64, "h": 20, "w": 44, "c": 3, "kh": 7, "kw": 7, "stride": 2, "padding": 3},
-            {"columns": 32, "block_n": 64, "gather": 1},
+            {"columns": 32, "block_n": 64, "smem_epilogue": 1},
         ),
         ({"n": 3, "f": 40, "h": 9, "w": 17, "c": 5, "kh": 3, "kw": 2, "padding": 1, "epilogue": ("bias", "relu")}, {"warps_n": 2}),
         ({"n": 3, "f": 17, "h": 9, "w": 17, "c": 4, "kh": 3, "kw": 3, "dilation": 2, "dtype": "bfloat16"}, {"rows": 4}),
-        ({"n": 2, "f": 16, "h": 7, "w": 33, "c": 8, "kh": 3, "kw": 3, "stride": 3, "padding": 2}, {"columns": 16, "gather": 1}),
+        ({"n": 2, "f": 16, "h": 7, "w": 33, "c": 8, "kh": 3, "kw": 3, "stride": 3, "padding": 2}, {"columns": 16, "smem_epilogue": 1}),
     ],
 )
 def test_convolutions_out_of_the_image_in_shared_memory(attrs: dict[str, Any], params: dict[str, Any]) -> None:
@@ -152,7 +168,7 @@ def test_convolutions_out_of_the_image_in_shared_memory(attrs: dict[str, Any], p
 def test_convolutions_as_products(attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, "conv2d").of(ROOT, {"dtype": "float16", **attrs})
     for gather in (0, 1):
-        assert_right_as_serial_program(rule, gpu_matmul_tc, {**TC, "stages": 2, "gather": gather})
+        assert_right_as_serial_program(rule, gpu_matmul_tc, {**TC, "stages": 2, "smem_epilogue": gather})
 
 
 def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,16 +183,16 @@ def test_stores_are_single_where_rows_of_the_result_have_an_odd_length(monkeypat
         ({"dtype": "float32"}, TC),  # no tensor cores
         ({"dtype": "float16"}, {**TC, "block_m": 48}),  # two warps of 24 rows
         ({"dtype": "float16"}, {**TC, "stages": 5, "k": 64}),  # more stages than steps
-        ({"dtype": "float16"}, {**TC, "raster": 3}),  # does not divide the rows of tiles
-        ({"dtype": "float16"}, {**TC, "stages": 2, "ahead": 1}),  # no copies ahead of what is loaded ahead
+        ({"dtype": "float16"}, {**TC, "raster_group": 3}),  # does not divide the rows of tiles
+        ({"dtype": "float16"}, {**TC, "stages": 2, "double_buffer": 1}),  # no copies ahead of what is loaded ahead
     ],
 )
 def test_template_refuses_what_does_not_fit(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     assert gpu_matmul_tc.apply(matmul(128, 128, 64, **attrs), params, H200) is None
 
 
-WIDE = {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 3, "raster": 8}
-SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
+WIDE = {**TC, "block_m": 128, "block_n": 256, "warps_n": 4, "stages": 3, "raster_group": 8}
+SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster_group": 8}
 
 
 @needs_nvcc
@@ -186,9 +202,9 @@ SQUARE = {**TC, "block_m": 128, "block_n": 128, "stages": 3, "raster": 8}
     [
         ({"dtype": "float16", "layout": "nt"}, WIDE),
         ({"dtype": "float16", "layout": "nn", "accum_dtype": "float16"}, SQUARE),
-        ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "gather": 1}),
+        ({"dtype": "bfloat16", "layout": "tn", "epilogue": ("bias", "gelu")}, {**SQUARE, "stages": 2, "smem_epilogue": 1}),
         ({"dtype": "int8", "layout": "nt"}, {**SQUARE, "block_k": 64}),
-        ({"dtype": "float16", "layout": "tn"}, {**WIDE, "ahead": 1}),
+        ({"dtype": "float16", "layout": "tn"}, {**WIDE, "double_buffer": 1}),
     ],
     ids=["wide", "float16-sums", "gathered", "int8", "ahead"],
 )
@@ -199,7 +215,7 @@ def test_sums_stay_in_registers(attrs: dict[str, Any], params: dict[str, Any], a
 
 @needs_nvcc
 def test_fragments_that_alternate_over_many_steps_stay_in_registers(tmp_path: Path) -> None:
-    params = {**TC, "block_m": 32, "block_n": 128, "block_k": 128, "warps_m": 1, "ahead": 1}
+    params = {**TC, "block_m": 32, "block_n": 128, "block_k": 128, "warps_m": 1, "double_buffer": 1}
     assert_no_stack(gpu_matmul_tc, matmul(1024, 1024, 1024, dtype="float16"), params, H200, tmp_path)
 
 
@@ -212,7 +228,7 @@ def test_ragged_integers_compile(tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("n", [63, 66, 64])
 def test_parts_compile(n: int, tmp_path: Path) -> None:
-    schedule = gpu_matmul_tc.apply(matmul(100, n, 500, dtype="float16", layout="nt"), {**TC, "parts": 3}, H200)
+    schedule = gpu_matmul_tc.apply(matmul(100, n, 500, dtype="float16", layout="nt"), {**TC, "split_k": 3}, H200)
     made = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path))
     assert [launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches] == [0, 0]
     assert made.launches[0].grid == (2 * -(-n // 64), 1, 3)
@@ -234,7 +250,7 @@ def test_sums_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None
 
 @needs_nvcc
 def test_parts_on_cuda_cores_compile(tmp_path: Path) -> None:
-    schedule = gpu_matmul_simt.apply(matmul(128, 128, 5000, dtype="float32", layout="nt"), {**SIMT, "stages": 2, "parts": 3}, H200)
+    schedule = gpu_matmul_simt.apply(matmul(128, 128, 5000, dtype="float32", layout="nt"), {**SIMT, "stages": 2, "split_k": 3}, H200)
     made = compile_cuda_object(schedule.mod, H200, "kd_product", LocalStore(tmp_path))
     assert [launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches] == [0, 0]
     assert made.launches[0].grid == (4, 1, 3)

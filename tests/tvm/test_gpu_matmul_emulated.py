@@ -18,46 +18,51 @@ from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import cuda_source, reworked
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 H200 = load_arch(ROOT, "h200")
-PRODUCT: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2, "raster": 1}
-AHEAD: dict[str, Value] = {"ahead": 1, "stages": 3}
+PRODUCT: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2, "raster_group": 1}
+AHEAD: dict[str, Value] = {"double_buffer": 1, "stages": 3}
 WINDOWS: dict[str, Value] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 1, "warps_columns": 1, "warps_n": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
-    "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**PRODUCT, "gather": 0, "parts": 1}),
+    "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**PRODUCT, "smem_epilogue": 0, "split_k": 1}),
     "odd sizes, tn": (
         "matmul",
         {"m": 40, "n": 50, "k": 72, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "relu"]},
         "gpu_matmul_tc",
-        {**PRODUCT, "gather": 1, "parts": 1},
+        {**PRODUCT, "smem_epilogue": 1, "split_k": 1},
     ),
-    "ahead": ("matmul", {"m": 64, "n": 96, "k": 256, "layout": "nn"}, "gpu_matmul_tc", {**PRODUCT, **AHEAD, "parts": 1, "gather": 0}),
+    "double_buffer": (
+        "matmul",
+        {"m": 64, "n": 96, "k": 256, "layout": "nn"},
+        "gpu_matmul_tc",
+        {**PRODUCT, **AHEAD, "split_k": 1, "smem_epilogue": 0},
+    ),
     "ahead, odd sizes in parts": (
         "matmul",
         {"m": 40, "n": 50, "k": 520, "layout": "tt", "epilogue": ["bias"]},
         "gpu_matmul_tc",
-        {**PRODUCT, **AHEAD, "block_k": 64, "stages": 4, "parts": 2, "gather": 0},
+        {**PRODUCT, **AHEAD, "block_k": 64, "stages": 4, "split_k": 2, "smem_epilogue": 0},
     ),
     "ahead, element by element": (
         "matmul",
         {"m": 40, "n": 49, "k": 131, "layout": "nt"},
         "gpu_matmul_tc",
-        {**PRODUCT, **AHEAD, "parts": 1, "gather": 1},
+        {**PRODUCT, **AHEAD, "split_k": 1, "smem_epilogue": 1},
     ),
     "ahead, a convolution": (
         "conv2d",
         {"n": 2, "h": 9, "w": 7, "c": 24, "f": 40, "kh": 3, "kw": 3, "padding": 1},
         "gpu_matmul_tc",
-        {**PRODUCT, **AHEAD, "block_k": 64, "parts": 1, "gather": 0},
+        {**PRODUCT, **AHEAD, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
     ),
     "windows": (
         "conv2d",
         {"n": 1, "h": 16, "w": 32, "c": 3, "f": 32, "kh": 5, "kw": 5, "stride": 2, "padding": 2},
         "gpu_conv2d_tc",
-        {**WINDOWS, "gather": 0},
+        {**WINDOWS, "smem_epilogue": 0},
     ),
 }
 
@@ -85,7 +90,7 @@ def test_computes_what_the_rule_does(name: str) -> None:
 @needs_nvcc
 def test_as_many_sums_as_registers_hold_stay_in_them() -> None:
     attrs = {"m": 256, "n": 256, "k": 256, "layout": "nt", "dtype": "float16", "accum_dtype": "float16"}
-    params: dict[str, Value] = {**PRODUCT, "block_m": 128, "block_n": 128, "warps_n": 1, "gather": 0, "parts": 1}
+    params: dict[str, Value] = {**PRODUCT, "block_m": 128, "block_n": 128, "warps_n": 1, "smem_epilogue": 0, "split_k": 1}
     source = cuda_source(made(load_rule(ROOT, "matmul").of(ROOT, attrs), "gpu_matmul_tc", params), H200, "kernel")
     # 64 x 128 sums, of which each of the 32 lanes has a part.
     assert max(int(extent) for extent in re.findall(r"half \w+\[(\d+)\];", source)) == 64 * 128 // 32

@@ -19,7 +19,7 @@ from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as policy
 from kerneldecl.policies.gpu import conv_tiles_simt
 from kerneldecl.policies.gpu.conv_tiles import windows_of
@@ -57,7 +57,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, name).of(ROOT, attrs)
-    proposals = policy.propose(iter_space(canonical.lower(rule)), H200, 40, ())
+    proposals = policy.propose(iter_space(canonical.lower(rule)), H200, 40)
     assert proposals
     for proposal in proposals[::13]:
         assert_right(rule, proposal.candidate, H200)
@@ -71,14 +71,14 @@ def assert_right(rule: Any, candidate: Candidate, arch: Arch) -> None:
     assert relative_error(serial.run(schedule.mod, inputs, out), rule.reference(*inputs)) <= rule.tolerance(), candidate
 
 
-IMAGE: dict[str, Value] = {"rows": 2, "columns": 16, "walk": 2, "block_n": 64, "thread_m": 8, "thread_n": 8}
+IMAGE: dict[str, Value] = {"rows": 2, "columns": 16, "row_tiles": 2, "block_n": 64, "thread_m": 8, "thread_n": 8}
 
 
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
         ({"n": 1, "h": 30, "w": 35, "c": 3, "f": 70, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "epilogue": ("bias", "relu")}, {}),
-        ({"n": 2, "h": 9, "w": 11, "c": 3, "f": 5, "kh": 3, "kw": 3, "stride": 2, "padding": 1}, {"walk": 1, "rows": 4}),
+        ({"n": 2, "h": 9, "w": 11, "c": 3, "f": 5, "kh": 3, "kw": 3, "stride": 2, "padding": 1}, {"row_tiles": 1, "rows": 4}),
         ({"n": 3, "h": 8, "w": 7, "c": 6, "f": 8, "kh": 3, "kw": 2, "dilation": 2}, {"thread_n": 4, "block_n": 32}),
         ({"n": 1, "h": 12, "w": 20, "c": 4, "f": 40, "kh": 4, "kw": 4, "stride": 4}, {"thread_m": 4, "rows": 1}),
         ({"n": 2, "h": 12, "w": 20, "c": 3, "f": 40, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}, {}),
@@ -115,7 +115,7 @@ STEM: dict[str, Any] = {"n": 8, "h": 224, "w": 224, "c": 3, "f": 64, "kh": 7, "k
 def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: Path) -> None:
     arch = load_arch(ROOT, name)
     mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
-    proposals = policy.propose(iter_space(mod), arch, 20, ())
+    proposals = policy.propose(iter_space(mod), arch, 20)
     first = next(proposal.candidate for proposal in proposals if proposal.candidate.template == "gpu_conv2d_simt")
     applied = cpu.apply_candidate(ROOT, mod, first, arch)
     assert applied is not None
@@ -136,7 +136,7 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
 def test_neighbours_in_a_row_are_loaded_once_and_together(tmp_path: Path) -> None:
     """Eight results of a row look at 63 neighbouring elements of it, 168 times: their loads are 16 of 16 bytes, or a few more of less."""
     mod = canonical.lower(load_rule(ROOT, "conv2d").of(ROOT, STEM))
-    candidate = Candidate.of("gpu_conv2d_simt", IMAGE | {"rows": 8, "walk": 1, "thread_n": 4})
+    candidate = Candidate.of("gpu_conv2d_simt", IMAGE | {"rows": 8, "row_tiles": 1, "thread_n": 4})
     applied = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert applied is not None
     source = in_parts(cuda_source(applied.mod, H200, "kd_main"))

@@ -24,7 +24,7 @@ from kerneldecl.compiler import canonical, cuda
 from kerneldecl.compiler.cpu import apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import Arch, Candidate, Proposal
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def lowered(rule: str, attrs: dict[str, Any]) -> tuple[Rule, tvm.IRModule]:
 
 
 def proposals(name: str, mod: tvm.IRModule, arch: Arch = ARCH, top_k: int = 20) -> tuple[Proposal, ...]:
-    return importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), arch, top_k, ())  # type: ignore[no-any-return]
+    return importlib.import_module(f"kerneldecl.policies.{name}").propose(iter_space(mod), arch, top_k)  # type: ignore[no-any-return]
 
 
 def schedules(name: str, mod: tvm.IRModule) -> Iterator[Any]:
@@ -230,7 +230,7 @@ def test_results_that_threads_share_are_written_once_and_read_once(rule: str, is
     if is_stock:
         monkeypatch.setattr(cuda, "_pass_config", lambda _: cuda.PASS_CONFIG)
     _, mod = lowered(rule, {"shape": (64, *NORMS[rule]), "dtype": "float16"})
-    params = {"kept": True, "rows": 1, "threads": 128, "width": 8}
+    params = {"in_registers": True, "rows": 1, "threads": 128, "width": 8}
     schedule = apply_candidate(ROOT, mod, Candidate.of("gpu_rowwise", params), ARCH)
     assert schedule is not None
     shared = [line.strip() for line in cuda_source(schedule).splitlines() if "(volatile float*)red_result" in line]

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 import kerneldecl
-from kerneldecl import plugins
 from kerneldecl.compiler.cpu import target_of
+from kerneldecl.plugins.load import load_arch
 
 STANDARD = Path(kerneldecl.__file__).parent / "archs"
-GPUS = sorted(file.stem for file in STANDARD.glob("*.toml") if plugins.load_arch(STANDARD, file.stem).gpu)
+GPUS = sorted(file.stem for file in STANDARD.glob("*.toml") if load_arch(STANDARD, file.stem).gpu)
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_tvm_takes_the_target_as_the_file_has_it(name: str) -> None:
-    arch = plugins.load_arch(STANDARD, name)
+    arch = load_arch(STANDARD, name)
     target = target_of(arch)
     assert target.kind.name == "cuda"
     declared = {key: value for key, value in arch.tvm_target if key != "kind"}
     assert {key: target.attrs[key] for key in declared} == declared
 
 
-@pytest.mark.parametrize("name", [name for name in GPUS if plugins.load_arch(STANDARD, name).the_gpu.wgmma_arch])
+@pytest.mark.parametrize("name", [name for name in GPUS if load_arch(STANDARD, name).the_gpu.wgmma_arch])
 def test_tvm_takes_the_architecture_with_wgmma(name: str) -> None:
-    arch = plugins.load_arch(STANDARD, name)
+    arch = load_arch(STANDARD, name)
     table = tuple({**dict(arch.tvm_target), "arch": arch.the_gpu.wgmma_arch}.items())
     assert target_of(dataclasses.replace(arch, tvm_target=table)).attrs["arch"] == arch.the_gpu.wgmma_arch

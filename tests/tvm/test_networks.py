@@ -24,8 +24,9 @@ from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import import read_model
-from kerneldecl.plugins import STANDARD, load_arch, load_policy
-from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch, load_module
+from kerneldecl.plugins.policy_order import standard_order
 from kerneldecl.relax import export_model, load_model, pipeline
 
 H200 = load_arch(STANDARD, "h200")
@@ -97,15 +98,15 @@ def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> No
 def policy_of(func: Any) -> str:
     """Return the first policy that proposes anything on an H200."""
     space = iter_space(canonical.canonical_module(func))
-    return next(name for name in BY_KIND["cuda"] if load_policy(STANDARD, name).propose(space, H200, 1, ()))
+    return next(name for name in standard_order("cuda") if load_module("policies", STANDARD, name).propose(space, H200, 1))
 
 
 @pytest.mark.parametrize(("dtype", "policy"), [("float16", "gpu_matmul_tc"), ("float32", "gpu_matmul_simt")])
 def test_the_first_layer_of_an_mlp_is_cut_so_that_it_fills_the_gpu(dtype: str, policy: str) -> None:
     functions = read_model.called(read_model.fused(module_of(mlp_network(dtype))))
     first = next(func for name, func, _ in functions if "matmul" in name)
-    (proposal,) = load_policy(STANDARD, policy).propose(iter_space(canonical.canonical_module(first)), H200, 1, ())
-    assert dict(proposal.candidate.params)["parts"] in {132, 264}
+    (proposal,) = load_module("policies", STANDARD, policy).propose(iter_space(canonical.canonical_module(first)), H200, 1)
+    assert dict(proposal.candidate.params)["split_k"] in {132, 264}
 
 
 def imported() -> tuple[Any, Any]:

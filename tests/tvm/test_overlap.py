@@ -20,18 +20,28 @@ from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.passes.dependent_launch import TAG, WAIT, balanced_smem_bytes, pdl_kernels
 from kerneldecl.compiler.passes.registers import narrowed
 from kerneldecl.model import Arch, Candidate, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies.gpu.time_model import occupancy
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain import nvcc
 
 ROOT = Path(__file__).parents[2]
 H200, A100 = load_arch(ROOT, "h200"), load_arch(ROOT, "a100-80gb")
-ROWS = {"across": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
-TILE = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster": 1, "gather": 0, "parts": 1}
+ROWS = {"strided": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
+TILE = {
+    "block_m": 64,
+    "block_n": 64,
+    "block_k": 32,
+    "warps_m": 2,
+    "warps_n": 2,
+    "stages": 3,
+    "raster_group": 1,
+    "smem_epilogue": 0,
+    "split_k": 1,
+}
 KERNELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
     "elementwise": ("elementwise", {"op": "add", "shape": (64, 512)}, "gpu_elementwise", {"threads": 128, "unroll": 1, "width": 8}),
-    "softmax": ("softmax", {"shape": (64, 512)}, "gpu_rowwise", {"kept": True, "rows": 4, "threads": 32, "width": 8}),
+    "softmax": ("softmax", {"shape": (64, 512)}, "gpu_rowwise", {"in_registers": True, "rows": 4, "threads": 32, "width": 8}),
     "sum": ("reduce", {"op": "sum", "shape": (64, 4096), "axes": (1,)}, "gpu_reduce", ROWS),
     "two kernels": ("reduce", {"op": "sum", "shape": (8, 65536), "axes": (1,)}, "gpu_reduce", {**ROWS, "chunks": 4}),
     "gemv_i4": ("gemv_i4", {"n": 64, "k": 2048}, "gpu_gemv", {**ROWS, "tile": 2}),
@@ -86,9 +96,9 @@ def test_blocks_that_load_in_loops_prefetch_nothing() -> None:
 
 # One thread a row: the emulator knows no exchange between lanes outside of mma.sync.
 ALONE: dict[str, Value] = {"threads": 1, "rows": 32, "width": 8}
-WHOLE: dict[str, Value] = {"across": False, "chunks": 1}
+WHOLE: dict[str, Value] = {"strided": False, "chunks": 1}
 EMULATED: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
-    "rows": ("softmax", {"shape": (160, 48)}, "gpu_rowwise", {**ALONE, "kept": True}),
+    "rows": ("softmax", {"shape": (160, 48)}, "gpu_rowwise", {**ALONE, "in_registers": True}),
     "reduction": (
         "reduce",
         {"op": "sum", "shape": (160, 32), "axes": (1,)},
@@ -140,7 +150,7 @@ def test_how_a_kernel_is_launched(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dependent", "stream", "launches"), [(0, 0, 1), (1, 0, 1), (1, 1, 2)])
 def test_a_kernel_that_declares_pdl_is_launched_with_it(dependent: int, stream: int, launches: int, tmp_path: Path) -> None:
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": 1000, "n": 1000, "k": 256, "layout": "nt", "dtype": "float16"}))
-    candidate = Candidate.of("wgmma_matmul", PLAIN | {"dependent": dependent, "stream": stream})
+    candidate = Candidate.of("wgmma_matmul", PLAIN | {"pdl": dependent, "stream_k": stream})
     schedule = cpu.apply_candidate(ROOT, mod, candidate, H200)
     assert schedule is not None
     compiled = compile_cuda_object(schedule.mod, H200, "kd_main", LocalStore(tmp_path))

@@ -14,14 +14,14 @@ from emulation import Kernel
 from wgmma_cases import ONE, PLAIN
 
 from kerneldecl.compiler import canonical
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.templates.shared.fast_math import ABSOLUTE_ERROR, RELATIVE_ERROR
 
 ROOT = Path(__file__).parents[2]
 SIZE = 256
 """Squared, as many numbers as there are of 16 bits."""
-TILES = PLAIN | {"block_n": 128, "stages": 2, "raster": 1}
+TILES = PLAIN | {"block_n": 128, "stages": 2, "raster_group": 1}
 EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lambda x: x / (1 + math.exp(min(-x, 700)))}
 
 

@@ -27,7 +27,7 @@ from kerneldecl.artifact import link
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cpu import compile_object
 from kerneldecl.errors import ArtifactError, UnmatchedError
-from kerneldecl.plugins import load_arch
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, Report, export_model, load_model, pipeline
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain.cxx import link_shared_library

@@ -18,7 +18,7 @@ from kerneldecl.arrays import aligned, poisoned, relative_error
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.canonical import canonical_module, lower
 from kerneldecl.compiler.cpu import PIPELINE, target_of
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.rule import Rule
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from kerneldecl.compiler.canonical import canonical_module, load, lower, module_
 from kerneldecl.compiler.cpu import ScheduledModule, scheduled_module
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.prim_funcs import is_tirx
-from kerneldecl.plugins import STANDARD, load_arch, load_rule
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, pipeline
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain import nvcc

@@ -111,7 +111,7 @@ from pathlib import Path
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.hardware.host import detect
 from kerneldecl.store.keys import digest
-from kerneldecl.plugins import load_rule
+from kerneldecl.plugins.load import load_rule
 cases = [
     ("matmul", {"m": 16, "n": 24, "k": 8, "epilogue": ("bias", "gelu")}),
     ("softmax", {"shape": (8, 16)}),

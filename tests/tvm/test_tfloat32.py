@@ -15,7 +15,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.tfloat32 import truncated
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_matmul
 
 ROOT = Path(__file__).parents[2]
@@ -86,4 +86,4 @@ def test_other_roundings_are_not_tfloat32(other: Any) -> None:
     mod = gemm(other, other)
     *_, is_plain = operands(mod)
     assert not is_plain
-    assert wgmma_matmul.propose(iter_space(mod), H200, 20, ()) == ()
+    assert wgmma_matmul.propose(iter_space(mod), H200, 20) == ()

@@ -17,7 +17,7 @@ import kerneldecl
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as policy
 from kerneldecl.templates import wgmma_conv2d
 from kerneldecl.toolchain import nvcc
@@ -125,7 +125,7 @@ def test_a_margin_of_something_else_is_not_taken() -> None:
 )
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(SMALL | attrs))
-    proposals = policy.propose(iter_space(mod), H200, 8, ())
+    proposals = policy.propose(iter_space(mod), H200, 8)
     assert proposals
     for proposal in proposals:
         assert wgmma_conv2d.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate

@@ -17,7 +17,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
 from kerneldecl.compiler.passes.dependent_launch import TAG
 from kerneldecl.model import Arch, Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.toolchain import nvcc
@@ -71,18 +71,18 @@ def test_computes_what_the_rule_does(name: str) -> None:
 @pytest.mark.parametrize(
     ("attrs", "params", "asks"),
     [
-        ({"m": 128}, {"dependent": 1}, True),
-        ({"m": 128}, {"dependent": 0}, False),
-        ({"m": 300}, {"dependent": 1}, False),  # blocks have several tiles
-        ({"m": 128, "k": 201}, {"dependent": 1}, False),  # threads gather its rows
-        ({"m": 128, "k": 201}, {**PACKED, "dependent": 1}, False),  # what it loads is still being made
+        ({"m": 128}, {"pdl": 1}, True),
+        ({"m": 128}, {"pdl": 0}, False),
+        ({"m": 300}, {"pdl": 1}, False),  # blocks have several tiles
+        ({"m": 128, "k": 201}, {"pdl": 1}, False),  # threads gather its rows
+        ({"m": 128, "k": 201}, {**PACKED, "pdl": 1}, False),  # what it loads is still being made
     ],
 )
 def test_a_kernel_asks_for_its_first_steps_before_it_waits(attrs: dict[str, Any], params: dict[str, Value], asks: bool) -> None:
     before, waits, after = cuda_source(made(attrs, params), the_gpu(), "kd_main").rpartition("griddepcontrol_wait();")
     assert ("prefetch_tensor" in before.rpartition("__global__")[2]) == asks
     assert "prefetch_tensor" not in after
-    assert bool(waits) == params["dependent"]
+    assert bool(waits) == params["pdl"]
 
 
 @needs_nvcc
@@ -102,7 +102,7 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
 @needs_nvcc
 @pytest.mark.parametrize("dependent", [0, 1])
 def test_a_kernel_that_waits_is_launched_early(dependent: int, tmp_path: Path) -> None:
-    made_of = compile_cuda_object(made({"k": 64}, {"dependent": dependent}), the_gpu(), "kd_main", LocalStore(tmp_path))
+    made_of = compile_cuda_object(made({"k": 64}, {"pdl": dependent}), the_gpu(), "kd_main", LocalStore(tmp_path))
     assert made_of.content.count(TAG.encode()) == dependent
 
 
@@ -123,14 +123,14 @@ def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> No
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"accum_dtype": "float16", "m": 16, "k": 64 * 8}, {**ONE, "swap": 1, "block_n": 8, "split": 4}),
+        ({"accum_dtype": "float16", "m": 16, "k": 64 * 8}, {**ONE, "swap_ab": 1, "block_n": 8, "split_k": 4}),
         ({}, {"block_m": 96}),
         ({}, {"stages": 12, "block_n": 256}),
         ({}, {"block_m": 256, "block_n": 256}),
-        ({}, {"split": 8}),
-        ({}, {"schedule": "pingpong", "consumers": 3, "block_m": 64}),
-        ({}, {"schedule": "staggered", "stages": 5}),
-        ({"k": 512}, {"schedule": "staggered", "consumers": 1, "block_m": 64}),
+        ({}, {"split_k": 8}),
+        ({}, {"kernel_schedule": "pingpong", "consumers": 3, "block_m": 64}),
+        ({}, {"kernel_schedule": "staggered", "stages": 5}),
+        ({"k": 512}, {"kernel_schedule": "staggered", "consumers": 1, "block_m": 64}),
         ({"k": 131}, {"cluster_m": 2, "block_n": 128}),
         ({"n": 131, "layout": "nn"}, {"cluster_n": 2, "block_n": 128}),
         ({"dtype": "int8", "k": 256}, {"block_n": 40}),

@@ -15,7 +15,7 @@ from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_policy, load_rule
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates.hopper.params import Tiles
 from kerneldecl.templates.hopper.read_gemm import read_product
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_template_takes_every_candidate(name: str) -> None:
     rule, attrs = CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
-    proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 60, ())
+    proposals = load_module("policies", ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 60)
     assert len(proposals) > 20
     for proposal in proposals[::7]:
         assert apply_candidate(ROOT, mod, proposal.candidate, ARCH) is not None, proposal
@@ -68,7 +68,7 @@ def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str,
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
     read = read_product(mod)
     assert read is not None
-    proposals = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1000, ())
+    proposals = load_module("policies", ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1000)
     assert proposals
     for proposal in proposals:
         params = dict(proposal.candidate.params)
@@ -80,7 +80,7 @@ def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str,
 def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     rule, attrs = CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
-    (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
+    (first,) = load_module("policies", ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1)
     applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
     assert applied is not None
     for launch in compile_cuda_object(applied.mod, ARCH, "kernel", LocalStore(tmp_path)).launches:
@@ -101,7 +101,7 @@ def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
 def test_the_first_choice_scales_as_the_rule_does(attrs: dict[str, Any]) -> None:
     rule = load_rule(ROOT, "matmul").of(ROOT, {**attrs, "layout": "nt"})
     mod = canonical.lower(rule)
-    (first,) = load_policy(ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1, ())
+    (first,) = load_module("policies", ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1)
     applied = apply_candidate(ROOT, mod, first.candidate, ARCH)
     assert applied is not None
     inputs = rule.inputs(np.random.default_rng(7))

@@ -14,7 +14,7 @@ from wgmma_cases import PLAIN
 import kerneldecl
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import wgmma_conv2d as conv2d_policy
 from kerneldecl.policies import wgmma_matmul as matmul_policy
 from kerneldecl.templates import wgmma_conv2d, wgmma_matmul
@@ -44,7 +44,7 @@ LAYER = {"n": 128, "h": 28, "w": 28, "c": 128, "f": 128, "kh": 3, "kw": 3, "padd
 def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs: dict[str, Any], multiply: str, tmp_path: Path) -> None:
     policy, template = (matmul_policy, wgmma_matmul) if rule == "matmul" else (conv2d_policy, wgmma_conv2d)
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
-    [first] = policy.propose(iter_space(mod), H200, 1, ())
+    [first] = policy.propose(iter_space(mod), H200, 1)
     kernel = template.apply(mod, dict(first.candidate.params), H200)
     assert kernel is not None
     cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.QUICK_FLAGS)
@@ -57,7 +57,7 @@ def test_the_first_choice_multiplies_by_wgmma_and_loads_by_tma(rule: str, attrs:
 
 
 def test_gelu_of_a_first_slab_is_computed_while_the_second_is_multiplied(tmp_path: Path) -> None:
-    params = PLAIN | {"block_m": 256, "block_n": 128, "stages": 4, "schedule": "staggered"}
+    params = PLAIN | {"block_m": 256, "block_n": 128, "stages": 4, "kernel_schedule": "staggered"}
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, LARGE | {"dtype": "float16", "epilogue": ("bias", "gelu")}))
     kernel = wgmma_matmul.apply(mod, params, H200)
     assert kernel is not None

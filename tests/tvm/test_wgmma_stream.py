@@ -17,7 +17,7 @@ from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, PLAIN
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.model import Value
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.templates import wgmma_matmul
 from kerneldecl.toolchain import nvcc
 
@@ -91,13 +91,13 @@ def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monke
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({}, {"stream": 3}),
-        ({}, {"dependent": 0}),
-        ({}, {"split": 2}),
-        ({}, {"schedule": "pingpong"}),
+        ({}, {"stream_k": 3}),
+        ({}, {"pdl": 0}),
+        ({}, {"split_k": 2}),
+        ({}, {"kernel_schedule": "pingpong"}),
         ({}, {"consumers": 1, "block_m": 64}),
         ({"m": 384}, {}),
-        ({"m": 128}, {"stream": 2}),
+        ({"m": 128}, {"stream_k": 2}),
         ({"accum_dtype": "float16"}, {}),
     ],
     ids=["three waves", "not dependent", "parts", "ping-pong", "one consumer", "full waves", "less than a wave", "sums of 16 bits"],

@@ -15,7 +15,7 @@ import kerneldecl
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul
 from kerneldecl.policies import wgmma_window as policy
 from kerneldecl.templates import wgmma_window
@@ -60,7 +60,7 @@ def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, An
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tiles", [{"blocks": 4}, {"slabs": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
+@pytest.mark.parametrize("tiles", [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
 def test_registers_suffice(tiles: dict[str, Any]) -> None:
     attrs = FEW_CHANNELS | {"n": 128, "h": 224, "w": 224, "f": 128, "epilogue": ("bias", "relu")}
     mod = wgmma_window.apply(canonical.lower(rule_of(attrs)), WINDOW_TILES | tiles, H200)
@@ -82,7 +82,7 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
         ({"dilation": 2}, {}),
         ({}, {"tile_w": 64}),
         ({}, {"tile_w": 8}),
-        ({}, {"slabs": 3}),
+        ({}, {"mma_tiles": 3}),
         ({}, {"block_n": 136}),
         ({}, {"blocks": 8}),
     ],
@@ -95,7 +95,7 @@ def test_none_where_it_does_not_apply(attrs: dict[str, Any], tiles: dict[str, An
 @pytest.mark.parametrize("attrs", [FEW_CHANNELS, FEW_CHANNELS | {"f": 200, "out_dtype": "float32"}, THREE_BY_THREE | {"c": 12, "f": 24}])
 def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(attrs))
-    proposals = policy.propose(iter_space(mod), H200, 20, ())
+    proposals = policy.propose(iter_space(mod), H200, 20)
     assert proposals
     for proposal in proposals[::4]:
         assert wgmma_window.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate
@@ -104,11 +104,11 @@ def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attrs", [{"w": 33}, {"f": 36}, {"groups": 3, "f": 96}, {"dtype": "float32"}, {"dilation": 2}])
 def test_the_policy_proposes_nothing_where_the_template_does_not_apply(attrs: dict[str, Any]) -> None:
     space = iter_space(canonical.lower(rule_of(FEW_CHANNELS | attrs)))
-    assert not policy.propose(space, H200, 20, ())
+    assert not policy.propose(space, H200, 20)
     assert policy.why_not(space, H200)
 
 
 def test_it_competes_with_the_other_convolutions() -> None:
     space = iter_space(canonical.lower(rule_of(FEW_CHANNELS | {"n": 128, "h": 224, "w": 224})))
-    templates = {proposal.candidate.template for proposal in gpu_matmul.propose(space, H200, 20, ())}
+    templates = {proposal.candidate.template for proposal in gpu_matmul.propose(space, H200, 20)}
     assert {"wgmma_window", "gpu_conv2d_tc"} <= templates

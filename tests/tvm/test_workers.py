@@ -74,9 +74,7 @@ TEMPLATES = ("misbehaving",)
 WAYS = {ways}
 
 
-def propose(space, arch, top_k, measured):
-    if measured:
-        return ()
+def propose(space, arch, top_k):
     return tuple(Proposal(Candidate.of("misbehaving", {{"way": way}}), 1e-6) for way in WAYS)
 """
 

@@ -11,8 +11,8 @@ from kerneldecl.compiler.cpu import apply_candidate
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.declare.document import declare
 from kerneldecl.model import Workload
-from kerneldecl.plugins import load_arch, load_policy, load_rule
-from kerneldecl.policies.auto import BY_KIND
+from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.policy_order import standard_order
 
 ROOT = Path(__file__).parents[2]
 ARCH = load_arch(ROOT, "h200")
@@ -23,6 +23,8 @@ ENTRIES = [workload for workload in declare(ROOT).workloads if workload.target =
 def test_first_choice_is_one_of_many_and_applies(workload: Workload) -> None:
     mod = canonical.lower(load_rule(ROOT, workload.rule).of(ROOT, dict(workload.attrs)))
     space = iter_space(mod)
-    proposed = next(filter(None, (load_policy(ROOT, name).propose(space, ARCH, workload.top_k, ()) for name in BY_KIND["cuda"])), ())
+    proposed = next(
+        filter(None, (load_module("policies", ROOT, name).propose(space, ARCH, workload.top_k) for name in standard_order("cuda"))), ()
+    )
     assert len({proposal.candidate for proposal in proposed}) == len(proposed) > 1
     assert apply_candidate(ROOT, mod, proposed[0].candidate, ARCH) is not None, proposed[0]

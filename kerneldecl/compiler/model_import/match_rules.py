@@ -11,11 +11,11 @@ from pathlib import Path
 
 import tvm
 
-from kerneldecl import plugins
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.model_import.rule_candidates import RuleCandidate, rule_candidates
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.model import Arg, Value
+from kerneldecl.plugins.find import STANDARD, shadowed_file
 
 _FLOAT = re.compile(r"T\.b?float\d+\(([-+.e\d]+)\)")
 
@@ -30,7 +30,7 @@ def matching_rule(mod: tvm.IRModule, root: Path) -> tuple[RuleCandidate, dict[st
     # Most candidates compute another reduction, whatever their epilogue: one of a family that differs in the epilogue alone is lowered.
     has_reductions: dict[str, bool] = {}
     for candidate in rule_candidates(args, _constants(text)):
-        if plugins.shadowed(root, candidate.rule):
+        if shadowed_file("rules", root, candidate.rule):
             continue
         standard = _standard(candidate.rule)
         if any(standard.attributes[name].read(value)[1] for name, value in candidate.attrs.items()):
@@ -50,7 +50,7 @@ def matching_rule(mod: tvm.IRModule, root: Path) -> tuple[RuleCandidate, dict[st
 
 @functools.cache  # hundreds of candidates share a rule
 def _standard(rule: str) -> RuleAttributes:
-    return rule_attributes(plugins.STANDARD, rule)
+    return rule_attributes(STANDARD, rule)
 
 
 def _reductions(mod: tvm.IRModule) -> set[str]:

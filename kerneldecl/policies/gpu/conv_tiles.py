@@ -65,7 +65,7 @@ class Tiling:
     warps_rows: int
     warps_columns: int
     warps_n: int
-    gather: int
+    smem_epilogue: int
 
     @property
     def warps(self) -> int:
@@ -126,10 +126,10 @@ def tilings(windows: Windows, gemm: Contraction) -> Iterator[Tiling]:
     columns = [FRAGMENT * parts for parts in range(1, MOST_COLUMNS + 1) if whole % parts == 0]
     blocks_n = [size for size in CHANNELS if size < 2 * n] or [FRAGMENT]
     tiles = itertools.product(ROWS, columns, blocks_n[-2:], WARPS, (1, 2, 4), (0, 1))
-    for rows, column, block_n, (warps_rows, warps_columns), warps_n, gather in tiles:
+    for rows, column, block_n, (warps_rows, warps_columns), warps_n, smem_epilogue in tiles:
         if rows % warps_rows or column % (FRAGMENT * warps_columns) or block_n % (FRAGMENT * warps_n) or rows >= 2 * windows.rows:
             continue
-        tiling = Tiling(rows, column, block_n, warps_rows, warps_columns, warps_n, gather)
+        tiling = Tiling(rows, column, block_n, warps_rows, warps_columns, warps_n, smem_epilogue)
         pixels, channels = tiling.fragments
         if 2 <= tiling.warps <= 16 and pixels * channels <= MOST_FRAGMENTS:
             yield tiling
@@ -142,7 +142,7 @@ def smem_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
     weights = steps * (tiling.block_n if tiling.block_n in {32, 64, 128} else tiling.block_n + 40) * item_bytes
     image = windows.pixels(tiling.rows, tiling.columns) * windows.channels * item_bytes
     gathered = tiling.rows * tiling.columns * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(gemm.accum_dtype)
-    return max(weights + image, tiling.gather * gathered)
+    return max(weights + image, tiling.smem_epilogue * gathered)
 
 
 def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
@@ -161,9 +161,9 @@ def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> floa
     resident = occupancy(gpu, tiling.warps * gpu.warp_size, registers, smem_bytes(windows, gemm, tiling))
     if not resident:
         return math.inf
-    stored = results * out_bytes(gemm) * (1 if tiling.gather else 2)
+    stored = results * out_bytes(gemm) * (1 if tiling.smem_epilogue else 2)
     # Lanes alone store half of what L2 takes in one go.
-    single = (1 - tiling.gather) * results * out_bytes(gemm) / SM_BYTES_PER_CYCLE
+    single = (1 - tiling.smem_epilogue) * results * out_bytes(gemm) / SM_BYTES_PER_CYCLE
     cycles = multiply * (MULTIPLIED_TOGETHER + MULTIPLIED_ALONE / resident) + TAKEN_SHARE * taken + single
     sm_secs = -(-count // gpu.sm_count) * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     least_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)

@@ -52,7 +52,7 @@ class Tiling:
 
     rows: int
     columns: int
-    walk: int
+    row_tiles: int
     block_n: int
     thread_m: int
     thread_n: int
@@ -84,10 +84,10 @@ def tilings(windows: Windows, gemm: Contraction, gpu: Gpu) -> Iterator[Tiling]:
     n = gemm.extents[2]
     walks = WALKS if gpu.async_copy and dtype_bytes(gemm.a.dtype) >= LEAST_COPY_BYTES else WALKS[-1:]
     blocks_n = [size for size in BLOCKS_N if size < 2 * n] or BLOCKS_N[:1]
-    for rows, groups, block_n, (thread_m, thread_n), walk in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES, walks):
-        if -(-windows.rows // rows) % walk:
+    for rows, groups, block_n, (thread_m, thread_n), row_tiles in itertools.product(ROWS, GROUPS_OF_A_ROW, blocks_n, THREAD_TILES, walks):
+        if -(-windows.rows // rows) % row_tiles:
             continue
-        tiling = Tiling(rows, groups * thread_m, walk, block_n, thread_m, thread_n)
+        tiling = Tiling(rows, groups * thread_m, row_tiles, block_n, thread_m, thread_n)
         is_whole = tiling.groups % GROUPS == 0 and block_n % (thread_n * LANES) == 0 and tiling.threads in THREADS
         if is_whole and rows < 2 * windows.rows and tiling.columns < 2 * windows.columns:
             yield tiling
@@ -103,7 +103,7 @@ def registers(windows: Windows, tiling: Tiling, gpu: Gpu) -> int:
 def smem_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
     """Return the shared memory of a block: its part of the image, with rows of whole vectors, and its weights."""
     weights = gemm.extents[3] * tiling.block_n * dtype_bytes(gemm.a.dtype) + BETWEEN_BYTES
-    return min(tiling.walk, 2) * _image_bytes(windows, gemm, tiling) + weights
+    return min(tiling.row_tiles, 2) * _image_bytes(windows, gemm, tiling) + weights
 
 
 def _image_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
@@ -122,9 +122,9 @@ def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> floa
     resident = min(resident, share)
     warps = tiling.threads / gpu.warp_size
     cycles = share * max(warps, PARTITIONS / resident) / PARTITIONS * _warp_cycles(windows, gemm, tiling, gpu)
-    cycles += share / resident / tiling.walk * START_CYCLES
+    cycles += share / resident / tiling.row_tiles * START_CYCLES
     item_bytes = dtype_bytes(gemm.a.dtype)
-    copied_bytes = count * (_image_bytes(windows, gemm, tiling) + k * tiling.block_n * item_bytes / tiling.walk)
+    copied_bytes = count * (_image_bytes(windows, gemm, tiling) + k * tiling.block_n * item_bytes / tiling.row_tiles)
     least_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
     times = (cycles / gpu.clock_hz, copied_bytes / gpu.l2_bytes_per_s, least_bytes / gpu.dram_bytes_per_s)
     return math.hypot(*times) + gpu.launch_secs
@@ -141,6 +141,6 @@ def _warp_cycles(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) 
     multiplied = k * sums * multiply * CONFLICTS * (UNCACHED if line * sums > CACHED else 1.0)
     loaded = (k * tiling.thread_n + windows.lines * seen) / 4 * LOAD
     item_bytes = dtype_bytes(gemm.a.dtype)
-    weights = k * tiling.block_n / gemm.b.vector() / tiling.walk
+    weights = k * tiling.block_n / gemm.b.vector() / tiling.row_tiles
     copied = _image_bytes(windows, gemm, tiling) / item_bytes * IMAGE_CYCLES + weights * WEIGHTS_CYCLES
     return multiplied + loaded + copied / tiling.threads + sums / 4 * RESULT_CYCLES

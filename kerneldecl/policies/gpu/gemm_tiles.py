@@ -103,13 +103,13 @@ def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu, resident: int 
     that are resident."""
     filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
     filling.append(resident * gpu.sm_count // blocks)
-    return list(dict.fromkeys([1, *(parts for parts in filling if parts and steps // parts >= least_steps)]))
+    return list(dict.fromkeys([1, *(split_k for split_k in filling if split_k and steps // split_k >= least_steps)]))
 
 
-def adding_secs(gemm: Contraction, parts: int, gpu: Gpu) -> float:
+def adding_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
     """Return the time of the kernel that adds the parts of a reduction."""
     batch, m, n, _ = gemm.extents
-    return gpu.launch_secs + batch * m * n * dtype_bytes(gemm.accum_dtype) * parts / gpu.l2_bytes_per_s
+    return gpu.launch_secs + batch * m * n * dtype_bytes(gemm.accum_dtype) * split_k / gpu.l2_bytes_per_s
 
 
 @functools.cache

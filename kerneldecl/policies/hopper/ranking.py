@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from kerneldecl.model import Proposal, Value
 
-FORM = ("block_m", "block_n", "consumers", "schedule", "split", "swap", "stream")
+FORM = ("block_m", "block_n", "consumers", "kernel_schedule", "split_k", "swap_ab", "stream_k")
 SPREAD = 0.02
 """How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
 DOUBT = 1.08

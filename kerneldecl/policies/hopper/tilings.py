@@ -47,21 +47,21 @@ class Tiling(NamedTuple):
     stages: int
     cluster_m: int = 1
     cluster_n: int = 1
-    raster: int = 1
-    split: int = 1
-    schedule: str = "cooperative"
-    swap: int = 0
-    dependent: int = 0
+    raster_group: int = 1
+    split_k: int = 1
+    kernel_schedule: str = "cooperative"
+    swap_ab: int = 0
+    pdl: int = 0
     pack: int = 0
-    stream: int = 0
+    stream_k: int = 0
 
     @property
     def is_pingpong(self) -> bool:
-        return self.schedule == "pingpong"
+        return self.kernel_schedule == "pingpong"
 
     @property
     def is_staggered(self) -> bool:
-        return self.schedule == "staggered"
+        return self.kernel_schedule == "staggered"
 
     @property
     def consumer_rows(self) -> int:
@@ -103,10 +103,10 @@ def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Form | Estimate
     work = _work(setting, bare)
     if work.most_stages < MIN_STAGES:
         return
-    yield bare.schedule, Form(_least_secs(setting, work), functools.partial(_staged, setting, work))
+    yield bare.kernel_schedule, Form(_least_secs(setting, work), functools.partial(_staged, setting, work))
     for waves in _dealt(setting, work):
-        tiling = work.bare._replace(stages=work.most_stages, stream=waves, dependent=1)
-        pipeline = _pipeline(work, tiling.stages, setting.gpu)._replace(stream=waves)
+        tiling = work.bare._replace(stages=work.most_stages, stream_k=waves, pdl=1)
+        pipeline = _pipeline(work, tiling.stages, setting.gpu)._replace(stream_k=waves)
         yield DEALT, _estimate(setting, work, tiling, model.tiles_secs(setting.gpu, work.pace, pipeline), pipeline)
 
 
@@ -121,9 +121,9 @@ def _staged(setting: Setting, work: _Work) -> Iterator[Estimate]:
             secs = model.tiles_secs(gpu, work.pace, pipeline)
             if are_few or not is_short:
                 fills = 2 * (stages * work.stage_bytes + work.beside_bytes) > gpu.smem_per_block_optin_bytes
-                yield _estimate(setting, work, bare._replace(stages=stages, dependent=int(fills and not are_few)), secs, pipeline)
+                yield _estimate(setting, work, bare._replace(stages=stages, pdl=int(fills and not are_few)), secs, pipeline)
             if is_short and (not are_few or stages in (most, FEWER_STAGES[0])):
-                yield _estimate(setting, work, bare._replace(stages=stages, dependent=1), secs, pipeline)
+                yield _estimate(setting, work, bare._replace(stages=stages, pdl=1), secs, pipeline)
 
 
 def _dealt(setting: Setting, work: _Work) -> list[int]:
@@ -132,7 +132,12 @@ def _dealt(setting: Setting, work: _Work) -> list[int]:
     Neighbours' pieces begin at different steps, so that what they share must stay in L2: of a product that does not, not all is dealt.
     """
     gemm, gpu, tiles = setting.gemm, setting.gpu, work.pace.tiles
-    if work.bare.schedule != "cooperative" or tiles.split > 1 or work.bare.consumers == 1 or model.sums_a_register(gemm.accum_dtype) > 1:
+    if (
+        work.bare.kernel_schedule != "cooperative"
+        or tiles.split_k > 1
+        or work.bare.consumers == 1
+        or model.sums_a_register(gemm.accum_dtype) > 1
+    ):
         return []
     cluster = tiles.cluster_m * tiles.cluster_n
     clusters, at_once = tiles.total // cluster, model.workers(gpu, cluster)
@@ -176,24 +181,24 @@ class _Work(NamedTuple):
 def _work(setting: Setting, bare: Tiling) -> _Work:
     gemm, out_dtype, gpu, *_ = setting
     batch, m, n, k = gemm.extents
-    bare = bare._replace(raster=_raster(gemm, bare, gpu))
+    bare = bare._replace(raster_group=_raster(gemm, bare, gpu))
     across, down = bare.block_n * bare.cluster_n, bare.block_m * bare.cluster_m
-    steps = -(-k // (step_items(gemm) * bare.split))
+    steps = -(-k // (step_items(gemm) * bare.split_k))
     tiles = model.Tiles(
         batch * -(-m // down) * -(-n // across) * bare.cluster_m * bare.cluster_n,
         steps,
         bare.cluster_m,
         bare.cluster_n,
-        bare.split,
+        bare.split_k,
         dtype_bytes(out_dtype),
-        dram_bytes(gemm, gpu, (bare.block_m, bare.block_n, bare.raster * bare.cluster_m), gpu.sm_count),
+        dram_bytes(gemm, gpu, (bare.block_m, bare.block_n, bare.raster_group * bare.cluster_m), gpu.sm_count),
         (gemm.a.size_bytes, gemm.b.size_bytes),
     )
     gathered = gathered_bytes(gemm.a, bare.block_m) + gathered_bytes(gemm.b, bare.block_n)
     ring = model.Ring(bare.block_m, bare.block_n, bare.is_pingpong, gathered, bare.is_staggered)
     unit = unit_of(gemm.b)
     stored = bare.block_m, -(-bare.block_n // unit) * unit
-    beside_bytes = model.beside_bytes(bare.block_m * bare.block_n, bare.consumers, bare.split, tiles.out_bytes)
+    beside_bytes = model.beside_bytes(bare.block_m * bare.block_n, bare.consumers, bare.split_k, tiles.out_bytes)
     return _Work(
         bare,
         model.pace_of(gpu, gemm.a.dtype, tiles, ring),
@@ -222,11 +227,11 @@ def _least_secs(setting: Setting, work: _Work) -> float:
 
 def _estimate(setting: Setting, work: _Work, tiling: Tiling, secs: float, pipeline: model.Pipeline) -> Estimate:
     """Return the time of a tiling that takes so long from its first block's start to its last one's end."""
-    if tiling.dependent and not tiling.stream:
-        secs *= model.early_share(setting.gpu, work.pace.tiles.total * tiling.split, pipeline.resident)
-    secs += model.launch_secs(setting.gpu, is_early=bool(tiling.dependent))
+    if tiling.pdl and not tiling.stream_k:
+        secs *= model.early_share(setting.gpu, work.pace.tiles.total * tiling.split_k, pipeline.resident)
+    secs += model.launch_secs(setting.gpu, is_early=bool(tiling.pdl))
     secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
     # With waves that are dealt evenly all clusters are alike.
-    clusters = (0, 0) if tiling.stream > 0 else (tiling.cluster_m, tiling.cluster_n)
-    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap, tiling.pack, tiling.dependent)
-    return Estimate(tiling, secs + setting.packing_secs, (tiling.block_m, tiling.block_n, tiling.split, *form))
+    clusters = (0, 0) if tiling.stream_k > 0 else (tiling.cluster_m, tiling.cluster_n)
+    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap_ab, tiling.pack, tiling.pdl)
+    return Estimate(tiling, secs + setting.packing_secs, (tiling.block_m, tiling.block_n, tiling.split_k, *form))

@@ -96,7 +96,7 @@ class Tiles(NamedTuple):
     """In each part of the reduction."""
     cluster_m: int
     cluster_n: int
-    split: int
+    split_k: int
     """Parts of the reduction, each on one block of a cluster."""
     out_bytes: int
     """Of one result."""
@@ -113,7 +113,7 @@ class Pipeline(NamedTuple):
     """For results of 64 x 64, of each consumer."""
     resident: int = 1
     """Blocks that an SM holds at once."""
-    stream: int = 0
+    stream_k: int = 0
     """Last waves whose steps are dealt evenly over all SMs."""
 
 
@@ -174,19 +174,19 @@ def pace_of(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> Pace:
     take tile after tile; a cluster for parts of a sum takes one.
     """
     cycles_per_s, rate = gpu.clock_hz * SUSTAINED_CLOCK, gpu.tensor_rate(dtype)
-    cluster, sums = tiles.cluster_m * tiles.cluster_n * tiles.split, ring.rows * ring.columns
+    cluster, sums = tiles.cluster_m * tiles.cluster_n * tiles.split_k, ring.rows * ring.columns
     products = sums * STEP_BYTES / dtype_bytes(dtype)
     read = ring.rows / WGMMA_ROWS * (WGMMA_ROWS + ring.columns) * STEP_BYTES / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s)
     gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
     gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
-    steps = tiles.total * tiles.split * tiles.steps
+    steps = tiles.total * tiles.split_k * tiles.steps
     loaded = (steps * STEP_BYTES * ring.rows / tiles.cluster_n, steps * STEP_BYTES * ring.columns / tiles.cluster_m)
     fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
     stored = tiles.total * sums * tiles.out_bytes
     return Pace(
         tiles,
         ring,
-        turns=-(-tiles.total * tiles.split // (cluster * workers(gpu, cluster))),
+        turns=-(-tiles.total * tiles.split_k // (cluster * workers(gpu, cluster))),
         step_secs=(
             products * 2 * gpu.sm_count / (rate * CLOCKED),
             read,
@@ -199,7 +199,9 @@ def pace_of(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> Pace:
             tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
         ),
         store_secs=sums * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s),
-        parts_secs=SPLIT_SECS * (tiles.split - 1) + sums * SUM_BYTES / (PART_BYTES_PER_CYCLE * cycles_per_s) if tiles.split > 1 else 0.0,
+        parts_secs=SPLIT_SECS * (tiles.split_k - 1) + sums * SUM_BYTES / (PART_BYTES_PER_CYCLE * cycles_per_s)
+        if tiles.split_k > 1
+        else 0.0,
     )
 
 
@@ -220,14 +222,14 @@ def _secs(gpu: Gpu, pace: Pace, pipeline: Pipeline, blocks: int, turns: float) -
     tiles, ring = pace.tiles, pace.ring
     edge = pace.store_secs * (1 + 1 / max(1, pipeline.buffers))
     between = 0.0 if ring.is_pingpong else edge * STAGGERED_SHARE if ring.is_staggered else edge
-    if tiles.split > 1:
+    if tiles.split_k > 1:
         edge += pace.parts_secs
         between = edge + START_SECS
     steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
-    if pipeline.stream > 0:
-        steps, ends, meeting = _dealt(gpu, tiles, ring, pipeline.stream)
+    if pipeline.stream_k > 0:
+        steps, ends, meeting = _dealt(gpu, tiles, ring, pipeline.stream_k)
     moving = together(steps * _step_secs(pace, pipeline, blocks) + ends * between, *pace.whole_secs, exponent=OVERLAP)
-    is_cluster = tiles.cluster_m * tiles.cluster_n * tiles.split > 1
+    is_cluster = tiles.cluster_m * tiles.cluster_n * tiles.split_k > 1
     return START_SECS + pipeline.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if is_cluster else 0.0)
 
 
@@ -237,7 +239,7 @@ def _step_secs(pace: Pace, pipeline: Pipeline, blocks: int) -> float:
     return together(*busy, LOAD_SECS / (pipeline.stages - 1), LEAST_STEP_SECS, exponent=STEP_OVERLAP)
 
 
-def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream: int) -> tuple[int, int, float]:
+def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream_k: int) -> tuple[int, int, float]:
     """Return what each SM does where the last waves are dealt evenly: steps, tiles before the last that it ends, time to add pieces.
 
     A block leaves the sums of one piece in L2 at most, and reads those of all that share the tile that it began. Tiles are of one part.
@@ -245,7 +247,7 @@ def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream: int) -> tuple[int, int, f
     cluster = tiles.cluster_m * tiles.cluster_n
     clusters = workers(gpu, cluster)
     full, rest = divmod(-(-tiles.total // cluster), clusters)
-    whole = max(0, full - (stream - 1))
+    whole = max(0, full - (stream_k - 1))
     share = -(-((full - whole) * clusters + rest) * tiles.steps // clusters)
     pieces = 1 + -(-tiles.steps // share)
     piece_bytes = ring.rows * ring.columns * SUM_BYTES
@@ -267,9 +269,9 @@ def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) ->
     return (limit_bytes - RESERVED_BYTES - beside_bytes) // stage_bytes(rows, columns)
 
 
-def beside_bytes(sums: int, consumers: int, split: int, out_bytes: int) -> int:
+def beside_bytes(sums: int, consumers: int, split_k: int, out_bytes: int) -> int:
     """Return the least bytes that a block of so many sums needs beside its stages: its part of them, and a buffer for each consumer."""
-    return (sums * SUM_BYTES if split > 1 else 0) + (consumers * BUFFER_BYTES if out_bytes == 2 else 0)
+    return (sums * SUM_BYTES if split_k > 1 else 0) + (consumers * BUFFER_BYTES if out_bytes == 2 else 0)
 
 
 def buffers_of(free_bytes: int, consumers: int, thread_sums: int) -> int:

@@ -63,7 +63,9 @@ def product_of(mod: IRModule) -> Contraction | None:
     return found if isinstance(found, Contraction) else None
 
 
-def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, parts: int = 1) -> Normal | None:
+def normalize(
+    sch: Schedule, gemm: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, split_k: int = 1
+) -> Normal | None:
     """Bring a product into normal form, padded to multiples of the tile (m, n, k), its sums kept in `scope`.
 
     Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k comes
@@ -90,11 +92,11 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], scope: str,
     sch.transform_block_layout(block, normal)
     # 2. Whole tiles; the copies that pad disappear as well.
     m, n, k = tile
-    sch.pad_einsum(block, [*([1] if gemm.batch else []), m, n, k * parts])
-    if parts == 1:
+    sch.pad_einsum(block, [*([1] if gemm.batch else []), m, n, k * split_k])
+    if split_k == 1:
         return Normal(gemm, block, sch.cache_write(block, 0, scope))
     # 3. Parts.
-    part, _ = sch.split(sch.get_loops(block)[-1], [parts, None])
+    part, _ = sch.split(sch.get_loops(block)[-1], [split_k, None])
     part_sums = sch.rfactor(part, 0)
     *batch, row, column, part, step = sch.get_loops(part_sums)
     sch.reorder(part, *batch, row, column, step)

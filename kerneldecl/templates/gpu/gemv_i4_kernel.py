@@ -51,7 +51,7 @@ class Kernel:
     warps: int
     stages: int
     blocks: int
-    team: int
+    warps_k: int
     sm_count: int
     overlaps: bool
     """With the end of the kernel before it."""
@@ -65,14 +65,14 @@ class Kernel:
         return -(-self.n // self.rows)
 
     @property
-    def teams(self) -> int:
+    def row_groups(self) -> int:
         """Of a block's warps, each with rows of its own."""
-        return self.warps // self.team
+        return self.warps // self.warps_k
 
     @property
     def own_steps(self) -> int:
         """That a warp takes of the rows of its team; the last one may lie beyond them."""
-        return -(-self.steps // self.team)
+        return -(-self.steps // self.warps_k)
 
     @property
     def holds(self) -> bool:
@@ -86,12 +86,12 @@ class Kernel:
 
     @property
     def grid(self) -> int:
-        return min(self.blocks * self.sm_count, -(-self.tiles // self.teams))
+        return min(self.blocks * self.sm_count, -(-self.tiles // self.row_groups))
 
     @property
     def block_rows(self) -> int:
         """Whose parts a block adds up at its end, in the order in which its teams come to them."""
-        return -(-self.tiles // (self.grid * self.teams)) * self.teams * self.rows if self.team > 1 else 0
+        return -(-self.tiles // (self.grid * self.row_groups)) * self.row_groups * self.rows if self.warps_k > 1 else 0
 
     @property
     def vectors(self) -> int:
@@ -121,15 +121,15 @@ class Kernel:
     @property
     def smem_bytes(self) -> int:
         ring = self.warps * self.stages * self.rows * (STEP_BYTES + 2 * self.scales)
-        return ring + (2 * STEP + 4 * QUADS) * self.kept_steps + 4 * max(4, self.block_rows * self.team)
+        return ring + (2 * STEP + 4 * QUADS) * self.kept_steps + 4 * max(4, self.block_rows * self.warps_k)
 
     def fits(self, gpu: Gpu) -> bool:
         """Say whether the kernel can be made so."""
         return (
             self.rows in ROWS
             and self.group in GROUPS
-            and self.warps % self.team == 0
-            and self.team <= self.steps
+            and self.warps % self.warps_k == 0
+            and self.warps_k <= self.steps
             and self.k % self.group == 0
             and 2 * self.copied_scales >= LEAST_COPY_BYTES
             and self.rows * self.scales // self.copied_scales <= LANES
@@ -153,7 +153,7 @@ def _fetch(kernel, sources, stages, tile, column, slot, lane):
     row_bytes = T.meta_var(kernel.k // 2)
     at_once = T.meta_var(kernel.copied_scales)
     pieces = T.meta_var(kernel.scales // at_once)
-    is_whole = T.meta_var(kernel.k % (kernel.team * STEP) == 0)
+    is_whole = T.meta_var(kernel.k % (kernel.warps_k * STEP) == 0)
     if tile < kernel.tiles:
         byte = T.meta_var(column * STEP_BYTES + lane * VECTOR_BYTES)
         for r in T.unroll(kernel.rows):
@@ -255,9 +255,9 @@ def _finish(kernel, y, parts, sums, tile, turn, warp, lane):
         reduce_source(kernel.rows)[0], sums.ptr_to([0]), source_code=reduce_source(kernel.rows)[1], return_type="float32"
     )
     if lane % lanes == 0:
-        if kernel.team > 1:
-            team = T.meta_var(turn * kernel.teams + warp // kernel.team)
-            parts[(team * kernel.rows + row) * kernel.team + warp % kernel.team] = total
+        if kernel.warps_k > 1:
+            warps_k = T.meta_var(turn * kernel.row_groups + warp // kernel.warps_k)
+            parts[(warps_k * kernel.rows + row) * kernel.warps_k + warp % kernel.warps_k] = total
         elif tile * kernel.rows + row < kernel.n:
             y[tile * kernel.rows + row] = T.cast(total, "float16")
 
@@ -268,13 +268,13 @@ def _add_up(kernel, y, parts, block, thread):
     threads = T.meta_var(kernel.warps * LANES)
     for i in T.serial(-(-kernel.block_rows // threads)):
         place = T.meta_var(i * threads + thread)
-        team = T.meta_var(place // kernel.rows)
-        tile = T.meta_var((team // kernel.teams * kernel.grid + block) * kernel.teams + team % kernel.teams)
+        warps_k = T.meta_var(place // kernel.rows)
+        tile = T.meta_var((warps_k // kernel.row_groups * kernel.grid + block) * kernel.row_groups + warps_k % kernel.row_groups)
         row = T.meta_var(tile * kernel.rows + place % kernel.rows)
         if T.And(place < kernel.block_rows, row < kernel.n):
             total: T.float32 = 0.0
-            for part in T.unroll(kernel.team):
-                total = total + parts[place * kernel.team + part]
+            for part in T.unroll(kernel.warps_k):
+                total = total + parts[place * kernel.warps_k + part]
             y[row] = T.cast(total, "float16")
 
 
@@ -302,10 +302,10 @@ def build(kernel: Kernel) -> tvm.IRModule:
         scales = pool.alloc((kernel.warps * kernel.stages, kernel.rows, kernel.scales), "float16", align=16)
         operands = pool.alloc((kernel.kept_steps * STEP,), "float16", align=16)
         starts = pool.alloc((kernel.kept_steps * QUADS,), "float32", align=16)
-        parts = pool.alloc((max(1, kernel.block_rows * kernel.team),), "float32", align=16)
+        parts = pool.alloc((max(1, kernel.block_rows * kernel.warps_k),), "float32", align=16)
         pool.commit()
-        first_column = T.meta_var(warp % kernel.team)
-        first = T.meta_var(block * kernel.teams + warp // kernel.team)
+        first_column = T.meta_var(warp % kernel.warps_k)
+        first = T.meta_var(block * kernel.row_groups + warp // kernel.warps_k)
         if kernel.overlaps:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
@@ -319,12 +319,12 @@ def build(kernel: Kernel) -> tvm.IRModule:
             _load_own(kernel, x, own, first_column, lane)
         else:
             _load(kernel, x, own, 0, thread)
-        stride = T.meta_var(kernel.grid * kernel.teams)
+        stride = T.meta_var(kernel.grid * kernel.row_groups)
         slots = T.meta_var(warp * kernel.stages)
         ahead_tile: T.int32 = first
         ahead_step: T.int32 = 0
         for s in T.unroll(kernel.stages - 1):
-            ahead = T.meta_var(ahead_step * kernel.team + first_column)
+            ahead = T.meta_var(ahead_step * kernel.warps_k + first_column)
             _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + s, lane)
             ahead_step = ahead_step + 1
             if ahead_step == kernel.own_steps:
@@ -353,13 +353,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 T.cuda.warp_sync()
                 # Into the stage that every lane has left.
                 a = T.meta_var(T.Select(slot == 0, kernel.stages - 1, slot - 1))
-                ahead = T.meta_var(ahead_step * kernel.team + first_column)
+                ahead = T.meta_var(ahead_step * kernel.warps_k + first_column)
                 _fetch(kernel, (packed, scale), (weights, scales), ahead_tile, ahead, slots + a, lane)
                 ahead_step = ahead_step + 1
                 if ahead_step == kernel.own_steps:
                     ahead_step = 0
                     ahead_tile = ahead_tile + stride
-                column = T.meta_var(step * kernel.team + first_column)
+                column = T.meta_var(step * kernel.warps_k + first_column)
                 stage = T.meta_var(weights.ptr_to([slots + slot, 0, lane * VECTOR_BYTES]))
                 of_stage = T.meta_var(scales.ptr_to([slots + slot, 0, 0]))
                 if kernel.holds:
@@ -379,7 +379,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
             tile = tile + stride
             turn = turn + 1
         T.ptx.cp.async_.wait_group(0)
-        if kernel.team > 1:
+        if kernel.warps_k > 1:
             T.cuda.cta_sync()
             _add_up(kernel, y, parts, block, thread)
 

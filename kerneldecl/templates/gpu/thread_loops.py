@@ -285,7 +285,7 @@ def reduction(
     """Schedule a reduction and what follows it as parameters say: along contiguous memory, or across it."""
     leaf, rest = found
     threads, rows, width, unroll, chunks = (blocks.count(params, name) for name in ("threads", "rows", "width", "unroll", "chunks"))
-    if params["across"]:
+    if params["strided"]:
         return column_reduction(sch, leaf, rest, ColumnCut(threads, rows, width, unroll, chunks))
     tile = blocks.count(params, "tile") if "tile" in params else 1
     return row_reduction(sch, leaf, rest, RowCut(threads, rows, width, unroll, tile, chunks, is_paired))

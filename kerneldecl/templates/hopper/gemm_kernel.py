@@ -57,7 +57,7 @@ def _load(kernel, walk, maps, stages, barriers, place):
     columns_mask = T.meta_var(T.cast(T.shift_left(tiles.column_peers, rank_n * tiles.cluster_m), "uint16") if tiles.cluster_m > 1 else None)
     while walk.valid():
         row, column = each(_tile(kernel, walk, place))
-        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split > 1 else walk.begin())
+        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split_k > 1 else walk.begin())
         for i in T.serial(walk.count()):
             empty.wait(state.stage, state.phase)
             full.arrive(state.stage, kernel.stage_bytes)
@@ -89,7 +89,7 @@ def _load_gathered(kernel, walk, maps, stages, barriers, sources, part, thread):
     while walk.valid():
         row = T.meta_var(walk.row * tiles.block_m)
         column = T.meta_var(walk.column * tiles.block_n)
-        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split > 1 else walk.begin())
+        begin = T.meta_var(part * kernel.part_steps if kernel.tiles.split_k > 1 else walk.begin())
         for i in T.serial(walk.count()):
             empty.wait(state.stage, state.phase)
             at = T.meta_var((walk.batch, begin + i))
@@ -170,7 +170,7 @@ def store(kernel, acc, addends, packed, staging, store_map, at, lanes):
         _store_staged(kernel, acc, addends, packed, staging, store_map, at, lanes, 0, chunks)
     else:
         batch, row, column, _ = each(at)
-        for s in T.unroll(kernel.tiles.slabs):
+        for s in T.unroll(kernel.tiles.mma_tiles):
             store_sums(kernel.results, Sums(kernel, acc, s), kernel.tiles.block_n // 2, (batch, row + s * SLAB, column), lanes)
 
 
@@ -178,7 +178,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     tiles, results = kernel.tiles, kernel.results
     maps_store = results.map is not None and kernel.buffers > 0
-    workspace = Workspace(kernel) if tiles.stream > 0 else None
+    workspace = Workspace(kernel) if tiles.stream_k > 0 else None
     loading, multiplying = (GATHERING_REGISTERS if kernel.is_gathered else REGISTERS)[tiles.consumers]
 
     @T.prim_func(check_well_formed=False)
@@ -208,9 +208,9 @@ def build(kernel: Kernel) -> tvm.IRModule:
         columns_stages = pool.alloc((tiles.stages, kernel.columns.stage_elements), kernel.columns.dtype, align=1024)
         staging_shape = T.meta_var((tiles.consumers, kernel.buffers, results.chunk_elements))
         staging = T.meta_var(pool.alloc(staging_shape, results.dtype, align=1024) if kernel.buffers > 0 else None)
-        if tiles.split > 1:
+        if tiles.split_k > 1:
             parts = pool.alloc(
-                (tiles.split, kernel.registers // tiles.split // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
+                (tiles.split_k, kernel.registers // tiles.split_k // kernel.sent_at_once, tiles.sharers * WARPGROUP, kernel.sent_at_once),
                 kernel.registers_dtype,
                 align=128,
             )
@@ -227,13 +227,13 @@ def build(kernel: Kernel) -> tvm.IRModule:
             T.ptx.barrier.cluster.wait.acquire()
         else:
             T.cuda.cta_sync()
-        rank_m = T.meta_var(0 if tiles.split > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
-        rank_n = T.meta_var(0 if tiles.split > 1 or tiles.cluster_n == 1 else rank // tiles.cluster_m)
-        part = T.meta_var(rank if tiles.split > 1 else 0)
+        rank_m = T.meta_var(0 if tiles.split_k > 1 or tiles.cluster_m == 1 else rank % tiles.cluster_m)
+        rank_n = T.meta_var(0 if tiles.split_k > 1 or tiles.cluster_n == 1 else rank // tiles.cluster_m)
+        part = T.meta_var(rank if tiles.split_k > 1 else 0)
         place = T.meta_var((rank_m, rank_n, part))
         worker: T.let = group - 1
         first = T.meta_var(block // tiles.cluster)
-        if tiles.dependent == 1:
+        if tiles.pdl == 1:
             # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
             T.ptx.griddepcontrol.launch_dependents()
         if kernel.ahead_steps > 0:
@@ -295,7 +295,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                         order.wait(1, turn)
                         turn = 1 - turn
                 row = T.meta_var(
-                    (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.slabs * SLAB))
+                    (walk.row * tiles.cluster_m + rank_m) * tiles.block_m + (0 if tiles.is_pingpong else worker * (tiles.mma_tiles * SLAB))
                 )
                 column = T.meta_var((walk.column * tiles.cluster_n + rank_n) * tiles.block_n)
                 at = T.meta_var((walk.batch, row, column, worker))
@@ -305,7 +305,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     _fetch(kernel, addends, 0, at, (warp, lane))
                 if kernel.late_steps == 0:
                     end_sums(kernel, acc, state, empty, lane, place)
-                if tiles.split > 1:
+                if tiles.split_k > 1:
                     send_sums(kernel, acc, parts, part, worker * WARPGROUP + warp * 32 + lane)
                 elif kernel.late_steps > 0:
                     chunks = T.meta_var(results.chunks(tiles.sums))
@@ -313,7 +313,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                     _store_staged(kernel, acc, addends, packed, staging, store_map, at, (warp, lane), 0, chunks // 2)
                     end_sums(kernel, acc, state, empty, lane, place)
                     _store_staged(kernel, acc, addends, packed, staging, store_map, at, (warp, lane), chunks // 2, chunks)
-                elif tiles.stream == 0:
+                elif tiles.stream_k == 0:
                     store(kernel, acc, addends, packed, staging, store_map, at, (warp, lane))
                 elif walk.is_begun_by_another():
                     leave_sums(kernel, workspace, acc, block, worker, (warp, lane))
@@ -331,10 +331,10 @@ def build(kernel: Kernel) -> tvm.IRModule:
             # The loading warp may come here in parts, so the barrier is not the aligned one.
             T.ptx.barrier.cluster.arrive.release()
             T.ptx.barrier.cluster.wait.acquire()
-        if tiles.split > 1:
+        if tiles.split_k > 1:
             if group > 0:
                 last = Walk(kernel, first, kernel.clusters)
-                row_last = T.meta_var(last.row * tiles.block_m + (group - 1) * (tiles.slabs * SLAB))
+                row_last = T.meta_var(last.row * tiles.block_m + (group - 1) * (tiles.mma_tiles * SLAB))
                 thread = T.meta_var((group - 1) * WARPGROUP + warp * 32 + lane)
                 finish_sums(kernel, parts, part, thread, (last.batch, row_last, last.column * tiles.block_n), (warp, lane))
 

@@ -57,7 +57,7 @@ class Kernel:
     @property
     def is_early(self) -> bool:
         """Say whether the kernel may start before the one in front has ended, and so waits for it itself."""
-        return bool(self.tiles.dependent or self.packings)
+        return bool(self.tiles.pdl or self.packings)
 
     @property
     def ahead_steps(self) -> int:
@@ -65,7 +65,7 @@ class Kernel:
 
         Where blocks have one tile each, which begins and ends while DRAM has little to do, and TMA brings both operands as they are.
         """
-        if not self.tiles.dependent or self.tiles.stream > 0 or self.packings or self.is_gathered or self.clusters < self.total:
+        if not self.tiles.pdl or self.tiles.stream_k > 0 or self.packings or self.is_gathered or self.clusters < self.total:
             return 0
         share_bytes = self.rows.stage_bytes // self.tiles.cluster_n + self.columns.stage_bytes // self.tiles.cluster_m
         return min(self.part_steps, self.tiles.stages, AHEAD_BYTES // (self.resident * share_bytes))
@@ -113,10 +113,10 @@ class Kernel:
     @property
     def clusters(self) -> int:
         """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
-        if self.tiles.split > 1:
+        if self.tiles.split_k > 1:
             return self.total
         at_once = self.resident * self.sms // self.tiles.cluster
-        if self.tiles.stream == 0 and self.total <= at_once:
+        if self.tiles.stream_k == 0 and self.total <= at_once:
             return self.total
         # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
         return max(1, at_once - (at_once // 11 if self.tiles.cluster > 2 else 0))
@@ -124,14 +124,14 @@ class Kernel:
     @property
     def whole(self) -> int:
         """Return how many tiles each have one cluster: all of them, or the waves before those whose steps are dealt evenly."""
-        if self.tiles.stream == 0:
+        if self.tiles.stream_k == 0:
             return self.total
-        return max(0, self.total // self.clusters - (self.tiles.stream - 1)) * self.clusters
+        return max(0, self.total // self.clusters - (self.tiles.stream_k - 1)) * self.clusters
 
     @property
     def is_dealt(self) -> bool:
         """Say whether there are waves to deal: a last one that is not full, and the one before it where two are asked for."""
-        return self.total % self.clusters > 0 and self.total // self.clusters >= self.tiles.stream - 1
+        return self.total % self.clusters > 0 and self.total // self.clusters >= self.tiles.stream_k - 1
 
     @property
     def shared_steps(self) -> int:
@@ -195,12 +195,12 @@ class Kernel:
     @property
     def part_steps(self) -> int:
         """Return the steps of each part of the reduction; the last part's may lie beyond it, where there are zeros."""
-        return -(-self.steps // self.tiles.split)
+        return -(-self.steps // self.tiles.split_k)
 
     @property
     def sent_at_once(self) -> int:
         """Return how many registers of sums go to another block in one store: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.registers // self.tiles.split)
+        return math.gcd(4, self.registers // self.tiles.split_k)
 
     @property
     def send(self) -> str:
@@ -215,7 +215,7 @@ class Kernel:
     @property
     def buffers(self) -> int:
         """Return how many chunks of results each consumer has in shared memory."""
-        if not self.results.is_staged or self.tiles.split > 1:
+        if not self.results.is_staged or self.tiles.split_k > 1:
             return 0
         return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.accum_dtype)
 
@@ -238,7 +238,7 @@ class Kernel:
         Halves of a slab's columns do not do: nvcc keeps sums apart for each shape of wgmma, which takes twice the registers.
         """
         tiles = self.tiles
-        is_apart = tiles.is_pingpong or tiles.split > 1 or tiles.stream > 0
-        if tiles.slabs < 2 or is_apart or not self.buffers or self.steps < 2 * tiles.stages or not self.results.takes_long:
+        is_apart = tiles.is_pingpong or tiles.split_k > 1 or tiles.stream_k > 0
+        if tiles.mma_tiles < 2 or is_apart or not self.buffers or self.steps < 2 * tiles.stages or not self.results.takes_long:
             return 0
         return min(LATE_STEPS, tiles.stages - 1)

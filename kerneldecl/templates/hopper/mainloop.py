@@ -86,12 +86,12 @@ def _fence(acc, begin, end):
 def start_sums(kernel, acc, descriptors, state, barriers, worker, lane, place, count):
     """Start to add up the products of so many steps of a tile; a stage is given back while the next one is multiplied."""
     full, empty, order = each(barriers)
-    slab = T.meta_var(0 if kernel.tiles.is_pingpong else worker * kernel.tiles.slabs)
-    slabs, late = T.meta_var(range(kernel.tiles.slabs)), T.meta_var(kernel.late_steps)
+    slab = T.meta_var(0 if kernel.tiles.is_pingpong else worker * kernel.tiles.mma_tiles)
+    mma_tiles, late = T.meta_var(range(kernel.tiles.mma_tiles)), T.meta_var(kernel.late_steps)
     for i in T.serial(count - late):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
-        _multiply(kernel, acc, descriptors, state.stage, slab, slabs, i == 0)
+        _multiply(kernel, acc, descriptors, state.stage, slab, mma_tiles, i == 0)
         T.ptx.wgmma.commit_group.sync.aligned()
         if kernel.tiles.is_staggered:
             if (worker == 0) & (i == kernel.tiles.lag) & (lane == 0):
@@ -104,13 +104,13 @@ def start_sums(kernel, acc, descriptors, state, barriers, worker, lane, place, c
         for _ in T.unroll(late):
             full.wait(state.stage, state.phase)
             T.ptx.wgmma.fence.sync.aligned()
-            _multiply(kernel, acc, descriptors, state.stage, slab, slabs[:1], tirx.const(False, "bool"))
+            _multiply(kernel, acc, descriptors, state.stage, slab, mma_tiles[:1], tirx.const(False, "bool"))
             state.advance()
         T.ptx.wgmma.commit_group.sync.aligned()
         T.ptx.wgmma.wait_group.sync.aligned(1)
         _release(kernel, empty, _before(kernel, state.stage, late + 1), lane, place)
         for s in T.unroll(late):
-            _multiply(kernel, acc, descriptors, _before(kernel, state.stage, late - s), slab, slabs[1:], tirx.const(False, "bool"))
+            _multiply(kernel, acc, descriptors, _before(kernel, state.stage, late - s), slab, mma_tiles[1:], tirx.const(False, "bool"))
         T.ptx.wgmma.commit_group.sync.aligned()
     if kernel.tiles.is_pingpong:
         if lane == 0:

@@ -42,12 +42,12 @@ class Tiles(NamedTuple):
     stages: int
     cluster_m: int
     cluster_n: int
-    raster: int
-    split: int
-    schedule: str
-    swap: int
-    dependent: int
-    stream: int = 0
+    raster_group: int
+    split_k: int
+    kernel_schedule: str
+    swap_ab: int
+    pdl: int
+    stream_k: int = 0
     """Not of convolutions'."""
 
     @classmethod
@@ -56,11 +56,11 @@ class Tiles(NamedTuple):
 
     @property
     def is_pingpong(self) -> bool:
-        return self.schedule == "pingpong"
+        return self.kernel_schedule == "pingpong"
 
     @property
     def is_staggered(self) -> bool:
-        return self.schedule == "staggered"
+        return self.kernel_schedule == "staggered"
 
     @property
     def lag(self) -> int:
@@ -69,7 +69,7 @@ class Tiles(NamedTuple):
 
     @property
     def cluster(self) -> int:
-        return self.cluster_m * self.cluster_n * self.split
+        return self.cluster_m * self.cluster_n * self.split_k
 
     @property
     def row_peers(self) -> int:
@@ -87,14 +87,14 @@ class Tiles(NamedTuple):
         return 1 if self.is_pingpong else self.consumers
 
     @property
-    def slabs(self) -> int:
+    def mma_tiles(self) -> int:
         """Return how many wgmmas one below the other a consumer's part of a tile takes."""
         return self.block_m // (SLAB * self.sharers)
 
     @property
     def sums(self) -> int:
         """Return how many sums a thread holds."""
-        return self.slabs * self.block_n // 2
+        return self.mma_tiles * self.block_n // 2
 
     @property
     def threads(self) -> int:
@@ -103,11 +103,11 @@ class Tiles(NamedTuple):
     @property
     def can_stream(self) -> bool:
         """Say whether tiles can be dealt in pieces: consumers take each step together, one block is on an SM, flags were cleared before."""
-        return self.schedule == "cooperative" and self.split == 1 and self.consumers > 1 and self.dependent == 1
+        return self.kernel_schedule == "cooperative" and self.split_k == 1 and self.consumers > 1 and self.pdl == 1
 
     def reduction_bytes(self, accum_dtype: str) -> int:
         """Return the shared memory through which the parts of a reduction are summed."""
-        return self.block_m * self.block_n * 4 // sums_a_register(accum_dtype) if self.split > 1 else 0
+        return self.block_m * self.block_n * 4 // sums_a_register(accum_dtype) if self.split_k > 1 else 0
 
     def parts_n(self, dtype: str) -> int:
         """Return into how many wgmmas side by side a tile's columns are cut."""
@@ -121,12 +121,12 @@ class Tiles(NamedTuple):
             and self.cluster_m in (1, 2, 4)
             and self.cluster_n in (1, 2, 4)
             and self.cluster_m * self.cluster_n <= 4
-            and self.split in (1, 2, 4, 8)
-            and self.schedule in ("cooperative", "staggered", "pingpong")
-            and self.swap in (0, 1)
-            and self.dependent in (0, 1)
-            and self.stream in (0, 1, 2)
-            and self.raster >= 1
+            and self.split_k in (1, 2, 4, 8)
+            and self.kernel_schedule in ("cooperative", "staggered", "pingpong")
+            and self.swap_ab in (0, 1)
+            and self.pdl in (0, 1)
+            and self.stream_k in (0, 1, 2)
+            and self.raster_group >= 1
         )
         registers = self.sums // sums_a_register(accum_dtype)
         return (
@@ -135,13 +135,13 @@ class Tiles(NamedTuple):
             and self.block_n % 8 == 0
             and (dtype != "int8" or self.block_n // self.parts_n(dtype) in INT8_COLUMNS)
             and self.block_m % (SLAB * self.sharers) == 0
-            and self.slabs in (1, 2)
+            and self.mma_tiles in (1, 2)
             and registers <= SUMS_REGISTERS[self.consumers]
-            and not ((self.is_pingpong or self.is_staggered) and (self.consumers != 2 or self.split > 1))
+            and not ((self.is_pingpong or self.is_staggered) and (self.consumers != 2 or self.split_k > 1))
             # Within a tile the first of staggered consumers tells the second when to begin, and is never two tiles ahead.
             and not (self.is_staggered and steps < self.stages)
-            and (self.stream == 0 or (self.can_stream and sums_a_register(accum_dtype) == 1))
-            and (self.split == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split and registers % self.split == 0))
+            and (self.stream_k == 0 or (self.can_stream and sums_a_register(accum_dtype) == 1))
+            and (self.split_k == 1 or (self.cluster_m * self.cluster_n == 1 and steps >= self.split_k and registers % self.split_k == 0))
             and self.stages * tile_bytes + self.reduction_bytes(accum_dtype) + RESERVED_BYTES <= SMEM_BYTES
         )
 

@@ -42,7 +42,7 @@ class Tiles(NamedTuple):
     """The template's parameters, as read; names as `_wgmma_tiles.Tiles` has them."""
 
     tile_w: int
-    slabs: int
+    mma_tiles: int
     block_n: int
     stages: int
     blocks: int
@@ -53,14 +53,14 @@ class Tiles(NamedTuple):
 
     @property
     def tile_h(self) -> int:
-        return self.slabs * SLAB // self.tile_w
+        return self.mma_tiles * SLAB // self.tile_w
 
 
 class OneSlab(NamedTuple):
     """What is stored at once, as `store` wants to know it."""
 
     block_n: int
-    slabs: int = 1
+    mma_tiles: int = 1
 
     @property
     def sums(self) -> int:

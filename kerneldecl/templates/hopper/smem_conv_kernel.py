@@ -155,7 +155,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
                 if ahead < kernel.boxes.count:
                     _fetch(kernel, image_map, image, full, (state.stage + (tiles.stages - 1)) % tiles.stages, ahead)
             full.wait(state.stage, state.phase)
-            for slab in T.unroll(tiles.slabs):
+            for slab in T.unroll(tiles.mma_tiles):
                 results_of.multiply(descriptor, state.stage, slab, 0)
                 row = T.meta_var(tile * kernel.boxes.pixels + slab * SLAB)
                 store(kernel, acc, addends, packed, staging, store_map, (0, row, column * tiles.block_n, 0), (warp, lane))

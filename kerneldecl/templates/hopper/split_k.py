@@ -15,8 +15,8 @@ from kerneldecl.templates.hopper.params import SLAB, WARPGROUP
 def send_sums(kernel, acc, parts, part, thread):
     """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
     vector = T.meta_var(kernel.sent_at_once)
-    count = T.meta_var(kernel.registers // kernel.tiles.split)
-    for to in T.unroll(kernel.tiles.split):
+    count = T.meta_var(kernel.registers // kernel.tiles.split_k)
+    for to in T.unroll(kernel.tiles.split_k):
         address = T.alloc_local([1], "uint32")
         T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
         for i in T.unroll(count // vector):
@@ -33,13 +33,13 @@ def finish_sums(kernel, parts, part, thread, at, lanes):
     batch, row, column = each(at)
     warp, lane = each(lanes)
     vector = T.meta_var(kernel.sent_at_once * kernel.packing)
-    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split)
+    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split_k)
     per_slab = T.meta_var(kernel.tiles.block_n // 2)
     received = T.alloc_local([kernel.sent_at_once], kernel.registers_dtype)
     sums = T.meta_var(kernel.as_sums(received))
     total = T.alloc_local([vector], kernel.total_dtype)
     for i in T.unroll(count // vector):
-        for other in T.unroll(kernel.tiles.split):
+        for other in T.unroll(kernel.tiles.split_k):
             for v in T.vectorized(kernel.sent_at_once):
                 received[v] = parts[other, i, thread, v]
             for v in T.unroll(vector):

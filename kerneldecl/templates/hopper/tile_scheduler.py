@@ -62,7 +62,7 @@ class Walk:
 
     @property
     def _is_stream(self) -> bool:
-        return self.kernel.tiles.stream > 0
+        return self.kernel.tiles.stream_k > 0
 
     @T.inline
     def _start(self, first):
@@ -77,7 +77,7 @@ class Walk:
     @T.inline
     def _place(self):
         rows, columns = each(self.kernel.blocks)
-        group = T.meta_var(min(self.kernel.tiles.raster, rows))
+        group = T.meta_var(min(self.kernel.tiles.raster_group, rows))
         place = T.meta_var(self.linear % (rows * columns) if self.kernel.grid[0] > 1 else self.linear)
         start = T.meta_var(place // (group * columns) * group)
         height = T.meta_var(group if rows % group == 0 else T.min(rows - start, group))

@@ -1,0 +1,118 @@
+"""Owns what a plug-in is made of: its file and the files behind it by its imports, and their names in digests.
+
+Knows nothing of loading: imports are read from the text, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
+from kerneldecl.store.keys import digest
+
+_ANALYSIS = "analysis"
+"""The package's folder that plug-ins import and that decides what they do, as their own files."""
+
+
+def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
+    """Return a plug-in's file and all that it imports, transitively: its own first, the rest sorted.
+
+    Followed are imports from the kind's folders, from the workspace, of standard plug-ins and of `kerneldecl.analysis`.
+    """
+    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root)
+
+
+def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
+    """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
+    return _with_imports(root / path, ((root / path).parent,), root)
+
+
+def path_in_digests(file: Path, root: Path) -> str:
+    """Return the name of a file in digests: its path below its kind's folder, below the package's analyses, or below the workspace."""
+    for kind in SINGULAR:
+        for folder in plugin_folders(kind, root):
+            if file.is_relative_to(folder):
+                return f"{kind}/{file.relative_to(folder)}"
+    if file.is_relative_to(PACKAGE / _ANALYSIS):
+        return str(file.relative_to(PACKAGE))
+    return str(file.relative_to(root))
+
+
+def files_digest(root: Path, files: Iterable[Path]) -> str:
+    """Return one digest of several files' contents, each under its `path_in_digests`; where the root lies plays no part."""
+    return _joint_digest((path_in_digests(file, root), file) for file in files)
+
+
+def specialize_digest(root: Path, files: Sequence[Path]) -> str:
+    """Return one digest of `specialize_files`; where the first one's folder lies in the workspace plays no part."""
+    folder = files[0].parent
+    below = [file.is_relative_to(folder) and folder != root for file in files]
+    paths = [
+        str(file.relative_to(folder)) if is_below else path_in_digests(file, root) for file, is_below in zip(files, below, strict=True)
+    ]
+    return _joint_digest(zip(paths, files, strict=True))
+
+
+def _joint_digest(files: Iterable[tuple[str, Path]]) -> str:
+    contents = sorted((path, digest(file.read_bytes())) for path, file in files)
+    return digest("".join(f"{path} {content}\n" for path, content in contents).encode())
+
+
+def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[Path, ...]:
+    found, waiting = {first}, [first] if first.suffix == ".py" else []
+    while waiting:
+        imported = set(_imported_files(waiting.pop(), folders, root)) - found
+        found |= imported
+        waiting += sorted(imported)
+    return (first, *sorted(found - {first}))
+
+
+def _imported_files(file: Path, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
+    """Yield the files that a file's import statements resolve to."""
+    for module, level in _imported_modules(file.read_bytes()):
+        yield from _resolved(_absolute(module, level, file, folders), folders) if level else _module_files(module, folders, root)
+
+
+def _absolute(module: str, level: int, file: Path, folders: tuple[Path, ...]) -> str:
+    """Return a relative import's module as seen from the folder that the importing file lies below."""
+    base = next((file.relative_to(folder).parent.parts for folder in folders if file.is_relative_to(folder)), ())
+    return ".".join((*base[: len(base) - level + 1], module))
+
+
+@functools.lru_cache(maxsize=256)  # neighbours that several rules import are parsed once
+def _imported_modules(source: bytes) -> tuple[tuple[str, int], ...]:
+    """Return the modules that a source imports, each with its leading dots; none if it does not parse."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+            found += [(name, node.level) for name in filter(None, (node.module, *names))]
+    return tuple(found)
+
+
+def _module_files(module: str, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
+    """Yield the files of an absolute import: in the workspace, or of kerneldecl the standard plug-ins and the analyses alone."""
+    package, _, rest = module.partition(".")
+    if package == PACKAGE.name:
+        folder, _, name = rest.partition(".")
+        return _resolved(name, (PACKAGE / folder,)) if name and folder in {*SINGULAR, _ANALYSIS} else iter(())
+    return _resolved(module, (*folders, root))
+
+
+def _resolved(module: str, folders: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield the file of a module, and of each package above it, from the first folder that has it."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        path = "/".join(parts[:end])
+        files = (folder / file for folder in folders for file in (f"{path}/__init__.py", f"{path}.py"))
+        yield from itertools.islice(filter(Path.is_file, files), 1)

@@ -1,0 +1,70 @@
+"""Owns where plug-ins lie: the folders of each kind, the names that may be declared, the file of a plug-in.
+
+Knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from kerneldecl.diagnostics.messages import unknown
+from kerneldecl.errors import DeclarationError, Problem
+
+Kind = Literal["rules", "policies", "templates", "archs"]
+
+HOST = "host"
+"""The arch that is detected instead of read from a file."""
+
+PACKAGE = Path(__file__).parent.parent
+"""The folder of kerneldecl itself, which holds the standard plug-ins."""
+STANDARD = PACKAGE
+"""A root that has the standard plug-ins alone."""
+SINGULAR: Mapping[Kind, str] = {"rules": "rule", "policies": "policy", "templates": "template", "archs": "arch"}
+
+
+def plugin_folders(kind: Kind, root: Path) -> tuple[Path, ...]:
+    """Return where plug-ins of a kind are looked for, in order: the workspace's folder, which need not exist, and the standard one."""
+    standard = PACKAGE / kind
+    if kind == "rules" and not standard.is_dir():
+        standard = PACKAGE.parent / kind  # a checkout: only the wheel has them inside the package
+    own = root / kind
+    return (own,) if own.resolve() == standard.resolve() else (own, standard)
+
+
+def plugin_names(kind: Kind, root: Path) -> tuple[str, ...]:
+    """Return the names that may be declared, sorted."""
+    suffix = _suffix(kind)
+    files = (file for folder in plugin_folders(kind, root) for file in folder.glob(f"*{suffix}"))
+    stems = {file.stem for file in files if not file.stem.startswith("_") and (suffix == ".toml" or file.stem.isidentifier())}
+    return tuple(sorted(stems | {HOST} if kind == "archs" else stems))
+
+
+def plugin_file(kind: Kind, root: Path, name: str) -> Path:
+    """Return the file of a plug-in; raise DeclarationError where there is none. The arch `host` has no file."""
+    files = _files(kind, root, name)
+    if not files or name.startswith("_"):
+        sentence, hint = unknown(SINGULAR[kind], name, plugin_names(kind, root))
+        raise DeclarationError([Problem(f"{kind}/{name}{_suffix(kind)}", 0, "", sentence, hint)])
+    return files[0]
+
+
+def shadowed_file(kind: Kind, root: Path, name: str) -> Path | None:
+    """Return the standard file that a workspace's file of the same name replaces."""
+    return next(iter(_files(kind, root, name)[1:]), None)
+
+
+def displayed(file: Path, root: Path) -> str:
+    """Return a file's path as messages show it: relative to the workspace where it lies inside."""
+    resolved, base = file.resolve(), root.resolve()
+    return str(resolved.relative_to(base)) if resolved.is_relative_to(base) else str(file)
+
+
+def _files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
+    files = (folder / f"{name}{_suffix(kind)}" for folder in plugin_folders(kind, root))
+    return tuple(file for file in files if file.is_file())
+
+
+def _suffix(kind: Kind) -> str:
+    return ".toml" if kind == "archs" else ".py"

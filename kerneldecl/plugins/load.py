@@ -1,0 +1,130 @@
+"""Owns the loading of plug-ins: as Python modules, as an arch, and whose fault it is where that fails.
+
+Knows nothing of what is declared with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.model import SPECIALIZE, Arch
+from kerneldecl.plugins.check import why_not_rule
+from kerneldecl.plugins.digest import specialize_files
+from kerneldecl.plugins.find import HOST, PACKAGE, SINGULAR, Kind, displayed, plugin_file, plugin_folders
+from kerneldecl.rule import Rule
+
+_SYNTHETIC = "_kerneldecl_"
+_SYNTHETIC_NAME = re.compile(rf"{_SYNTHETIC}([a-z]+)_[0-9a-f]{{16}}")
+
+
+def load_rule(root: Path, name: str) -> type[Rule]:
+    """Return the class that `rules/<name>.py` declares; raise DeclarationError where there is none."""
+    file = plugin_file("rules", root, name)
+    module = _imported("rules", root, name)
+    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    rule = getattr(module, class_name, None)
+    sentence = why_not_rule(rule, name, class_name)
+    if sentence:
+        raise DeclarationError([Problem(displayed(file, root), 0, "", sentence)])
+    assert isinstance(rule, type)
+    return rule
+
+
+def load_module(kind: Kind, root: Path, name: str) -> ModuleType:
+    """Return the module of a plug-in; raise DeclarationError where its file is missing or fails to import."""
+    file = plugin_file(kind, root, name)
+    if file.parent == PACKAGE / kind:
+        return importlib.import_module(f"{PACKAGE.name}.{kind}.{name}")
+    return _imported(kind, root, name)
+
+
+def custom_kernels(root: Path, path: str, mod: Any, arch: Arch) -> list[Any]:
+    """Return the kernels that an entry's `specialize` file makes of a module; raise DeclarationError where the file fails."""
+    file = root / path
+    package = _package_of(SPECIALIZE, (file.parent,), specialize_files(root, path))
+    with blamed(file, root, f"{file.name} fails to import"), _no_bytecode():
+        module = importlib.import_module(f"{package}.{file.stem}")
+    with blamed(file, root, "specialize() fails"):
+        made = module.specialize(mod, arch)
+        several = list(made) if isinstance(made, Iterator | list | tuple) else [made]
+        return [each for each in several if each is not None]
+
+
+@contextlib.contextmanager
+def blamed(file: Path, root: Path, doing: str) -> Iterator[None]:
+    """Turn whatever a plug-in's code raises into a DeclarationError that names its file and line."""
+    try:
+        yield
+    except DeclarationError:
+        raise
+    except (Exception, SystemExit) as error:
+        place, line = _place(error, file)
+        message = _SYNTHETIC_NAME.sub(r"\1", error.msg if isinstance(error, SyntaxError) else str(error))
+        sentence = f"{doing}: {type(error).__name__}: {message}" if message else f"{doing}: {type(error).__name__}"
+        raise DeclarationError([Problem(displayed(place, root), line, "", " ".join(sentence.split()))]) from error
+
+
+def _place(error: BaseException, file: Path) -> tuple[Path, int]:
+    """Return the innermost line of the plug-in's file or of its neighbours, in its folder and the folders in that."""
+    frames = [(Path(frame.filename), frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((Path(error.filename), error.lineno or 0))
+    own = (frame for frame in reversed(frames) if file.parent in frame[0].parents[:2])
+    return next(own, (file, 0))
+
+
+def _imported(kind: Kind, root: Path, name: str) -> ModuleType:
+    """Import a file through Python's own import system, as a module of one synthetic package made of the kind's folders."""
+    with blamed(plugin_file(kind, root, name), root, f"{SINGULAR[kind]} {name} fails to import"), _no_bytecode():
+        return importlib.import_module(f"{_package(kind, root)}.{name}")
+
+
+def _package(kind: Kind, root: Path) -> str:
+    """Return the name of the package whose modules are the files of a kind; edited files make another package."""
+    folders = plugin_folders(kind, root)
+    return _package_of(kind, folders, (file for folder in folders for file in folder.rglob("*.py")))
+
+
+def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path]) -> str:
+    content = hashlib.sha256(repr(tuple(folder.resolve() for folder in folders)).encode())
+    for file in sorted(files):
+        content.update(f"\n{file}\n".encode() + file.read_bytes())
+    name = f"{_SYNTHETIC}{kind}_{content.hexdigest()[:16]}"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder) for folder in folders]
+        importlib.invalidate_caches()  # else a file written within the clock's resolution is not seen
+        sys.modules[name] = package
+    return name
+
+
+@contextlib.contextmanager
+def _no_bytecode() -> Iterator[None]:
+    # A check must write nothing, and bytecode is told stale by a clock of whole seconds.
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def load_arch(root: Path, name: str) -> Arch:
+    """Return the arch that `archs/<name>.toml` describes, or the detected one for `host`; raise DeclarationError for a wrong file."""
+    if name == HOST:
+        from kerneldecl.hardware.host import detect
+
+        return detect()
+    from kerneldecl.hardware.arch_file import read_arch
+
+    file = plugin_file("archs", root, name)
+    return read_arch(name, file.read_bytes(), displayed(file, root))

@@ -1,0 +1,47 @@
+"""Owns which policies a declared one stands for: `auto` and `traced` stand for all that name their place in the order.
+
+Knows nothing of how policies choose. A policy says itself what it is for, on a line of its own in its file, which is read as text:
+nothing is imported of policies that take no part.
+
+    AUTO = {"cuda": 40}       `auto` asks it for archs of this kind, those with lower numbers first
+    HAS_TRACES = False        its kernels may be PrimFuncs without a trace, which `traced` leaves out
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_names
+
+_AUTO = re.compile(r"^AUTO = (\{.*\})$", re.MULTILINE)
+_HAS_NO_TRACES = re.compile(r"^HAS_TRACES = False$", re.MULTILINE)
+_STANDS_FOR = re.compile(r'^STANDS_FOR = "(all|traced)"$', re.MULTILINE)
+
+
+def policies_behind(root: Path, name: str, kind: str) -> tuple[str, ...]:
+    """Return the policies that an entry asks which names `name`, in order; raise DeclarationError where there is none of the name."""
+    stands_for = _STANDS_FOR.search(_text(root, name))
+    if stands_for is None:
+        return (name,)
+    return tuple(each for _, each in sorted(_in_auto(root, kind, only_traced=stands_for[1] == "traced")))
+
+
+def standard_order(kind: str) -> tuple[str, ...]:
+    """Return the standard policies that `auto` asks for archs of a kind, in order."""
+    return policies_behind(STANDARD, "auto", kind)
+
+
+def _in_auto(root: Path, kind: str, *, only_traced: bool) -> Iterator[tuple[int, str]]:
+    for name in plugin_names("policies", root):
+        text = _text(root, name)
+        order = _AUTO.search(text)
+        places = ast.literal_eval(order[1]) if order else {}
+        if kind in places and not (only_traced and _HAS_NO_TRACES.search(text)):
+            yield int(places[kind]), name
+
+
+def _text(root: Path, name: str) -> str:
+    return plugin_file("policies", root, name).read_text(encoding="utf-8")
