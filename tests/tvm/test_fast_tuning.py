@@ -211,7 +211,7 @@ def test_views_are_left_as_they_are(tmp_path: Path) -> None:
 
 def test_a_module_of_operators_is_referred_to_the_lowering(caplog: pytest.LogCaptureFixture) -> None:
     tvm.ir.assert_structural_equal(ApplyFastTuning(target="host")(Net), Net)
-    assert "apply_opt_before_tuning makes them" in caplog.text
+    assert "apply_opt_before_tuning lowers" in caplog.text
 
 
 def test_functions_are_left_where_none_can_be_tuned() -> None:
