@@ -38,7 +38,7 @@ def _block(json: Mapping[str, Any]) -> Block:
     axes = tuple(Axis(**axis) for axis in json["axes"])
     return Block(
         name=json["name"],
-        axes=tuple(Axis(**axis) for axis in json["axes"]),
+        axes=axes,
         reads=reads,
         writes=writes,
         flops_per_point=json["flops_per_point"],

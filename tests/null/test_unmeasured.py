@@ -19,7 +19,6 @@ from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
 from kerneldecl import api, flow
-from kerneldecl.stages import tune
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
@@ -28,6 +27,7 @@ from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
+from kerneldecl.stages import tune
 from kerneldecl.stages.lock import lock_of, lock_on_disk
 from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.lock import exclusive
