@@ -36,5 +36,12 @@ def only(chosen: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     return [_case(case, case[0] not in chosen) for case in listed]
 
 
+def at(places: Collection[int], cases: Iterable[Any]) -> list[Any]:
+    """Return all cases as parameters. Those at these places run by default."""
+    listed = [case if isinstance(case, tuple) else (case,) for case in cases]
+    assert max(places) < len(listed)
+    return [_case(case, place not in places) for place, case in enumerate(listed)]
+
+
 def _case(values: Iterable[Any], is_slow: bool) -> Any:
     return pytest.param(*values, marks=[pytest.mark.slow] * is_slow)
