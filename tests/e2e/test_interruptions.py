@@ -22,7 +22,6 @@ from kerneldecl.link import artifact_defect
 from kerneldecl.stores.local import LocalStore, store_stats
 
 COMPUTATIONS = 4
-KILLS = 30
 INTERRUPTED = (130, -signal.SIGINT)
 """Python ends by the signal itself where that arrived while it ran code given as a string, as dataclasses do; a shell says 130."""
 
@@ -129,10 +128,11 @@ def damaged(space: Space) -> list[str]:
     return found
 
 
-def test_builds_that_are_killed_lose_nothing_that_was_finished(fresh: Space) -> None:
-    """Thirty kills at random moments. Whenever a build gets to its end, some of the work is taken away again."""
+@pytest.mark.parametrize("kills", [8, pytest.param(30, marks=pytest.mark.slow)])
+def test_builds_that_are_killed_lose_nothing_that_was_finished(fresh: Space, kills: int) -> None:
+    """At random moments. Whenever a build gets to its end, some of the work is taken away again."""
     moments = random.Random(20)
-    for _ in range(KILLS):
+    for _ in range(kills):
         before = {path: path.read_bytes() for path in fresh.records("*")}
         with fresh.start("build", "--keep-going") as process:
             try:

@@ -13,7 +13,6 @@ import pytest
 import tvm
 from compilers import needs_nvcc
 from spaces import REPOSITORY, clean_environment
-from thinned import only
 from tvm import te
 
 from kerneldecl.compiler import reference
@@ -369,9 +368,8 @@ def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_
 
 
 @needs_nvcc
-@pytest.mark.parametrize(
-    ("document", "name"), only(("README.md",), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("document", "name"), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
 def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
