@@ -246,6 +246,7 @@ def test_a_model_takes_a_specialised_function_beside_scheduled_ones(built: Space
     assert "softmax" in code
 
 
+@pytest.mark.slow  # TVM's own passes take half a minute, whatever the size
 @needs_nvcc
 @pytest.mark.usefixtures("source_only")
 def test_what_has_no_kernel_gets_tvms_schedule_for_tensor_cores_all_the_same(built: Space) -> None:
