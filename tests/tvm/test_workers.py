@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from spaces import REAL, Space, clean_environment
+from thinned import only
 
 from kerneldecl import tune
 from kerneldecl.host import detect
@@ -113,7 +114,7 @@ def test_a_dead_worker_is_an_answer_and_the_next_request_gets_a_new_one(space: S
     assert "code" in worker.call(build_request(space, "good"), 60)
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_a_request_has_a_limit(space: Space, worker: Worker, way: str) -> None:
     misbehaving(space, way)
     assert worker.call(build_request(space, "good"), 60)["code"]
@@ -189,7 +190,7 @@ worker.call(bad, 1000)
 """
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_workers_vanish_with_a_parent_that_is_killed(space: Space, way: str) -> None:
     misbehaving(space, way)
     requests = f"{json.dumps(build_request(space, 'good'))}\n{json.dumps(build_request(space, way))}\n"
