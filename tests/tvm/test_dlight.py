@@ -309,6 +309,7 @@ def test_what_does_not_apply_says_so_and_is_not_the_best() -> None:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_synchronous_copies_are_in_the_code() -> None:
     func = matmul(128, 128, 1024)
     codes = []

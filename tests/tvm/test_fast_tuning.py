@@ -254,6 +254,7 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_says_so(tmp_path:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

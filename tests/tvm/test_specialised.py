@@ -188,6 +188,7 @@ def test_what_nobody_has_measured_is_the_policys_choice_and_not_the_users(built:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_bundle_takes_specialised_candidates_along(built: Space, tmp_path: Path) -> None:
     space = built.copy_of(tmp_path / "bundle")
     (space.root / "own").mkdir()
