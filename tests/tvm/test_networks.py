@@ -18,7 +18,6 @@ from _networks_relax import module_of
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from spaces import REAL, Space
-from thinned import at
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
@@ -56,7 +55,8 @@ def arguments(network: Network) -> list[Any]:
     return [tvm.runtime.tensor(array) for array in (*inputs.values(), *weights.arrays.values())]
 
 
-@pytest.mark.parametrize("network", at({0}, SMALL), ids=name_of)
+@pytest.mark.slow
+@pytest.mark.parametrize("network", SMALL, ids=name_of)
 def test_a_network_computes_its_reference_with_its_own_artifact(network: Network, tmp_path: Path) -> None:
     built = extracted(tmp_path / "space", [network])
     built.run("build")
