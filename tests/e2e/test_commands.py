@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from spaces import REAL, Space
+from thinned import at
 
 from kerneldecl.hardware.host import detect
 
@@ -160,11 +161,12 @@ def test_mistakes_are_all_told_and_nothing_is_written(space: Space) -> None:
     assert sorted(path for path in space.root.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", [["build"], ["plan"], ["show"], ["check", "--stale"], ["why", "relu"], ["query", "relu"]])
+@pytest.mark.parametrize("command", at({0, 2}, [["build"], ["plan"], ["show"], ["check", "--stale"], ["why", "relu"], ["query", "relu"]]))
 def test_it_works_from_anywhere(shown: Space, command: list[str], tmp_path: Path) -> None:
     elsewhere = Space(tmp_path)
-    assert elsewhere.run("-C", str(shown.root), *command).stdout == shown.run(*command).stdout
-    assert elsewhere.run(*command, "-C", os.path.relpath(shown.root, tmp_path)).stdout == shown.run(*command).stdout
+    expected = shown.run(*command).stdout
+    assert elsewhere.run("-C", str(shown.root), *command).stdout == expected
+    assert elsewhere.run(*command, "-C", os.path.relpath(shown.root, tmp_path)).stdout == expected
     assert list(tmp_path.iterdir()) == []
 
 

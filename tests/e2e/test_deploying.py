@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from spaces import REPOSITORY, Space, clean_environment
 
+pytestmark = pytest.mark.slow
+
 NEEDED = ("tvm_ffi", "typing_extensions", "numpy")
 """What the documents say that a deployed model needs besides TVM's runtime library, and what that package itself needs."""
 BARE = """

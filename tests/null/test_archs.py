@@ -239,7 +239,7 @@ def test_a_mistake_in_a_gpu_file_is_reported_with_its_line(mistake: str) -> None
     text = (STANDARD / "h200.toml").read_text(encoding="utf-8")
     assert text.count(old) == 1
     wrong = text.replace(old, new)
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         read_arch("h200", wrong.encode(), "archs/h200.toml")
     (problem,) = [problem for problem in caught.value.problems if sentence in problem.sentence]
     assert problem.hint == hint
@@ -273,7 +273,7 @@ def test_a_target_that_the_toolkit_does_not_know_is_a_mistake(
 ) -> None:
     text = declared(arch, cuda)
     root = write_files({"workloads.toml": text})
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         declare(root)
     (problem,) = caught.value.problems
     assert caught.value.exit_code == ExitCode.USAGE

@@ -360,7 +360,7 @@ def test_patterns_select(patterns: list[str], chosen: list[int] | None) -> None:
 
 def test_a_pattern_without_match_names_the_nearest(golden: Callable[[str, str], None]) -> None:
     patterns = ["qvk", "gat@gpu", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
-    with pytest.raises(PatternError) as caught:
+    with pytest.raises(PatternError, match="qvk") as caught:
         select(ENTRIES, patterns)
     golden("pattern", f"{caught.value}\n")
 
@@ -464,7 +464,7 @@ def test_a_broken_rule_that_no_entry_uses_is_no_mistake(workspace: Path) -> None
 
 
 def test_mistakes_come_in_order_of_their_lines(workspace: Path) -> None:
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=r"^workloads\.toml:\d+: ") as caught:
         declare(workspace, WRONG["wrong_type"].encode())
     lines = [problem.line for problem in caught.value.problems]
     assert lines == sorted(lines)

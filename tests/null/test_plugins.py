@@ -103,7 +103,7 @@ def test_text_of_unknown_plugins(write_files: Write, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(find, "PACKAGE", root / "none" / "kerneldecl")
     texts = []
     for kind, name in (("rules", "twicesum"), ("rules", "_shared"), ("policies", "manual"), ("templates", "tile"), ("archs", "smal")):
-        with pytest.raises(DeclarationError) as caught:
+        with pytest.raises(DeclarationError, match=name) as caught:
             plugin_file(kind, root, name)  # type: ignore[arg-type]
         texts.append(text_of(caught.value, root))
     golden("plugins_unknown", "".join(texts))
@@ -181,7 +181,7 @@ def test_policies_and_templates_are_modules(write_files: Write) -> None:
 
 def test_a_failure_outside_the_workspace_is_blamed_on_the_line_that_led_to_it(write_files: Write) -> None:
     root = write_files({"policies/mine.py": "import json\n\n\ndef start():\n    return json.loads(None)\n\n\nstart()\n"})
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match="policy mine fails to import: TypeError: ") as caught:
         load_module("policies", root, "mine")
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == ("policies/mine.py", 5)
@@ -320,7 +320,7 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
     (root / "archs" / "bytes.toml").write_bytes(b"a = 1\n\xff")
     texts = []
     for name in [*wrong, "bytes"]:
-        with pytest.raises(DeclarationError) as caught:
+        with pytest.raises(DeclarationError, match=f"archs/{name}.toml") as caught:
             load_arch(root, name)
         texts.append(text_of(caught.value, root))
     golden("plugins_archs", "".join(texts))

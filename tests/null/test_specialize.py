@@ -5,6 +5,7 @@ Knows nothing of TVM: functions are lines of text.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def test_a_wrong_path_or_file_is_a_mistake_of_the_declaration(own: Space, what: 
     path, sentence = DECLARED[what]
     own.write({"own/half.py": "def specialize(mod, arch):\n    return (\n"})
     own.edit("workloads.toml", "own/small.py", path)
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         declare(Path(own.root))
     (problem,) = caught.value.problems
     line = own.read("workloads.toml").splitlines().index(f'specialize = "{path}"') + 1

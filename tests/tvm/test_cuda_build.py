@@ -13,6 +13,7 @@ import pytest
 import tvm
 from compilers import needs_nvcc, needs_nvdisasm, sass
 from cuda_process import LOAD, answer
+from thinned import every
 from tvm import te
 from tvm.s_tir import dlight
 
@@ -405,8 +406,7 @@ extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
 
 @needs_nvcc
 @needs_nvdisasm
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize(("op", "dtype"), every(2, ["max", "min"], ["float16", "bfloat16"]))
 def test_the_maximum_of_two_16_bit_numbers_is_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
     """As TVM writes it, each waits for a comparison and a choice."""
     rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})

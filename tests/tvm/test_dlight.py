@@ -309,6 +309,7 @@ def test_a_configuration_that_does_not_apply_has_a_reason_and_is_not_the_best() 
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_synchronous_copies_are_in_the_code() -> None:
     func = matmul(128, 128, 1024)
     codes = []
@@ -368,6 +369,7 @@ def test_rounding_grows_with_the_root_of_the_reductions_length_and_is_zero_for_m
 
 
 @needs_nvcc
+@pytest.mark.slow
 @pytest.mark.parametrize(("document", "name"), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
 def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import EmulationError, UnknownInstructionError, emulate, ptx
+from thinned import at
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
@@ -137,7 +138,7 @@ def operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, np.full((M, N), np.nan, np.float16)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", at({0}, [1, 2]))
 def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
     a, b, c = operands()
     a_after, b_after, got = emulate(product(), a, b, c, seed=seed)
@@ -149,23 +150,26 @@ def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("flaw", "words"),
-    [
-        ("wrong phase", "deadlock: .* wait for parity"),
-        ("expects too much", "deadlock: .* 16 bytes missing"),
-        ("arrives too often", "deadlock|still fills|still being read"),
-        ("no barrier after initialisation", "where none was initialised"),
-        ("no wait for an empty stage", "asynchronous copy still fills|still being read|more often than its 1 times"),
-        ("no wait for a full stage", "asynchronous copy still fills|nobody has written"),
-        ("no wait for wgmma", "still being read"),
-        ("no wgmma.fence", "without wgmma.fence"),
-        ("epilogue's buffer is still being stored", "still being read"),
-        ("no fence before the store", "without fence.proxy.async"),
-        ("no barrier before the store", "without fence.proxy.async|nobody has written"),
-        ("ends before the store has read", "have not been waited for"),
-        ("a cluster's barrier apart from the warp", "aligned barrier of the cluster apart from its warp"),
-        ("asks for what it does not load", "has prefetched 1 boxes that it did not load"),
-        ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
-    ],
+    at(
+        {0, 3, 6, 9, 14},
+        [
+            ("wrong phase", "deadlock: .* wait for parity"),
+            ("expects too much", "deadlock: .* 16 bytes missing"),
+            ("arrives too often", "deadlock|still fills|still being read"),
+            ("no barrier after initialisation", "where none was initialised"),
+            ("no wait for an empty stage", "asynchronous copy still fills|still being read|more often than its 1 times"),
+            ("no wait for a full stage", "asynchronous copy still fills|nobody has written"),
+            ("no wait for wgmma", "still being read"),
+            ("no wgmma.fence", "without wgmma.fence"),
+            ("epilogue's buffer is still being stored", "still being read"),
+            ("no fence before the store", "without fence.proxy.async"),
+            ("no barrier before the store", "without fence.proxy.async|nobody has written"),
+            ("ends before the store has read", "have not been waited for"),
+            ("a cluster's barrier apart from the warp", "aligned barrier of the cluster apart from its warp"),
+            ("asks for what it does not load", "has prefetched 1 boxes that it did not load"),
+            ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
+        ],
+    ),
 )
 def test_wrong_kernels_are_caught(flaw: str, words: str) -> None:
     with pytest.raises(EmulationError, match=words):

@@ -155,6 +155,7 @@ def test_the_folder_holds_an_artifact_for_deployment(tuned: tuple[Path, tvm.IRMo
     np.testing.assert_allclose(got, reference(x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_module_is_added_and_the_first_one_kept(tmp_path: Path) -> None:
     tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
     tune(module(first=relu((64,))))
@@ -164,12 +165,14 @@ def test_another_module_is_added_and_the_first_one_kept(tmp_path: Path) -> None:
     assert len({json.dumps(json.loads(line)[1][3]) for line in records}) == 2, "of two shapes"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_scheduled(ApplyFastTuning(topk=1, target="host")(module(relu=relu((64,))))) == {"relu": True}
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_functions_of_one_computation_are_tuned_once(tmp_path: Path) -> None:
     x = te.placeholder((64,), "float32", "other")
     wide = te.create_prim_func([x, te.compute((64,), lambda n: te.max(x[n], tvm.tirx.const(0, "float32")))], index_dtype_override="int64")
@@ -252,6 +255,7 @@ def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_is_logged(tmp_pat
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +288,7 @@ def test_folders_of_others_are_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "database_workload.json").read_text() == "theirs"
 
 
+@pytest.mark.slow
 def test_a_folder_that_lost_a_function_is_reported_as_damaged(tmp_path: Path) -> None:
     tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
     tune(module(relu=relu((64,))))

@@ -148,6 +148,7 @@ shape = [64]
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
     space.run("build", CUDA_VISIBLE_DEVICES="")

@@ -189,6 +189,7 @@ def test_without_measurement_the_policys_choice_wins_and_not_the_custom_kernel(b
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_bundle_holds_traceless_candidates(built: Space, tmp_path: Path) -> None:
     space = built.copy_of(tmp_path / "bundle")
     (space.root / "own").mkdir()
@@ -247,6 +248,7 @@ def test_a_model_uses_a_traceless_function_with_scheduled_ones(built: Space) -> 
     assert "softmax" in code
 
 
+@pytest.mark.slow  # TVM's own passes take half a minute, whatever the size
 @needs_nvcc
 @pytest.mark.usefixtures("source_only")
 def test_functions_without_a_kernel_get_tvms_schedule_for_tensor_cores(built: Space) -> None:

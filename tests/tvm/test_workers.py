@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from spaces import REAL, Space, clean_environment
+from thinned import only
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner, in_order
@@ -111,7 +112,7 @@ def test_a_dead_worker_is_an_answer_and_the_next_request_gets_a_new_one(space: S
     assert "code_digest" in worker.call(build_request(space, "good"), 60)
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_a_request_has_a_limit(space: Space, worker: Worker, way: str) -> None:
     misbehaving(space, way)
     assert worker.call(build_request(space, "good"), 60)["code_digest"]
@@ -187,7 +188,7 @@ worker.call(bad, 1000)
 """
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_workers_vanish_with_a_parent_that_is_killed(space: Space, way: str) -> None:
     misbehaving(space, way)
     requests = f"{json.dumps(build_request(space, 'good'))}\n{json.dumps(build_request(space, way))}\n"
