@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spaces import clean_environment
 
 import kerneldecl
 
@@ -123,3 +126,12 @@ def test_broad_excepts_stand_where_others_code_runs() -> None:
     }
     allowed = {"kerneldecl/cli/commands.py", "kerneldecl/plugins/load.py", "kerneldecl/store/local.py", "kerneldecl/runners/worker.py"}
     assert broad <= allowed
+
+
+def test_loading_an_artifact_imports_neither_planner_nor_linker() -> None:
+    code = "import sys, kerneldecl; kerneldecl.load; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "kerneldecl.artifact.load" in loaded
+    assert not loaded & {"pydantic", "click", "tomli", "rich", "tvm", "kerneldecl.artifact.link", "kerneldecl.api"}
+    assert not [name for name in loaded if name.startswith(("kerneldecl.planning", "kerneldecl.declare", "kerneldecl.stages"))]
