@@ -47,9 +47,9 @@ def python(*arguments: str, cwd: Path) -> str:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder in which the README's commands and scripts were run."""
     space = Space(tmp_path_factory.mktemp("deployed"))
-    space.write({name: example("README.md", name) for name in ("model.py", "deploy.py", "run.py")})
+    space.write({name: example("docs/deploying.md", name) for name in ("model.py", "deploy.py", "run.py")})
     space.write({name: example("docs/deploying.md", name) for name in ("order.py", "alone.py")})
-    for command in example("README.md", "model").splitlines():
+    for command in example("docs/deploying.md", "model").splitlines():
         program, *arguments = command.split()
         assert program == "kerneldecl"
         space.run(*arguments)
@@ -94,7 +94,7 @@ def test_a_model_runs_in_an_environment_without_kerneldecl_and_compiler(deployed
         shutil.copy(deployed / "mlp.so", tmp_path)
     else:
         export = f'export_model(executable, "{tmp_path / "mlp.so"}")'
-        script = re.sub(r"^export_model\(.*", export, example("README.md", "deploy.py"), flags=re.MULTILINE)
+        script = re.sub(r"^export_model\(.*", export, example("docs/deploying.md", "deploy.py"), flags=re.MULTILINE)
         (deployed / "separate.py").write_text(script, encoding="utf-8")
         python("separate.py", cwd=deployed)
         (library,) = deployed.glob("dist/*/host/lib/*.so")
