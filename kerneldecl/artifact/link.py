@@ -27,7 +27,8 @@ from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import arch_fields, compilers, digest
-from kerneldecl.store.local import LocalStore, Miss
+from kerneldecl.store.local import Miss
+from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered, TuneResult
 from kerneldecl.toolchain.linkers import Linker
 
@@ -53,7 +54,7 @@ class Linked:
     parts: tuple[Part, ...]
 
 
-def link(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     """Write the artifact beside its place and move it there; raise ArtifactError if a blob is missing.
 
     To be called by one process at a time for a folder.
@@ -81,7 +82,7 @@ def _swap(fresh: Path, folder: Path) -> None:
         fresh.replace(folder)
 
 
-def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
@@ -129,7 +130,7 @@ def _best(records: Sequence[TuneResult]) -> TuneResult:
     return min(right, key=lambda record: (record.run_secs, record.key))
 
 
-def _write_library(linked: Linked, records: Sequence[TuneResult], store: LocalStore, folder: Path, linker: Linker) -> str:
+def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         objects = [Path(scratch) / f"{record.symbol}.o" for record in records]
         for path, record in zip(objects, records, strict=True):
@@ -144,7 +145,7 @@ def _write_library(linked: Linked, records: Sequence[TuneResult], store: LocalSt
     return name
 
 
-def _write_objects(records: Sequence[TuneResult], store: LocalStore, folder: Path) -> None:
+def _write_objects(records: Sequence[TuneResult], store: Store, folder: Path) -> None:
     for record in records:
         write_whole(folder / f"{record.symbol}.o", _blob(store, record, "object"), durable=True)
 
@@ -162,7 +163,7 @@ def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], fold
     write_whole(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines), durable=True)
 
 
-def _blob(store: LocalStore, record: TuneResult, name: str) -> bytes:
+def _blob(store: Store, record: TuneResult, name: str) -> bytes:
     content = store.read_blob(record.blobs[name])
     if isinstance(content, Miss):
         raise ArtifactError(f"cannot link {record.symbol}: {content.reason}; build again to make it")

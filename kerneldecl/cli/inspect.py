@@ -66,7 +66,7 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    found_plan, last = make_plan(workspace), read_state(workspace.store.root / "state.json")
+    found_plan, last = make_plan(workspace), read_state(workspace.cache / "state.json")
     found = []
     for name in chosen_entries(workspace, (entry,)):
         planned = next(e for e in found_plan.entries if e.entry == name)

@@ -41,7 +41,7 @@ def _link_artifact(session: Session, action: Action, folder: Path) -> None:
         key=action.key,
         parts=parts,
     )
-    with exclusive(workspace.store.root / "link.lock", "linking in this workspace", lambda text: session.report(Note(text))):
+    with exclusive(workspace.cache / "link.lock", "linking in this workspace", lambda text: session.report(Note(text))):
         if artifact_defect(folder, action.key):  # another build may have linked it while we waited
             link.link(linked, workspace.store, folder, session.linkers[linked.arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)

@@ -14,7 +14,7 @@ from kerneldecl.stages.session import Session
 
 def remember(session: Session) -> None:
     """Keep the keys and the reasons of this build."""
-    path = session.workspace.store.root / "state.json"
+    path = session.workspace.cache / "state.json"
     last = last_build.read_state(path)
     final = session.plan
     keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}

@@ -108,7 +108,7 @@ def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
 
 def _past(workspace: Workspace) -> Past:
     store, declaration = workspace.store, workspace.declaration
-    last = last_build.read_state(store.root / "state.json")
+    last = last_build.read_state(workspace.cache / "state.json")
     detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
 
     def manifest(entry: str, kind: str) -> str:

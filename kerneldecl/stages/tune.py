@@ -106,7 +106,7 @@ def _tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path)
     def is_tuned(entry: EntryPlan) -> bool:
         return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
 
-    with exclusive(store.root / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
+    with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
         for turn in _turns(session, [entry for entry in waiting if not is_tuned(entry)], folder):
             _tune_entry(session, turn)
 

@@ -25,7 +25,8 @@ from kerneldecl.model import Trial, Workload, frozen
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, to_json, trial_from_json, trial_to_json
 from kerneldecl.store.keys import digest, key
-from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.local import Record
+from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import write_result
@@ -167,7 +168,7 @@ def _candidates_from_json(json: Json) -> Candidates:
     return Candidates(json["policy"], tuple(map(trial_from_json, candidates)), blobs)
 
 
-def measure_entry(entry: Entry, runner: Runner, store: LocalStore, on_progress: OnProgress, next_task: Task | None = None) -> Outcome:
+def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnProgress, next_task: Task | None = None) -> Outcome:
     """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record.
 
     `next_task` is measured next.
@@ -190,5 +191,5 @@ def _blobs_of(entry: Entry, outcome: Outcome) -> Mapping[str, str]:
     return next(blobs for trial, blobs in candidates if trial.candidate == outcome.trials[0].candidate)
 
 
-def is_measured(entry: Entry, store: LocalStore) -> bool:
+def is_measured(entry: Entry, store: Store) -> bool:
     return isinstance(store.read("tune", key(entry.manifest), is_local=False), Record)

@@ -16,7 +16,8 @@ from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.keys import key, measure_manifest, symbol
-from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.local import Record
+from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.race import PROTOCOLS, race
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
@@ -30,7 +31,7 @@ class Preparation:
     Those of `next_task`, which is measured next, are made while a GPU measures this one, if it measures both: a CPU they would disturb.
     """
 
-    def __init__(self, task: Task, runner: Runner, store: LocalStore, next_task: Task | None = None) -> None:
+    def __init__(self, task: Task, runner: Runner, store: Store, next_task: Task | None = None) -> None:
         self._task, self._runner, self._store = task, runner, store
         self._next = next_task if next_task and task.arch.gpu and next_task.arch == task.arch else None
         self._answer: Answer = {}
@@ -66,7 +67,7 @@ class Preparation:
 
 
 def measure(
-    task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: LocalStore, on_progress: OnProgress
+    task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: Store, on_progress: OnProgress
 ) -> list[Trial]:
     """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order.
 
@@ -80,7 +81,7 @@ def measure(
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 
-def recall(task: Task, built: Sequence[Trial], store: LocalStore) -> list[Trial] | None:
+def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial] | None:
     """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
     before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
     return None if None in before.values() else [_with_result(trial, before.get(trial.code_digest)) for trial in built]
@@ -155,7 +156,7 @@ def _manifest(task: Task, code_digest: str) -> str:
     return measure_manifest(code_digest, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
 
 
-def known(task: Task, code_digest: str, store: LocalStore) -> Trial | None:
+def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     """Return what an earlier run measured of the same code under the same protocol."""
     found = store.read("measure", key(_manifest(task, code_digest)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
@@ -166,7 +167,7 @@ def known(task: Task, code_digest: str, store: LocalStore) -> Trial | None:
     )
 
 
-def _keep(task: Task, trial: Trial, store: LocalStore) -> None:
+def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if trial.error is None:
         return

@@ -14,13 +14,13 @@ from kerneldecl.model import SPECIALIZE, Candidate
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.serial import trial_to_json
 from kerneldecl.store.keys import object_key, symbol
-from kerneldecl.store.local import LocalStore
+from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
 
 
 def write_result(
-    store: LocalStore, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Mapping[str, Any] | None = None
+    store: Store, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Mapping[str, Any] | None = None
 ) -> None:
     """Keep the record of a search that has a winner: a tune record where it was measured, else a rank record of this machine alone.
 

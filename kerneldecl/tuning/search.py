@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
 from kerneldecl.plugins.load import load_module
-from kerneldecl.store.local import LocalStore
+from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.measure import Preparation, known, measure, recall
 from kerneldecl.tuning.race import ranking
 from kerneldecl.tuning.task import BUILD_SECS, Answers, OnProgress, Runner, Task
@@ -72,7 +72,7 @@ def search(
 def tune(
     task: Task,
     runner: Runner,
-    store: LocalStore,
+    store: Store,
     on_progress: OnProgress,
     prefetched: Callable[[], Answers | None] | None = None,
     next_task: Task | None = None,
@@ -98,7 +98,7 @@ def tune(
     return outcome
 
 
-def recalled(task: Task, runner: Runner, store: LocalStore, on_progress: OnProgress) -> Outcome | None:
+def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress) -> Outcome | None:
     """Return what `tune` would where measurements of all candidates are known, say after a policy was edited; None where one is missing.
 
     Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.

@@ -489,7 +489,7 @@ def test_a_record_that_gives_another_object_is_refused(fakes: Space) -> None:
     store.write("tune", entry.action("tune").manifest, {**entry.tuned.json, "object": "0" * 64}, is_local=False)
     failures = fakes.build(keep_going=True).build.failures
     assert failures == {
-        "small@box": "the recorded winner gives another code here; raise `generation` on the entry to tune it again",
+        "small@box": "the recorded winner gives another object here; raise `generation` on the entry to tune it again",
     }
 
 

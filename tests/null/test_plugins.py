@@ -258,7 +258,8 @@ def test_the_analyses_that_decide_what_a_plugin_sees_are_files_behind_it(write_f
         }
     )
     contraction = STANDARD / "analysis" / "contraction.py"
-    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction)
+    facts = STANDARD / "analysis" / "tensor_cores.py"  # which contraction.py imports
+    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction, facts)
     assert path_in_digests(contraction, root) == path_in_digests(contraction, STANDARD.parent) == "analysis/contraction.py"
     for kind, name in (("policies", "gpu_matmul"), ("templates", "gpu_matmul_tc"), ("templates", "wgmma_matmul")):
         assert contraction in plugin_files(kind, root, name)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_an_incorrect_kernel_is_reported_and_never_selected(own: Space) -> None:
 def test_a_file_without_kernels_is_reported(own: Space) -> None:
     own.write({"own/small.py": "def specialize(mod, arch):\n    return [None]\n"})
     built = own.build(patterns=["small"])
-    assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no function for it"]
+    assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no kernel for it"]
     assert set(tuned(own)) == {f"unrolled(unroll={n})" for n in (1, 2, 4)}
 
 

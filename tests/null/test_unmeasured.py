@@ -34,7 +34,7 @@ from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Report
-from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, chosen
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, preferred_first
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -432,6 +432,6 @@ def _built(name: str, **fields: object) -> Trial:
     ids=["first", "spilling ones last", "rather than nothing", "nothing"],
 )
 def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
-    measurements = chosen(Group("policy", tuple(built)), is_complete=True)
+    measurements = preferred_first(Group("policy", tuple(built)), is_complete=True)
     assert (measurements[0].code if measurements else "") == winner
     assert len(measurements) in (0, len(built))
