@@ -100,9 +100,7 @@ def test_why_says_which_rule_shadows_a_standard_one(real: Space) -> None:
     from kerneldecl.plugins.find import plugin_file
 
     standard = plugin_file("rules", real.root, "elementwise")
-    for neighbour in standard.parent.glob("_*.py"):
-        (real.root / "rules").mkdir(exist_ok=True)
-        shutil.copy(neighbour, real.root / "rules")
+    (real.root / "rules").mkdir()
     shutil.copy(standard, real.root / "rules")
     assert real.run_json("why", "relu")["shadows"] == str(standard)
 
@@ -207,9 +205,9 @@ def test_a_comment_in_a_rule_tunes_nothing(real: Space) -> None:
     from kerneldecl.plugins.find import plugin_file
 
     source = plugin_file("rules", real.root, "elementwise").parent
-    (real.root / "rules").mkdir()
-    for path in [*source.glob("_*.py"), source / "elementwise.py"]:
-        (real.root / "rules" / path.name).write_text(f"{path.read_text()}\n# a comment\n")
+    (real.root / "rules" / "shared").mkdir(parents=True)
+    for path in [*source.glob("shared/*.py"), source / "elementwise.py"]:
+        (real.root / "rules" / path.relative_to(source)).write_text(f"{path.read_text()}\n# a comment\n")
     before = real.artifact_files()
     done = real.run("build")
     assert "tuned" not in done.stderr

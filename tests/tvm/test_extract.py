@@ -408,7 +408,7 @@ def test_entries_that_are_no_tables_are_left_as_they_are(space: Space) -> None:
     entry = '\nworkload = [{ name = "rows", rule = "softmax", shape = [4, 4] }]\n\n[artifact]\nname = "x"\nversion = "1"\n'
     space.write({"workloads.toml": head + entry + '\n[target.host]\narch = "host"\n'})
     said = space.run("extract", "nets:mlp", code=2).stderr
-    assert "workloads.toml:4: the entries stand in an inline array" in said
+    assert "workloads.toml:4: the entries are in an inline array" in said
 
 
 def test_every_operation_of_the_elementwise_rule_is_proposed() -> None:
