@@ -30,6 +30,7 @@ from kerneldecl.runners.process import Answer
 from kerneldecl.stages import tune
 from kerneldecl.stages.lock import lock_of, lock_on_disk
 from kerneldecl.stages.session import Options, Session
+from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tuning import bundle
@@ -310,8 +311,8 @@ def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_give
     assert direct.read("workloads.lock") == gpus.read("workloads.lock")
 
 
-def _store(space: Space) -> bundle.LocalStore:
-    return bundle.LocalStore(space.root / "cache")
+def _store(space: Space) -> LocalStore:
+    return LocalStore(space.root / "cache")
 
 
 def _winners(space: Space) -> list[object]:
@@ -353,7 +354,7 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 1")],
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 2")],
     ids=["absent", "cut", "other"],
 )
 def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:
@@ -365,7 +366,7 @@ def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: 
 
 def test_measuring_without_the_gpu_says_which_one_it_takes(gpus: Space) -> None:
     (folder,) = gpus.build(measure=False).build.bundles.values()
-    done = gpus.run("measure", str(folder), code_digest=10)
+    done = gpus.run("measure", str(folder), code=10)
     assert "it must be measured on Test GPU" in done.stderr
 
 
@@ -433,5 +434,5 @@ def _built(name: str, **fields: object) -> Trial:
 )
 def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
     measurements = preferred_first(Group("policy", tuple(built)), is_complete=True)
-    assert (measurements[0].code if measurements else "") == winner
+    assert (measurements[0].code_digest if measurements else "") == winner
     assert len(measurements) in (0, len(built))
