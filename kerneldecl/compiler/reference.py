@@ -20,6 +20,7 @@ import tvm
 
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
 from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.canonical import canonical_module, load, save, signature_of
 from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
@@ -28,7 +29,6 @@ from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import standard_order
-from kerneldecl.templates.shared.contraction import is_reduction
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
