@@ -276,34 +276,19 @@ def _compute_tiles(warp, x, fetched):
     while tile < kernel.tiles:
         for r in T.unroll(params.rows):
             accum[r] = T.float32(0)
-        for i in T.serial(kernel.warp_k_tiles):
+        for k_tile in T.serial(kernel.warp_k_tiles):
             T.ptx.cp.async_.wait_group(params.stages - 2)
             T.cuda.warp_sync()
             # Into the stage that every lane has left.
             freed = T.meta_var(T.Select(slot == 0, params.stages - 1, slot - 1))
             _fetch(warp, fetched[0], fetched[1] * params.warps_k + warp.first_k_tile, warp.first_stage + freed)
             _advance(kernel, fetched[0], fetched[1])
-            _multiply(warp, accum, x, i * params.warps_k + warp.first_k_tile, warp.first_stage + slot)
+            _multiply(warp, accum, x, k_tile * params.warps_k + warp.first_k_tile, warp.first_stage + slot)
             slot = T.Select(slot == params.stages - 1, 0, slot + 1)
         _store_rows(warp, accum, tile, iteration)
         tile = tile + kernel.tile_stride
         iteration = iteration + 1
     T.ptx.cp.async_.wait_group(0)
-
-
-def _smem(kernel: Kernel) -> _Smem:
-    """Allocate the kernel's shared memory."""
-    pool, params = T.SMEMPool(), kernel.params
-    stages = params.warps * params.stages
-    smem = _Smem(
-        weights=pool.alloc((stages, params.rows, I4_STEP_BYTES), "uint8", align=16),
-        scales=pool.alloc((stages, params.rows, kernel.scales), "float16", align=16),
-        x=pool.alloc((kernel.smem_k_tiles * I4_STEP,), "float16", align=16),
-        biases=pool.alloc((kernel.smem_k_tiles * QUADS,), "float32", align=16),
-        partials=pool.alloc((max(1, kernel.block_rows * params.warps_k),), "float32", align=16),
-    )
-    pool.commit()
-    return smem
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -314,6 +299,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         *(tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True))
     )
     params, permute = kernel.params, permute_registers_source()
+    ring = params.warps * params.stages
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -324,7 +310,15 @@ def build(kernel: Kernel) -> tvm.IRModule:
         block = T.cta_id([kernel.grid])
         warp_id = T.warp_id([params.warps])
         lane = T.lane_id([WARP_LANES])
-        warp = T.meta_var(_Warp(kernel=kernel, args=args, smem=_smem(kernel), block=block, warp=warp_id, lane=lane))
+        pool = T.SMEMPool()  # names of its buffers stand in the generated code
+        weights = pool.alloc((ring, params.rows, I4_STEP_BYTES), "uint8", align=16)
+        scales = pool.alloc((ring, params.rows, kernel.scales), "float16", align=16)
+        operands = pool.alloc((kernel.smem_k_tiles * I4_STEP,), "float16", align=16)
+        starts = pool.alloc((kernel.smem_k_tiles * QUADS,), "float32", align=16)
+        parts = pool.alloc((max(1, kernel.block_rows * params.warps_k),), "float32", align=16)
+        pool.commit()
+        smem = T.meta_var(_Smem(weights=weights, scales=scales, x=operands, biases=starts, partials=parts))
+        warp = T.meta_var(_Warp(kernel=kernel, args=args, smem=smem, block=block, warp=warp_id, lane=lane))
         if kernel.pdl:
             _wait_for_preceding_kernel(warp)
         # x is loaded before the weights, or it would arrive after them.
