@@ -44,20 +44,20 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
     sch.reorder(*(leaf.loops[axis] for group in groups for axis in group))
     loops = [blocks.fused(sch, [leaf.loops[axis] for axis in group], leaf.rv) for group in groups]
     # 3. Tiles where an operand is contiguous along another axis than the output, else vectors.
-    across = _transposed(leaf, groups)
-    if across is not None and "tile" not in params:
+    transposed = _transposed(leaf, groups)
+    if transposed is not None and "tile" not in params:
         return False
-    if across is None:
+    if transposed is None:
         _vectors(sch, loops, leaf, params, arch)
         return True
-    return _tiles(sch, loops, across, leaf, params)
+    return _tiles(sch, loops, transposed, leaf, params)
 
 
 def _groups(leaf: blocks.Leaf) -> list[list[int]] | None:
     """Return the axes, outermost first, in groups that can be fused; None where the output's index is not affine."""
     count = len(leaf.loops)
-    every = [blocks.strides(access, count) for access in (*leaf.block.writes, *leaf.block.reads)]
-    written = [step for step in every[0] if step is not None]
+    all_strides = [blocks.strides(access, count) for access in (*leaf.block.writes, *leaf.block.reads)]
+    written = [step for step in all_strides[0] if step is not None]
     if len(written) < count:
         return None
     groups: list[list[int]] = []
@@ -65,7 +65,7 @@ def _groups(leaf: blocks.Leaf) -> list[list[int]] | None:
     axes = (axis for axis in range(count) if leaf.loops[axis] is not None)
     for axis in sorted(axes, key=lambda axis: (extents[axis] > 1, -abs(written[axis]))):
         outer = groups[-1][-1] if groups else axis
-        if groups and all(extents[outer] == 1 or blocks.is_collapsible(steps, outer, axis, extents[axis]) for steps in every):
+        if groups and all(extents[outer] == 1 or blocks.is_collapsible(strides, outer, axis, extents[axis]) for strides in all_strides):
             groups[-1].append(axis)
         else:
             groups.append([axis])
@@ -75,9 +75,9 @@ def _groups(leaf: blocks.Leaf) -> list[list[int]] | None:
 def _transposed(leaf: blocks.Leaf, groups: list[list[int]]) -> int | None:
     """Return the group, other than the last, along which an operand is contiguous; None where there is none."""
     for access in leaf.block.reads:
-        steps = blocks.strides(access, len(leaf.loops))
-        if steps[groups[-1][-1]] not in {0, 1, None}:
-            return next((at for at, group in enumerate(groups[:-1]) if steps[group[-1]] == 1), None)
+        strides = blocks.strides(access, len(leaf.loops))
+        if strides[groups[-1][-1]] not in {0, 1, None}:
+            return next((at for at, group in enumerate(groups[:-1]) if strides[group[-1]] == 1), None)
     return None
 
 
@@ -90,17 +90,17 @@ def _vectors(sch: Schedule, loops: list[Any], leaf: blocks.Leaf, params: Mapping
         sch.parallel(blocks.fused(sch, outer, leaf.rv) if outer else inner)
 
 
-def _tiles(sch: Schedule, loops: list[Any], across: int, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
+def _tiles(sch: Schedule, loops: list[Any], transposed: int, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
     tile = params["tile"]
     assert isinstance(tile, tuple)
-    extents = [blocks.extent(sch, loop) for loop in (loops[across], loops[-1])]
+    extents = [blocks.extent(sch, loop) for loop in (loops[transposed], loops[-1])]
     rows, columns = (min(int(str(size)), extent) for size, extent in zip(tile, extents, strict=True))
     if params["packed"] and (extents[0] % rows or extents[1] % columns):
         return False  # the copy is moved, and moving drops its predicate at the ends
     copy = sch.cache_write(leaf.rv, 0, "local") if params["packed"] else None
-    row, row_in = sch.split(loops[across], [None, rows])
+    row, row_in = sch.split(loops[transposed], [None, rows])
     column, column_in = sch.split(loops[-1], [None, columns])
-    others = [loop for at, loop in enumerate(loops[:-1]) if at != across]
+    others = [loop for at, loop in enumerate(loops[:-1]) if at != transposed]
     outer = [row, column] if params["rows_outermost"] else [column, row]
     sch.reorder(*others, *outer, *([row_in, column_in] if copy is None else [column_in, row_in]))
     if copy is not None:

@@ -63,6 +63,6 @@ def _schedule(sch: Schedule, leaf: blocks.Leaf, lanes: int, is_parallel: bool) -
 
 def _written_order(leaf: blocks.Leaf) -> list[Any]:
     """Return the spatial loops by their strides in the output, the longest first."""
-    steps = blocks.strides(leaf.block.writes[0], len(leaf.loops))
+    strides = blocks.strides(leaf.block.writes[0], len(leaf.loops))
     axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == "spatial" and leaf.loops[at] is not None)
-    return [leaf.loops[at] for at in sorted(axes, key=lambda at: -abs(steps[at] or 0))]
+    return [leaf.loops[at] for at in sorted(axes, key=lambda at: -abs(strides[at] or 0))]

@@ -58,9 +58,9 @@ def _deinterleave(sch: Schedule, gemv: blocks.Leaf, lanes: int) -> None:
     if len(reused) != 1:
         return
     for at, access in enumerate(gemv.block.reads):
-        steps = blocks.strides(access, len(gemv.loops))
-        ways = steps[along[-1]]
-        if len(access.shape) == 1 and ways == gemv.block.axes[reused[0]].extent and steps[reused[0]] == 1:
+        strides = blocks.strides(access, len(gemv.loops))
+        ways = strides[along[-1]]
+        if len(access.shape) == 1 and ways == gemv.block.axes[reused[0]].extent and strides[reused[0]] == 1:
             sch.cache_read(gemv.rv, at, "global")
             sch.transform_layout(gemv.rv, ("read", at), _by_remainder(ways))
 

@@ -116,10 +116,10 @@ def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvSimtParams, arch: Arc
     return True
 
 
-def _stays_in_index(stage: Any, position: int, axis: int) -> bool:
+def _stays_in_index(sblock: Any, position: int, axis: int) -> bool:
     """Say whether an axis is in an operand's index: an axis of extent 1 is so only where it alone is the index of a dimension."""
-    found = stage.iter_vars[axis]
-    return int(found.dom.extent) > 1 or any(dim.min.same_as(found.var) for dim in stage.reads[position].region)
+    found = sblock.iter_vars[axis]
+    return int(found.dom.extent) > 1 or any(dim.min.same_as(found.var) for dim in sblock.reads[position].region)
 
 
 def _tile(sch: Schedule, block: Any, tiles: ConvSimtParams, vector: int) -> _Loops:

@@ -99,8 +99,8 @@ def _transposed(leaf: blocks.Leaf) -> tuple[int, int] | None:
     if len(out.index) < 2 or not out.index[-1]:
         return None
     for at, access in enumerate(leaf.block.reads):
-        steps = blocks.strides(access, len(leaf.loops))
+        strides = blocks.strides(access, len(leaf.loops))
         for dim, index in enumerate(out.index[:-1]):
-            if index and steps[index[0][0]] == 1 and steps[out.index[-1][0][0]] not in {0, 1, None}:
+            if index and strides[index[0][0]] == 1 and strides[out.index[-1][0][0]] not in {0, 1, None}:
                 return at, dim
     return None

@@ -61,11 +61,11 @@ def _schedule(sch: Schedule, params: Mapping[str, Value], *, keep_shared: bool) 
     for rv, (_, *loops) in zip(nested, nests, strict=True):
         if not loops:
             continue
-        tx, step, lane = loops
+        tx, iteration, lane = loops
         sch.bind(tx, "threadIdx.x")
-        thread_loops.load_vectors(sch, last.rv if rv is copy else rv, step)
+        thread_loops.load_vectors(sch, last.rv if rv is copy else rv, iteration)
         sch.vectorize(lane) if rv is copy else sch.unroll(lane)
-        sch.unroll(step) if params["in_registers"] else None
+        sch.unroll(iteration) if params["in_registers"] else None
     sch.unroll(sch.get_loops(last.rv)[-1])
     return True
 
@@ -87,9 +87,9 @@ def _along(sch: Schedule, rv: Any, leading: int, threads: int, width: int) -> li
         return [row]
     *outer, inner = loops[leading:]
     vectors, lane = sch.split(inner, [None, width])
-    step, tx = sch.split(sch.fuse(*outer, vectors) if outer else vectors, [None, threads])
-    sch.reorder(tx, step, lane)
-    return [row, tx, step, lane]
+    iteration, tx = sch.split(sch.fuse(*outer, vectors) if outer else vectors, [None, threads])
+    sch.reorder(tx, iteration, lane)
+    return [row, tx, iteration, lane]
 
 
 def _leading_rows(found: Sequence[blocks.Leaf]) -> int | None:

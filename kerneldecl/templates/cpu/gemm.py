@@ -122,14 +122,14 @@ def gemm_axes(block: Any) -> GemmAxes | None:
     if len(rows) != 1 or rows[0] not in a:
         return None
     m = rows[0]
-    places = (0, 1) if n in second else (1, 0)
+    reads = (0, 1) if n in second else (1, 0)
     return GemmAxes(
         batch=tuple(axis for axis in out[:-1] if axis != m),
         m=m,
         n=n,
         k=k,
-        a=Operand(places[0], len(a), a.index(m), a.index(k)),
-        b=Operand(places[1], len(b), b.index(n), b.index(k)),
+        a=Operand(reads[0], len(a), a.index(m), a.index(k)),
+        b=Operand(reads[1], len(b), b.index(n), b.index(k)),
     )
 
 

@@ -134,14 +134,14 @@ def place_store(sch: Schedule, store: Any, loop: Any) -> None:
 
 def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
     """Lay an operand out with one dimension per group of the block's axes, in their order; an empty first group has none."""
-    stage = sch.get(block)
-    variables = [axis.var for axis in stage.iter_vars]
-    sizes = [int(axis.dom.extent) for axis in stage.iter_vars]
-    region = (stage.reads if operand[0] == "read" else stage.writes)[operand[1]]
-    place = {next(at for at, var in enumerate(variables) if dim.min.same_as(var)): dim_at for dim_at, dim in enumerate(region.region)}
+    sblock = sch.get(block)
+    variables = [axis.var for axis in sblock.iter_vars]
+    sizes = [int(axis.dom.extent) for axis in sblock.iter_vars]
+    region = (sblock.reads if operand[0] == "read" else sblock.writes)[operand[1]]
+    dims = {next(at for at, var in enumerate(variables) if dim.min.same_as(var)): dim_at for dim_at, dim in enumerate(region.region)}
 
     def fused(*index: Any) -> list[Any]:
-        axes = {at: index[dim_at] for at, dim_at in place.items()}
+        axes = {at: index[dim_at] for at, dim_at in dims.items()}
         kept = [group for at, group in enumerate(groups) if group or at]
         return [flat([at for at in group if at in axes], axes, sizes) for group in kept]
 

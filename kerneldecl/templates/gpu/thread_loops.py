@@ -74,9 +74,9 @@ def row_reduction(sch: Schedule, leaf: blocks.Leaf, rest: Sequence[blocks.Leaf],
 
 def _row_loops(sch: Schedule, leaf: blocks.Leaf, width: int) -> tuple[Any, Any, list[Any]]:
     """Return one loop over rows, one over vectors of a row, and those within a vector."""
-    steps = reductions.main_strides(leaf)
+    strides = reductions.main_strides(leaf)
     order = reductions.memory_order(leaf, "reduce")
-    reused = [leaf.loops[axis] for axis in order if steps[axis] == 0 and leaf.block.axes[axis].extent > 1]
+    reused = [leaf.loops[axis] for axis in order if strides[axis] == 0 and leaf.block.axes[axis].extent > 1]
     *outer, inner = (leaf.loops[axis] for axis in order if leaf.loops[axis] not in reused)
     # Vectors are split off before loops are fused: TVM does not prove that a fused index is contiguous.
     vectors, lane = sch.split(inner, [None, width])
@@ -90,8 +90,8 @@ def _row_partials(sch: Schedule, block: Any, loops: Sequence[Any], rest: Sequenc
     # 1. Thread blocks: over rows, and along each row.
     row, tile, along, *lanes = loops
     grid, ty = sch.split(row, [None, tiling.rows])
-    steps, tx = sch.split(along, [None, tiling.threads])
-    outer, inner = sch.split(steps, [None, min(tiling.unroll, blocks.extent(sch, steps))])
+    iterations, tx = sch.split(along, [None, tiling.threads])
+    outer, inner = sch.split(iterations, [None, min(tiling.unroll, blocks.extent(sch, iterations))])
     if tiling.is_paired:
         tile, pair = sch.split(tile, [None, 2])
         lanes = [pair, *lanes]
@@ -227,8 +227,8 @@ def _column_partials(
 ) -> None:
     others, vectors, lane, along = loops
     columns, tx = sch.split(vectors, [None, tiling.threads])
-    steps, ty = sch.split(along, [None, tiling.rows])
-    outer, inner = sch.split(steps, [None, min(tiling.unroll, blocks.extent(sch, steps))])
+    iterations, ty = sch.split(along, [None, tiling.rows])
+    outer, inner = sch.split(iterations, [None, min(tiling.unroll, blocks.extent(sch, iterations))])
     sch.reorder(*others, columns, ty, tx, outer, inner, lane) if tiling.rows > 1 else sch.reorder(
         *others, columns, tx, outer, inner, ty, lane
     )

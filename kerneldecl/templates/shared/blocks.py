@@ -42,7 +42,7 @@ class Leaf:
         return [loop for loop, axis in zip(self.loops, self.block.axes, strict=True) if axis.kind == kind and loop is not None]
 
     def extent_of(self, kind: str) -> int:
-        """Return the product of the extents of a kind's axes."""
+        """Return the number of points that the axes of a kind span."""
         return math.prod(axis.extent for axis in self.block.axes if axis.kind == kind)
 
 

@@ -33,14 +33,14 @@ def plain_positions(region: Any, axes: Sequence[Any]) -> list[int] | None:
 def epilogue_of(sch: Schedule, block: Any) -> list[Any] | None:
     """Return the blocks after `block`, None unless each is elementwise in the results before it and all but the last have consumers."""
     children = list(sch.get_child_blocks(sch.get_sblock("root")))
-    place = next(i for i, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
-    epilogue = children[place + 1 :]
+    position = next(i for i, child in enumerate(children) if sch.get(child).same_as(sch.get(block)))
+    epilogue = children[position + 1 :]
     results = [sch.get(block).writes[0].source]
     for following in epilogue:
-        stage = sch.get(following)
-        if not _is_elementwise(stage, results):
+        sblock = sch.get(following)
+        if not _is_elementwise(sblock, results):
             return None
-        results.append(stage.writes[0].source)
+        results.append(sblock.writes[0].source)
     return epilogue if all(sch.get_consumers(inner) for inner in [block, *epilogue][:-1]) else None
 
 
@@ -50,8 +50,8 @@ def _is_elementwise(block: Any, results: Sequence[Any]) -> bool:
         return False
     axes = [axis.var for axis in block.iter_vars]
     written = plain_positions(block.writes[0], axes)
-    places = [positions(read, axes) for read in block.reads if any(read.source.same_as(buffer) for buffer in results)]
-    return written is not None and sorted(written) == list(range(len(axes))) and all(place == written for place in places)
+    accessed = [positions(read, axes) for read in block.reads if any(read.source.same_as(buffer) for buffer in results)]
+    return written is not None and sorted(written) == list(range(len(axes))) and all(position == written for position in accessed)
 
 
 def merge(sch: Schedule, chain: Sequence[Any]) -> Any:

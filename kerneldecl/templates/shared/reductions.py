@@ -82,8 +82,8 @@ def isolate_reduction(sch: Schedule) -> tuple[Leaf, list[Leaf]] | None:
 
 def contiguous_axis(leaf: Leaf) -> int | None:
     """Return the axis, longer than 1, along which the largest operand is contiguous, None where there is none."""
-    steps = main_strides(leaf)
-    return next((at for at, axis in enumerate(leaf.block.axes) if steps[at] == 1 and axis.extent > 1), None)
+    main = main_strides(leaf)
+    return next((at for at, axis in enumerate(leaf.block.axes) if main[at] == 1 and axis.extent > 1), None)
 
 
 def is_strided(leaf: Leaf) -> bool:
@@ -99,9 +99,9 @@ def main_strides(leaf: Leaf) -> tuple[int | None, ...]:
 
 def memory_order(leaf: Leaf, kind: str) -> list[int]:
     """Return the axes of a kind that have loops by their strides in the largest operand, the longest first."""
-    steps = main_strides(leaf)
+    main = main_strides(leaf)
     axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == kind and leaf.loops[at] is not None)
-    return sorted(axes, key=lambda at: (leaf.block.axes[at].extent > 1, -abs(steps[at] or 0)))
+    return sorted(axes, key=lambda at: (leaf.block.axes[at].extent > 1, -abs(main[at] or 0)))
 
 
 def leading_rows(found: Sequence[Leaf]) -> int | None:
@@ -204,7 +204,7 @@ def vectorize_lanes(sch: Schedule, partial: Any) -> Any:
 
 @dataclass(frozen=True)
 class _RowLoops:
-    """Reduction loops of one row: the number of those over contiguous runs, and the one within a run."""
+    """Reduction loops of one row: the number of those over contiguous segments, and the one within a segment."""
 
     outer: int
     along: Any
@@ -212,10 +212,10 @@ class _RowLoops:
 
 def _rows(sch: Schedule, leaf: Leaf, tiling: RowTiling) -> tuple[Any, Any, _RowLoops]:
     """Return a reduction's block, a new one if rows are split into chunks, its loop over rows and those along a row."""
-    runs, along, reused = ([leaf.loops[axis] for axis in axes] for axes in row_axes(leaf, tiling.lanes))
+    segments, along, reused = ([leaf.loops[axis] for axis in axes] for axes in row_axes(leaf, tiling.lanes))
     spatial = leaf.loops_of("spatial")
-    sch.reorder(*spatial, *runs, *along, *reused)
-    loops = [sch.fuse(*several) for several in (runs, along) if several]
+    sch.reorder(*spatial, *segments, *along, *reused)
+    loops = [sch.fuse(*several) for several in (segments, along) if several]
     row = sch.fuse(*spatial) if spatial else sch.add_unit_loop(loops[0])
     outer = len(loops) - 1
     align = 1 if outer else tiling.lanes * tiling.vectors
@@ -229,25 +229,25 @@ def _rows(sch: Schedule, leaf: Leaf, tiling: RowTiling) -> tuple[Any, Any, _RowL
 
 
 def row_axes(leaf: Leaf, lanes: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the reduction axes over contiguous runs of a row, those within a run, and those along which the largest operand is reused.
+    """Return the reduction axes over contiguous segments of a row, those within a segment, and those that the largest operand lacks.
 
-    Where runs are shorter than a vector, a whole row counts as one.
+    Where segments are shorter than a vector, a whole row counts as one.
     """
-    steps = main_strides(leaf)
+    main = main_strides(leaf)
     every = [strides(access, len(leaf.loops)) for access in leaf.block.reads]
     axes = memory_order(leaf, "reduce")
-    reused = [axis for axis in axes if steps[axis] == 0 and leaf.block.axes[axis].extent > 1]
+    reused = [axis for axis in axes if main[axis] == 0 and leaf.block.axes[axis].extent > 1]
     axes = [axis for axis in axes if axis not in reused]
     first, size = len(axes), 1
-    while first and steps[axes[first - 1]] == size and all(_continues(each, axes[first - 1 : first + 1], leaf) for each in every):
+    while first and main[axes[first - 1]] == size and all(_continues(each, axes[first - 1 : first + 1], leaf) for each in every):
         first -= 1
         size *= leaf.block.axes[axes[first]].extent
     return (axes[:first], axes[first:], reused) if size >= lanes else ([], [*axes, *reused], [])
 
 
-def _continues(steps: tuple[int | None, ...], axes: Sequence[int], leaf: Leaf) -> bool:
+def _continues(axis_strides: tuple[int | None, ...], axes: Sequence[int], leaf: Leaf) -> bool:
     """Say whether an axis has no other one within it, or is collapsible with that one."""
-    return len(axes) < 2 or is_collapsible(steps, axes[0], axes[1], leaf.block.axes[axes[1]].extent)
+    return len(axes) < 2 or is_collapsible(axis_strides, axes[0], axes[1], leaf.block.axes[axes[1]].extent)
 
 
 def column_reduction(sch: Schedule, leaf: Leaf, tiling: ColumnTiling) -> Nest:
