@@ -6,7 +6,7 @@ Parameters:
   rows     rows of weights that a warp computes together: 2, 4 or 8
   warps    warps of a thread block: 1 to 32
   stages   pieces of `rows` x 1024 weights that a warp has in shared memory or on their way to it: 2 to 16
-  blocks   thread blocks that share an SM; their warps compute groups of rows in turn until none is left
+  blocks   thread blocks that share an SM; their warps compute one group of rows after another until none is left
   warps_k  warps that share rows, each with pieces of its own, so that a block reads more contiguous weights; a divisor of `warps`
 
 Shared memory: warps * stages * rows * (512 + 2048 / group) bytes of weights and scales, and 2 bytes for each element of the vector, which

@@ -131,7 +131,7 @@ def _advance(kernel, tile, k_tile):
 def _wait_for_preceding_kernel(warp):
     """Prefetch the first weights to L2, which neither reads nor writes them, and wait until the preceding kernel has ended."""
     kernel, lane, tile = T.meta_var(warp.kernel), T.meta_var(warp.lane), T.meta_var(warp.first_tile)
-    # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+    # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
     T.ptx.griddepcontrol.launch_dependents()
     lines = T.meta_var(I4_STEP_BYTES // LINE_BYTES)
     row_bytes = T.meta_var(kernel.k // 2)
@@ -149,10 +149,10 @@ def _load_x(warp, registers, first):
     kernel = T.meta_var(warp.kernel)
     words = T.decl_buffer((kernel.k // 2,), "uint32", data=warp.args.x.data)
     for i in T.unroll(X_VECTORS):
-        place = T.meta_var(((first + i) * (kernel.params.warps * WARP_LANES) + warp.thread) * 4)
-        if place < kernel.k // 2:
+        index = T.meta_var(((first + i) * (kernel.params.warps * WARP_LANES) + warp.thread) * 4)
+        if index < kernel.k // 2:
             for v in T.vectorized(4):
-                registers[i * 4 + v] = words[place + v]
+                registers[i * 4 + v] = words[index + v]
         else:
             for v in T.unroll(4):
                 registers[i * 4 + v] = T.uint32(0)
@@ -163,11 +163,11 @@ def _store_x(warp, registers, first):
     """Store the vectors that `_load_x` has loaded to shared memory, in the order in which lanes multiply by them."""
     kernel = T.meta_var(warp.kernel)
     for i in T.unroll(X_VECTORS):
-        place = T.meta_var((first + i) * (kernel.params.warps * WARP_LANES) + warp.thread)
-        if place < kernel.vectors:
+        index = T.meta_var((first + i) * (kernel.params.warps * WARP_LANES) + warp.thread)
+        if index < kernel.vectors:
             T.cuda.func_call(
                 permute_source()[0],
-                warp.smem.x.ptr_to([((place // 128 * 4 + place % 4) * WARP_LANES + place % 128 // 4) * 8]),
+                warp.smem.x.ptr_to([((index // 128 * 4 + index % 4) * WARP_LANES + index % 128 // 4) * 8]),
                 registers.ptr_to([i * 4]),
                 source_code=permute_source()[1],
             )
@@ -178,11 +178,11 @@ def _load_x_of_lane(warp, registers):
     """Load a lane's elements of the warp's only k-tile of x, zeros beyond its end."""
     kernel = T.meta_var(warp.kernel)
     words = T.decl_buffer((kernel.k // 2,), "uint32", data=warp.args.x.data)
-    place = T.meta_var(warp.first_k_tile * (I4_STEP // 2) + warp.lane * 16)
-    if place < kernel.k // 2:
+    index = T.meta_var(warp.first_k_tile * (I4_STEP // 2) + warp.lane * 16)
+    if index < kernel.k // 2:
         for i in T.unroll(4):
             for v in T.vectorized(4):
-                registers[i * 4 + v] = words[place + i * 4 + v]
+                registers[i * 4 + v] = words[index + i * 4 + v]
     else:
         for i in T.unroll(16):
             registers[i] = T.uint32(0)
@@ -199,12 +199,12 @@ def _share_x(warp, registers):
         _store_x(warp, registers, (i + 1) * X_VECTORS)
     T.cuda.cta_sync()
     for i in T.serial(-(-kernel.k_tiles * QUADS // threads)):
-        place = T.meta_var(i * threads + warp.thread)
-        if place < kernel.k_tiles * QUADS:
+        index = T.meta_var(i * threads + warp.thread)
+        if index < kernel.k_tiles * QUADS:
             T.cuda.func_call(
                 bias_source()[0],
-                warp.smem.biases.ptr_to([place]),
-                warp.smem.x.ptr_to([place // QUADS * I4_STEP + place % QUADS * 32]),
+                warp.smem.biases.ptr_to([index]),
+                warp.smem.x.ptr_to([index // QUADS * I4_STEP + index % QUADS * 32]),
                 source_code=bias_source()[1],
             )
     T.cuda.cta_sync()
@@ -242,8 +242,8 @@ def _store_rows(warp, accum, tile, iteration):
     )
     if warp.lane % lanes == 0:
         if params.warps_k > 1:
-            place = T.meta_var(iteration * warp.kernel.warp_groups + warp.warp // params.warps_k)
-            warp.smem.partials[(place * params.rows + row) * params.warps_k + warp.warp % params.warps_k] = total
+            index = T.meta_var(iteration * warp.kernel.warp_groups + warp.warp // params.warps_k)
+            warp.smem.partials[(index * params.rows + row) * params.warps_k + warp.warp % params.warps_k] = total
         elif tile * params.rows + row < warp.kernel.n:
             warp.args.y[tile * params.rows + row] = T.cast(total, "float16")
 
@@ -254,14 +254,14 @@ def _reduce_partials(warp):
     kernel, params = T.meta_var(warp.kernel), T.meta_var(warp.kernel.params)
     threads = T.meta_var(params.warps * WARP_LANES)
     for i in T.serial(-(-kernel.block_rows // threads)):
-        place = T.meta_var(i * threads + warp.thread)
-        number = T.meta_var(place // params.rows)
+        index = T.meta_var(i * threads + warp.thread)
+        number = T.meta_var(index // params.rows)
         tile = T.meta_var((number // kernel.warp_groups * kernel.grid + warp.block) * kernel.warp_groups + number % kernel.warp_groups)
-        row = T.meta_var(tile * params.rows + place % params.rows)
-        if T.And(place < kernel.block_rows, row < kernel.n):
+        row = T.meta_var(tile * params.rows + index % params.rows)
+        if T.And(index < kernel.block_rows, row < kernel.n):
             total: T.float32 = 0.0
             for part in T.unroll(params.warps_k):
-                total = total + warp.smem.partials[place * params.warps_k + part]
+                total = total + warp.smem.partials[index * params.warps_k + part]
             warp.args.y[row] = T.cast(total, "float16")
 
 
@@ -276,34 +276,19 @@ def _compute_tiles(warp, x, fetched):
     while tile < kernel.tiles:
         for r in T.unroll(params.rows):
             accum[r] = T.float32(0)
-        for i in T.serial(kernel.warp_k_tiles):
+        for k_tile in T.serial(kernel.warp_k_tiles):
             T.ptx.cp.async_.wait_group(params.stages - 2)
             T.cuda.warp_sync()
-            # Into the stage that every lane has left.
+            # Into the stage that every lane has finished reading.
             freed = T.meta_var(T.Select(slot == 0, params.stages - 1, slot - 1))
             _fetch(warp, fetched[0], fetched[1] * params.warps_k + warp.first_k_tile, warp.first_stage + freed)
             _advance(kernel, fetched[0], fetched[1])
-            _multiply(warp, accum, x, i * params.warps_k + warp.first_k_tile, warp.first_stage + slot)
+            _multiply(warp, accum, x, k_tile * params.warps_k + warp.first_k_tile, warp.first_stage + slot)
             slot = T.Select(slot == params.stages - 1, 0, slot + 1)
         _store_rows(warp, accum, tile, iteration)
         tile = tile + kernel.tile_stride
         iteration = iteration + 1
     T.ptx.cp.async_.wait_group(0)
-
-
-def _smem(kernel: Kernel) -> _Smem:
-    """Allocate the kernel's shared memory."""
-    pool, params = T.SMEMPool(), kernel.params
-    stages = params.warps * params.stages
-    smem = _Smem(
-        weights=pool.alloc((stages, params.rows, I4_STEP_BYTES), "uint8", align=16),
-        scales=pool.alloc((stages, params.rows, kernel.scales), "float16", align=16),
-        x=pool.alloc((kernel.smem_k_tiles * I4_STEP,), "float16", align=16),
-        biases=pool.alloc((kernel.smem_k_tiles * QUADS,), "float32", align=16),
-        partials=pool.alloc((max(1, kernel.block_rows * params.warps_k),), "float32", align=16),
-    )
-    pool.commit()
-    return smem
 
 
 def build(kernel: Kernel) -> tvm.IRModule:
@@ -314,6 +299,7 @@ def build(kernel: Kernel) -> tvm.IRModule:
         *(tirx.decl_buffer(shape, dtype, name) for shape, dtype, name in zip(shapes, dtypes, ("W", "scale", "x", "y"), strict=True))
     )
     params, permute = kernel.params, permute_registers_source()
+    ring = params.warps * params.stages
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -324,7 +310,15 @@ def build(kernel: Kernel) -> tvm.IRModule:
         block = T.cta_id([kernel.grid])
         warp_id = T.warp_id([params.warps])
         lane = T.lane_id([WARP_LANES])
-        warp = T.meta_var(_Warp(kernel=kernel, args=args, smem=_smem(kernel), block=block, warp=warp_id, lane=lane))
+        pool = T.SMEMPool()  # names of its buffers stand in the generated code
+        weights = pool.alloc((ring, params.rows, I4_STEP_BYTES), "uint8", align=16)
+        scales = pool.alloc((ring, params.rows, kernel.scales), "float16", align=16)
+        operands = pool.alloc((kernel.smem_k_tiles * I4_STEP,), "float16", align=16)
+        starts = pool.alloc((kernel.smem_k_tiles * QUADS,), "float32", align=16)
+        parts = pool.alloc((max(1, kernel.block_rows * params.warps_k),), "float32", align=16)
+        pool.commit()
+        smem = T.meta_var(_Smem(weights=weights, scales=scales, x=operands, biases=starts, partials=parts))
+        warp = T.meta_var(_Warp(kernel=kernel, args=args, smem=smem, block=block, warp=warp_id, lane=lane))
         if kernel.pdl:
             _wait_for_preceding_kernel(warp)
         # x is loaded before the weights, or it would arrive after them.
