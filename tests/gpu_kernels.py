@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from kerneldecl.compiler.canonical import symbol
 from kerneldecl.model import Arch, Candidate, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import space_from_json, to_json
+from kerneldecl.store.keys import symbol
 
 H200 = load_arch(STANDARD, "h200")
 CORES = len(os.sched_getaffinity(0))
