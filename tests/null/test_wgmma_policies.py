@@ -13,7 +13,7 @@ from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 from kerneldecl.analysis.contraction import IS_GEMV
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.ranking import FORM, spread
 from kerneldecl.policies.hopper.tilings import Tiling
 from kerneldecl.policies.hopper.time_model import early_share
@@ -138,7 +138,7 @@ def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size:
     if not wgmma_matmul.why_not(space, H200):
         lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
         schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
-        every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
+        every = spread(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
