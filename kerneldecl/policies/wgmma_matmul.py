@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
-from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.analysis.gpu_limits import MAX_GRID_Z
+from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import TURNED, is_box, is_k_last, is_turned, step_items, unit_of

@@ -162,7 +162,7 @@ def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     arch = CUDA("h200").arch
     space = iter_space(canonical_module(nn))
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
-    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
 
