@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from gemms import GEMMS, REFUSED, nn, wrapping_integers
 from gpu_kernels import Case, Kernel, Kernels
-from products import PRODUCTS, REFUSED, nn, wrapping_integers
 
 from kerneldecl.arrays import poisoned, random_array, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library
@@ -57,12 +57,12 @@ def check(func: Any, kernels: Sequence[Kernel]) -> None:
         assert error_of(func, kernel_of(load_library(made.library, "cuda"), made.symbol)) <= tolerance_of(func), made.candidate
 
 
-OF_PRODUCTS = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in PRODUCTS]
+OF_GEMMS = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in GEMMS]
 # What overflows has no defined result.
 OF_OTHERS = [(func, case(func, DefaultPolicy, 1, 1)) for func in REFUSED if func is not wrapping_integers]
 
 
-@pytest.mark.parametrize(("func", "case"), OF_PRODUCTS, ids=[str(case) for _, case in OF_PRODUCTS])
+@pytest.mark.parametrize(("func", "case"), OF_GEMMS, ids=[str(case) for _, case in OF_GEMMS])
 def test_products_of_others_are_right(func: Any, case: Case, kernels: Kernels) -> None:
     check(func, kernels.of(case).kernels)
 

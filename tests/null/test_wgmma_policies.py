@@ -159,8 +159,8 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
-        (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 summed in float64"),
-        (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
+        (matmul((64, 64, 64), dtype="tfloat32", accum_dtype="float64"), "no wgmma of tfloat32 summed in float64"),
+        (matmul((64, 64, 64), dtype="bfloat16", accum_dtype="float16"), "no wgmma of bfloat16 summed in float16"),
         (matmul((1, 1, 64)), IS_GEMV),
         (conv2d(), "do not lie at one distance"),
     ],

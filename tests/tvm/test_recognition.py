@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
-from products import (
-    PRODUCTS,
+from gemms import (
+    GEMMS,
     REFUSED,
     attention_scores,
     behind_a_transpose,
@@ -73,7 +73,7 @@ def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...
     assert tags == {"tensorcore_config": dims, "use_async_copy": 1}
 
 
-@pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
+@pytest.mark.parametrize("func", GEMMS, ids=lambda func: func.__name__)
 def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
     arch = CUDA("h200")
     policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
