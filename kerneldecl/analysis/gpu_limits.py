@@ -14,6 +14,8 @@ WARP_LANES = 32
 """Threads of a warp."""
 VECTOR_BYTES = 16
 """Bytes that one instruction of a thread loads, stores or copies at most."""
+SECTOR_BYTES = 32
+"""Bytes of a sector, the least that L2 transfers (CUDA C++ Best Practices Guide, coalesced access to global memory)."""
 MIN_ASYNC_COPY_BYTES = 4
 """Bytes that cp.async copies at least (PTX ISA, cp.async: 4, 8 or 16)."""
 FIRST_PDL_CAPABILITY = (9, 0)

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
+from kerneldecl.analysis.gpu_limits import MAX_GRID_Z
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
-from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, Form, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
 from kerneldecl.policies.hopper.ranking import spread
@@ -71,7 +72,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     found = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
-    return spread(ranked(forms, SAME_TILE) for forms in found)
+    return spread(best_first(forms, SAME_TILE) for forms in found)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -119,7 +120,7 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
+def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
     """Return every sensible tiling of each schedule, of the operands as they are and of copies that TMA can read."""
     found = list(_forms(gemm, out_dtype, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(gemm)
@@ -139,7 +140,7 @@ def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     return replace(gemm, **copies), sum(copied)
 
 
-def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
+def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield tiles with their schedule, to be timed."""
     m = gemm.extents[1]
     are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0

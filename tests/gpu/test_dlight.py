@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from gemms import GEMMS, REFUSED, nn, wrapping_integers
 from gpu_kernels import Case, Kernel, Kernels
-from products import PRODUCTS, REFUSED, nn, wrapping_integers
 
 from kerneldecl.arrays import poisoned, random_array, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library
@@ -57,7 +57,7 @@ def check(func: Any, kernels: Sequence[Kernel]) -> None:
         assert error_of(func, kernel_of(load_library(kernel.library, "cuda"), kernel.symbol)) <= tolerance_of(func), kernel.candidate
 
 
-GEMM_CASES = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in PRODUCTS]
+GEMM_CASES = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in GEMMS]
 # What overflows has no defined result.
 OTHER_CASES = [(func, case(func, DefaultPolicy, 1, 1)) for func in REFUSED if func is not wrapping_integers]
 

@@ -117,7 +117,7 @@ def test_a_scale_per_row_is_no_transpose() -> None:
     assert all("tile" in dict(p.candidate.params) for p in cpu_elementwise.propose(transpose(64, 64), arch(AVX512), 20))
 
 
-def test_contiguous_axis_looks_past_extents_of_one_and_gives_up_at_a_gather() -> None:
+def test_contiguous_axis_looks_past_extents_of_one_and_gives_up_at_an_indirect_index() -> None:
     ij = axes({"i": 8, "j": 1})
     block = Block("Y", ij, (), (), 0)
     assert contiguous_axis(block, access("X", ij, 0, 1)) == 0
@@ -129,7 +129,7 @@ def test_arguments_are_counted_once_and_intermediates_never() -> None:
     assert moved_bytes(softmax(4, 8)) == 2 * 4 * 8 * 4
 
 
-def test_a_stream_takes_as_long_as_its_slowest_part() -> None:
+def test_a_stream_takes_as_long_as_the_slowest_of_compute_and_memory() -> None:
     def secs(nbytes: int, cycles: float, *, is_parallel: bool) -> float:
         return stream_secs(AVX512, Stream(nbytes, cycles, 4), is_parallel=is_parallel)
 

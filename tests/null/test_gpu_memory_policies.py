@@ -113,7 +113,7 @@ def test_few_rows_are_cut_into_chunks_first() -> None:
     assert dict(first.candidate.params)["chunks"] != 1
 
 
-def test_sums_without_windows_and_windows_of_many_places_are_left_to_others() -> None:
+def test_reductions_without_windows_and_with_large_windows_are_left_to_others() -> None:
     assert gpu_window.propose(column_sum(4096, 4096), H200, 20) == ()
     assert gpu_window.propose(gemv(64, 64), H200, 20) == ()
     space = pool(64, 64)

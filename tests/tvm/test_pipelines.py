@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import tvm
-from products import nn
+from gemms import nn
 
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cpu import apply_candidate

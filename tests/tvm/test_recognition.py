@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
-from products import (
-    PRODUCTS,
+from gemms import (
+    GEMMS,
     REFUSED,
     attention_scores,
     behind_a_transpose,
@@ -73,7 +73,7 @@ def test_gemms_are_recognised(func: Any, layout: str, extents: tuple[int, ...], 
     assert tags == {"tensorcore_config": dims, "use_async_copy": 1}
 
 
-@pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
+@pytest.mark.parametrize("func", GEMMS, ids=lambda func: func.__name__)
 def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
     arch = CUDA("h200")
     policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
@@ -163,7 +163,7 @@ def test_a_gemm_whose_candidates_all_failed_is_reported() -> None:
     arch = CUDA("h200").arch
     space = iter_space(canonical_module(nn))
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
-    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
 

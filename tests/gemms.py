@@ -1,6 +1,6 @@
-"""Owns products and other functions in TensorIR as people write them by hand: names, loop orders and layouts of all kinds.
+"""Owns GEMMs and other functions in TensorIR as people write them by hand: names, loop orders and layouts of all kinds.
 
-Knows nothing of what is made of them.
+Knows nothing of how they are read or scheduled.
 """
 
 from tvm.script import tirx as T
@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
 def nn(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -34,7 +34,7 @@ def nt_with_other_names_and_loops(
 @T.prim_func(s_tir=True)
 def tn(A: T.Buffer((128, 96), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float16")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float16(0)
@@ -44,7 +44,7 @@ def tn(A: T.Buffer((128, 96), "float16"), B: T.Buffer((128, 80), "float16"), C: 
 @T.prim_func(s_tir=True)
 def tt(A: T.Buffer((128, 96), "bfloat16"), B: T.Buffer((80, 128), "bfloat16"), C: T.Buffer((96, 80), "float32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -66,7 +66,7 @@ def attention_scores(
 @T.prim_func(s_tir=True)
 def shared_weights(X: T.Buffer((3, 32, 64), "float16"), W: T.Buffer((64, 48), "float16"), Y: T.Buffer((3, 32, 48), "float32")):
     for b, i, j, k in T.grid(3, 32, 48, 64):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vb, vi, vj, vk = T.axis.remap("SSSR", [b, i, j, k])
             with T.init():
                 Y[vb, vi, vj] = T.float32(0)
@@ -112,23 +112,23 @@ def padded_conv2d(X: T.Buffer((2, 16, 16, 32), "float16"), W: T.Buffer((3, 3, 32
 
 @T.prim_func(s_tir=True)
 def behind_a_transpose(A: T.Buffer((96, 128), "float16"), B: T.Buffer((80, 128), "float16"), C: T.Buffer((96, 80), "float32")):
-    turned = T.sblock_alloc_buffer((128, 80), "float16")
+    transposed = T.sblock_alloc_buffer((128, 80), "float16")
     for k, j in T.grid(128, 80):
         with T.sblock("transpose"):
             vk, vj = T.axis.remap("SS", [k, j])
-            turned[vk, vj] = B[vj, vk]
+            transposed[vk, vj] = B[vj, vk]
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
-            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", turned[vk, vj])
+            C[vi, vj] = C[vi, vj] + T.Cast("float32", A[vi, vk]) * T.Cast("float32", transposed[vk, vj])
 
 
 @T.prim_func(s_tir=True)
 def behind_padding(A: T.Buffer((90, 100), "float16"), B: T.Buffer((100, 80), "float16"), C: T.Buffer((90, 80), "float32")):
     wide, long = T.sblock_alloc_buffer((96, 128), "float16"), T.sblock_alloc_buffer((128, 80), "float16")
-    sums = T.sblock_alloc_buffer((96, 80), "float32")
+    total = T.sblock_alloc_buffer((96, 80), "float32")
     for i, k in T.grid(96, 128):
         with T.sblock("pad_rows"):
             vi, vk = T.axis.remap("SS", [i, k])
@@ -138,47 +138,47 @@ def behind_padding(A: T.Buffer((90, 100), "float16"), B: T.Buffer((100, 80), "fl
             vk, vj = T.axis.remap("SS", [k, j])
             long[vk, vj] = T.if_then_else(vk < 100, B[vk, vj], T.float16(0))
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
-                sums[vi, vj] = T.float32(0)
-            sums[vi, vj] = sums[vi, vj] + T.Cast("float32", wide[vi, vk]) * T.Cast("float32", long[vk, vj])
+                total[vi, vj] = T.float32(0)
+            total[vi, vj] = total[vi, vj] + T.Cast("float32", wide[vi, vk]) * T.Cast("float32", long[vk, vj])
     for i, j in T.grid(90, 80):
         with T.sblock("crop"):
             vi, vj = T.axis.remap("SS", [i, j])
-            C[vi, vj] = sums[vi, vj]
+            C[vi, vj] = total[vi, vj]
 
 
 @T.prim_func(s_tir=True)
 def of_casts_and_an_epilogue(
     A: T.Buffer((96, 128), "float32"), B: T.Buffer((128, 80), "float32"), bias: T.Buffer((80,), "float16"), C: T.Buffer((96, 80), "float16")
 ):
-    left, right = T.sblock_alloc_buffer((96, 128), "float16"), T.sblock_alloc_buffer((128, 80), "float16")
-    sums = T.sblock_alloc_buffer((96, 80), "float32")
+    a, b = T.sblock_alloc_buffer((96, 128), "float16"), T.sblock_alloc_buffer((128, 80), "float16")
+    total = T.sblock_alloc_buffer((96, 80), "float32")
     for i, k in T.grid(96, 128):
-        with T.sblock("narrow_left"):
+        with T.sblock("narrow_a"):
             vi, vk = T.axis.remap("SS", [i, k])
-            left[vi, vk] = T.Cast("float16", A[vi, vk])
+            a[vi, vk] = T.Cast("float16", A[vi, vk])
     for k, j in T.grid(128, 80):
-        with T.sblock("narrow_right"):
+        with T.sblock("narrow_b"):
             vk, vj = T.axis.remap("SS", [k, j])
-            right[vk, vj] = T.Cast("float16", B[vk, vj])
+            b[vk, vj] = T.Cast("float16", B[vk, vj])
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
-                sums[vi, vj] = T.float32(0)
-            sums[vi, vj] = sums[vi, vj] + T.Cast("float32", left[vi, vk]) * T.Cast("float32", right[vk, vj])
+                total[vi, vj] = T.float32(0)
+            total[vi, vj] = total[vi, vj] + T.Cast("float32", a[vi, vk]) * T.Cast("float32", b[vk, vj])
     for i, j in T.grid(96, 80):
         with T.sblock("biased"):
             vi, vj = T.axis.remap("SS", [i, j])
-            C[vi, vj] = T.Cast("float16", sums[vi, vj]) + bias[vj]
+            C[vi, vj] = T.Cast("float16", total[vi, vj]) + bias[vj]
 
 
 @T.prim_func(s_tir=True)
 def gram(A: T.Buffer((96, 128), "float16"), C: T.Buffer((96, 96), "float32")):
     for i, j, k in T.grid(96, 96, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -188,14 +188,14 @@ def gram(A: T.Buffer((96, 128), "float16"), C: T.Buffer((96, 96), "float32")):
 @T.prim_func(s_tir=True)
 def integers(A: T.Buffer((96, 128), "int8"), B: T.Buffer((80, 128), "int8"), C: T.Buffer((96, 80), "int32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = 0
             C[vi, vj] = C[vi, vj] + T.Cast("int32", A[vi, vk]) * T.Cast("int32", B[vj, vk])
 
 
-PRODUCTS = [
+GEMMS = [
     nn,
     nt_with_other_names_and_loops,
     tn,
@@ -227,7 +227,7 @@ def of_three(
     A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float16"), S: T.Buffer((128,), "float16"), C: T.Buffer((96, 80), "float32")
 ):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -237,7 +237,7 @@ def of_three(
 @T.prim_func(s_tir=True)
 def prefix_sums(X: T.Buffer((96, 128), "float16"), Y: T.Buffer((96, 128), "float32")):
     for i, j, k in T.grid(96, 128, 128):
-        with T.sblock("sums"):
+        with T.sblock("prefix"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 Y[vi, vj] = T.float32(0)
@@ -247,7 +247,7 @@ def prefix_sums(X: T.Buffer((96, 128), "float16"), Y: T.Buffer((96, 128), "float
 @T.prim_func(s_tir=True)
 def triangular(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -257,7 +257,7 @@ def triangular(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float1
 @T.prim_func(s_tir=True)
 def from_one(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(1)
@@ -277,7 +277,7 @@ def recurrence(A: T.Buffer((96, 128), "float16"), B: T.Buffer((128, 80), "float1
 @T.prim_func(s_tir=True)
 def wrapping_integers(A: T.Buffer((96, 128), "int8"), B: T.Buffer((80, 128), "int8"), C: T.Buffer((96, 80), "int32")):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = 0
@@ -304,11 +304,11 @@ def two_in_a_row(
 
 
 @T.prim_func(s_tir=True)
-def gathered(
+def indirect(
     A: T.Buffer((96, 128), "float16"), rows: T.Buffer((96,), "int32"), B: T.Buffer((128, 80), "float16"), C: T.Buffer((96, 80), "float32")
 ):
     for i, j, k in T.grid(96, 80, 128):
-        with T.sblock("product"):
+        with T.sblock("gemm"):
             vi, vj, vk = T.axis.remap("SSR", [i, j, k])
             with T.init():
                 C[vi, vj] = T.float32(0)
@@ -335,6 +335,6 @@ REFUSED = {
     recurrence: "its reduction is not a multiply-accumulate",
     wrapping_integers: "its reduction is not a multiply-accumulate",
     two_in_a_row: "it has 2 reductions; a GEMM has one",
-    gathered: "its reduction reads 3 operands; a GEMM has two",
+    indirect: "its reduction reads 3 operands; a GEMM has two",
     depthwise: "it is a matrix-vector multiplication (GEMV), which memory alone limits",
 }
