@@ -13,7 +13,7 @@ from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies.gpu.gemm_tiles import mixed
-from kerneldecl.policies.hopper.operands import is_box
+from kerneldecl.policies.hopper.operands import are_tma_loadable
 
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
@@ -44,8 +44,8 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     found.append(_begun(iter(gpu_gemv.propose(space, arch, top_k))))
     (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
-    are_boxes = all(map(is_box, (gemm.a, gemm.b)))
-    most_secs = (IN_DOUBT if are_boxes else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs
+    uses_tma = are_tma_loadable(gemm)
+    most_secs = (IN_DOUBT if uses_tma else IN_MORE_DOUBT) * least_secs + arch.the_gpu.launch_secs
     rivals = [_apart(proposals) for secs, proposals in others if secs <= most_secs]
     turns = (proposal for turn in itertools.zip_longest(*rivals) for proposal in turn if proposal is not None)
     return tuple(itertools.islice(mixed(first, turns), top_k))
