@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "float8": ("matmul", {"m": 2000, "n": 2008, "k": 1024, "layout": "nt", "dtype": "float8_e4m3fn", "out_dtype": "float16"}),
-    "sums_in_float16": ("matmul", {"m": 2000, "n": 2048, "k": 4096, "layout": "nn", "dtype": "float16", "accum_dtype": "float16"}),
+    "float16_accumulators": ("matmul", {"m": 2000, "n": 2048, "k": 4096, "layout": "nn", "dtype": "float16", "accum_dtype": "float16"}),
     "tfloat32": ("matmul", {"m": 2000, "n": 2048, "k": 1024, "layout": "nt", "precision": "tfloat32"}),
     "tfloat32_nn": ("matmul", {"m": 2000, "n": 2048, "k": 1024, "layout": "nn", "precision": "tfloat32"}),
     "pixels": ("conv2d", {"n": 8, "h": 28, "w": 28, "c": 128, "f": 256, "kh": 1, "kw": 1, "dtype": "float16"}),
@@ -63,7 +63,7 @@ def test_the_template_takes_every_candidate(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
-def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
+def test_every_candidate_builds_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
     m, n, k = size
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
     read = read_product(mod)
@@ -76,7 +76,9 @@ def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str,
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["small", "few_rows", "rows_of_any_length", "int8_scaled", "sums_in_float16", "tfloat32", "tfloat32_nn"])
+@pytest.mark.parametrize(
+    "name", ["small", "few_rows", "rows_of_any_length", "int8_scaled", "float16_accumulators", "tfloat32", "tfloat32_nn"]
+)
 def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     rule, attrs = CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
