@@ -58,7 +58,7 @@ def test_a_rules_gemm_has_operands_in_tfloat32() -> None:
     assert operands(exact) == ("float32", "float32", True)
     assert operands(coarse) == ("tfloat32", "tfloat32", True)
     assert canonical.module_digest(exact) != canonical.module_digest(coarse)
-    assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 summed in float32 here"
+    assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 with float32 accumulators"
     assert wgmma_matmul.why_not(iter_space(coarse), H200) == ""
     assert iter_space(coarse).dtype == "tfloat32"
 

@@ -64,7 +64,7 @@ def test_the_template_takes_every_candidate(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("size", [(64, 6144, 4096), (512, 11008, 4096), (1024, 1024, 1024), (1016, 3000, 2048)], ids=str)
-def test_every_candidate_makes_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
+def test_every_candidate_builds_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
     m, n, k = size
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
     read = read_gemm(mod)
