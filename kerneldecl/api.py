@@ -22,7 +22,7 @@ from kerneldecl.hardware import host
 from kerneldecl.null_build import memo, stamp
 from kerneldecl.planning.lockfile import shown
 from kerneldecl.planning.plan import Plan, link_digest
-from kerneldecl.planning.workspace import FILE, Workspace, open_workspace
+from kerneldecl.planning.workspace import FILE, Workspace, open_workspace, plugins_key
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
@@ -121,11 +121,19 @@ def _note_complete(done: flow.Build) -> None:
     rows: dict[int, list[memo.Row]] = {}
     for entry in done.plan.entries:
         lower, tune, build = (action.key for action in entry.actions)
-        row = (entry.workload.name, entry.workload.target, lower, tune, build, link_digest(entry), memo.entry_digest(entry.workload))
+        row = memo.Row(
+            name=entry.workload.name,
+            target=entry.workload.target,
+            lower_key=lower,
+            tune_key=tune,
+            build_key=build,
+            link_digest=link_digest(entry),
+            entry_digest=memo.entry_digest(entry.workload),
+        )
         rows.setdefault(entry.workload.line, []).append(row)
     digests = [memo.table_digest(table) for table in document["workload"]]
     if len(digests) == len(rows):  # inline tables share a line, which tells tables apart elsewhere
-        plugins = {memo.plugins_key(*chosen): found for chosen, found in done.workspace.inputs.plugins.items()}
+        plugins = {plugins_key(*chosen): found for chosen, found in done.workspace.inputs.plugins.items()}
         links = {link.target: link.key for link in done.plan.links}
         known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
         memo.write_memo(root, document, known, extra, folders)

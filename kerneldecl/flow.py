@@ -16,6 +16,7 @@ from kerneldecl.errors import StaleError, ToolchainError
 from kerneldecl.planning import last_build, lockfile
 from kerneldecl.planning.plan import BLOBS, Action, EntryPlan, Kind, Past, Plan, plan
 from kerneldecl.planning.workspace import LOCK, Workspace
+from kerneldecl.store.files import write_whole
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain import nvcc
@@ -269,7 +270,7 @@ def write_lock(at_work: Build) -> None:
     if all(e.tuned for e in at_work.plan.entries if not e.arch.is_detected) and text != _read(path):
         if at_work.options.locked:
             raise _lock_would_change()
-        last_build.write_whole(path, text)
+        write_whole(path, text, durable=False)
 
 
 def lock_of(workspace: Workspace, current: Plan) -> str:

@@ -15,7 +15,6 @@ Knows nothing of TVM itself, of tuning or of plans.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.planning.plan import is_measured
+from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.local import LocalStore, Miss, Record
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
@@ -102,9 +102,9 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
     specialised = {computation: found for computation, found in held.items() if "trace" not in found}
     _write_database([record for record in records if record.result["computation"] not in specialised], held, folder / "database")
     for computation, found in specialised.items():
-        _write_file(folder / specialised_file(computation), json.dumps(found, sort_keys=True).encode())
+        write_whole(folder / specialised_file(computation), json.dumps(found, sort_keys=True), durable=True)
     for record in records:
-        _write_file(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"))
+        write_whole(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {
         "schema": SCHEMA,
@@ -118,7 +118,7 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "entries": [_entry(part, kernels, specialised) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
         "files": files,
     }
-    _write_file(folder / MANIFEST, _with_digest(manifest))
+    write_whole(folder / MANIFEST, _with_digest(manifest), durable=True)
 
 
 def _with_digest(manifest: Mapping[str, Any]) -> bytes:
@@ -162,14 +162,14 @@ def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore,
         content = built.read_bytes()
     # The loader takes a path that it has seen for the library that it has loaded: a digest in the name keeps them apart.
     name = f"lib/{linked.name}-{digest(content)[:16]}.so"
-    _write_file(folder / name, content)
+    write_whole(folder / name, content, durable=True)
     (folder / name).chmod(0o755)
     return name
 
 
 def _write_objects(records: Sequence[Record], store: LocalStore, folder: Path) -> None:
     for record in records:
-        _write_file(folder / f"{record.result['symbol']}.o", _blob(store, record, "code"))
+        write_whole(folder / f"{record.result['symbol']}.o", _blob(store, record, "code"), durable=True)
 
 
 def specialised_file(computation: str) -> str:
@@ -186,8 +186,8 @@ def _write_database(records: Sequence[Record], held: Mapping[str, Any], folder: 
             fields = [database["trace"], [record.result["run_secs"]], database["target"], database["args"]]
             lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
             workloads.append(workload)
-    _write_file(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads).encode())
-    _write_file(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines).encode())
+    write_whole(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads), durable=True)
+    write_whole(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines), durable=True)
 
 
 def _blob(store: LocalStore, record: Record, name: str) -> bytes:
@@ -218,14 +218,6 @@ def _entry(part: Part, kernels: Mapping[str, Record], specialised: Collection[st
         "unmeasured": not result.get("is_measured", True),
         "provenance": result["provenance"],
     }
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def artifact_defect(folder: Path, key: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.store.files import write_whole
 
 WORKLOADS = """\
 # What to build: operators, shapes, dtypes and targets. `kerneldecl schema` prints a JSON Schema for editors.
@@ -50,8 +51,7 @@ def initialise(root: Path) -> list[Path]:
     workloads = root / "workloads.toml"
     if workloads.exists():
         raise DeclarationError([Problem("workloads.toml", 0, "", "there is one already", "remove it first or use another folder (-C)")])
-    root.mkdir(parents=True, exist_ok=True)
-    workloads.write_text(WORKLOADS, encoding="utf-8")
+    write_whole(workloads, WORKLOADS, durable=False)
     return [workloads, *ignore_results(root)]
 
 
@@ -61,5 +61,5 @@ def ignore_results(root: Path) -> list[Path]:
     before = ignore.read_text(encoding="utf-8") if ignore.exists() else ""
     if IGNORED in before:
         return []
-    ignore.write_text(f"{before}{IGNORED}", encoding="utf-8")
+    write_whole(ignore.resolve(), f"{before}{IGNORED}", durable=False)
     return [ignore]

@@ -19,8 +19,8 @@ from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
 from kerneldecl.model import frozen
-from kerneldecl.planning.last_build import write_whole
 from kerneldecl.runners.process import Worker
+from kerneldecl.store.files import write_whole
 
 FUNCTIONS = "functions"
 """Folder of the functions that no standard rule computes; each file's name is the digest of its computation."""
@@ -111,13 +111,13 @@ def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
     """Write what entries need before the entries, so that the workspace is right at any time; a new one has git ignore its results."""
     for path, ir in functions.items():
         if not (root / path).exists():
-            write_whole(root / path, ir)
+            write_whole(root / path, ir, durable=False)
     content = merged.text.encode()
     declare(root, content)
     if not (root / FILE).exists():
         ignore_results(root)
     if not (root / FILE).exists() or (root / FILE).read_bytes() != content:
-        write_whole(root / FILE, merged.text)
+        write_whole(root / FILE, merged.text, durable=False)
 
 
 def extracted_text(found: Mapping[str, Any]) -> str:

@@ -1,15 +1,15 @@
-"""Owns a plan's short cut: what the last complete build knew of each table of workloads.toml.
+"""Owns the memo, a plan's short cut: what the last complete build knew of each table of workloads.toml.
 
-Knows nothing of why its entries were up to date. A table that is as it was, under the same rules, policies, archs and
-records, is up to date still; only new or changed tables are declared, and only their new entries are planned. What does not fit the
-memo in any way leaves the matter to the full plan, which also words every mistake.
+Knows nothing of why its entries were up to date. An unchanged table, under the same rules, policies, archs and records,
+is still up to date; only new or changed tables are declared, and only their new entries are planned. Where the memo does
+not fit in any way, the full plan is made, which also reports every mistake.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,22 +18,34 @@ import tomli
 
 from kerneldecl.model import Workload
 from kerneldecl.null_build import stamp
+from kerneldecl.store.files import write_whole
 
 MEMO = "cache/memo.json"
 SCHEMA = 2
-Row = tuple[str, str, str, str, str, str, str]
-"""Name, target, keys of lower, tune and build, what stands for the entry in the link's manifest, and the entry's digest."""
+
+
+class Row(NamedTuple):
+    """What is known of an entry that was up to date."""
+
+    name: str
+    target: str
+    lower_key: str
+    tune_key: str
+    build_key: str
+    link_digest: str
+    """What stands for the entry in the link's manifest."""
+    entry_digest: str
 
 
 class Memo(NamedTuple):
     """What the last complete build knew."""
 
-    tables: Mapping[str, list[Row]]
+    tables: Mapping[str, Sequence[Row]]
     """Rows of each table, by the table's digest."""
     links: Mapping[str, str]
     """Key of each target's artifact."""
     plugins: Mapping[str, Mapping[str, str]]
-    """Digests of the policies and templates behind each policy, by `plugins_key`."""
+    """Digests of the policies and templates behind each policy, by `workspace.plugins_key`."""
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
@@ -41,13 +53,8 @@ def table_digest(table: Mapping[str, Any]) -> str:
     return sha256(repr(table).encode()).hexdigest()
 
 
-def plugins_key(policy: str, kind: str) -> str:
-    """Return the name under which the digests of a policy for a kind of arch are kept."""
-    return f"{policy} {kind}"
-
-
 def entry_digest(workload: Workload) -> str:
-    """Return a digest of all that is declared of an entry, less where it stands."""
+    """Return a digest of all that is declared of an entry, except its line."""
     return sha256(repr(dataclasses.replace(workload, line=0)).encode()).hexdigest()
 
 
@@ -67,7 +74,7 @@ def parse(content: bytes) -> dict[str, Any] | None:
 
 
 def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list[str], folders: list[str]) -> None:
-    """Keep what is known; `extra` are files that keys depend on beside plug-ins, `folders` the artifacts."""
+    """Keep what is known; `extra` are files besides plug-ins that keys depend on, `folders` those of the artifacts."""
     fields = {
         "schema": SCHEMA,
         "head": head_digest(document),
@@ -78,13 +85,11 @@ def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list
         "folders": folders,
         **known._asdict(),
     }
-    temporary = root / f"{MEMO}.part"
-    temporary.write_text(json.dumps(fields, separators=(",", ":")), encoding="utf-8")
-    temporary.replace(root / MEMO)
+    write_whole(root / MEMO, json.dumps(fields, separators=(",", ":")), durable=False)
 
 
 def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
-    """Return the memo, None where it does not hold any more. Of an artifact that is not as it was left, it knows no key."""
+    """Return the memo, None where it no longer holds; without keys of artifacts where one is not as it was left."""
     try:
         memo = json.loads((root / MEMO).read_bytes())
         holds = (
@@ -94,7 +99,8 @@ def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
             and memo["records"] == stamp.records(str(root))
         )
         is_whole = holds and memo["artifacts"] == stamp.artifacts(str(root), memo["folders"])
-        known = Memo(memo["tables"], memo["links"] if is_whole else {}, memo["plugins"])
-    except (OSError, ValueError, KeyError, TypeError):
+        tables = {table: [Row._make(row) for row in rows] for table, rows in memo["tables"].items()} if holds else {}
+        known = Memo(tables, memo["links"] if is_whole else {}, memo["plugins"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return known if holds else None

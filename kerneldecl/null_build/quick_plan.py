@@ -1,4 +1,4 @@
-"""Owns planning with the memo: tables that are known cost nothing, the others are planned as ever.
+"""Owns planning with the memo: known tables cost nothing, the others are planned as usual.
 
 Knows nothing of building. Where the memo does not hold, or anything is wrong, there is no quick plan.
 """
@@ -13,10 +13,9 @@ from kerneldecl.null_build import memo
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
-    from kerneldecl.planning.plan import Action, EntryPlan
+    from kerneldecl.planning.plan import Action, EntryPlan, Kind
 
 FILE = "workloads.toml"
-_KINDS = ("lower", "tune", "build")
 
 
 def quick_plan(root: Path) -> list[Action] | None:
@@ -34,14 +33,15 @@ def quick_plan(root: Path) -> list[Action] | None:
         return None
     digests = [memo.table_digest(table) for table in tables]
     rows = [row for digest in digests for row in known.tables.get(digest, ())]
-    unknown = _expanded(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
-    if unknown is None:
+    changed = _expanded(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
+    if changed is None:
         return None
-    old = {row[6]: row for several in known.tables.values() for row in several} if unknown else {}
-    by_digest = {memo.entry_digest(workload): workload for workload in unknown}
+    by_digest = {memo.entry_digest(workload): workload for workload in changed}
+    old = {row.entry_digest: row for several in known.tables.values() for row in several} if changed else {}
     rows += [old[digest] for digest in by_digest if digest in old]
-    planned = _planned(root, document, tuple(workload for digest, workload in by_digest.items() if digest not in old), known.plugins)
-    if _has_duplicates(rows, planned) or len(by_digest) != len(unknown):
+    new = tuple(workload for digest, workload in by_digest.items() if digest not in old)
+    planned = _planned(root, document, new, known.plugins)
+    if _has_duplicates(rows, planned) or len(by_digest) != len(changed):
         return None
     links = _links(document, rows, planned, known.links)
     return [*_hits(rows), *(action for entry in planned for action in entry.actions), *links]
@@ -74,18 +74,19 @@ def _planned(
 
 
 def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:
-    names = [(row[0], row[1]) for row in rows] + [(entry.workload.name, entry.workload.target) for entry in planned]
+    names = [(row.name, row.target) for row in rows] + [(entry.workload.name, entry.workload.target) for entry in planned]
     return len(set(names)) != len(names)
 
 
 def _hits(rows: Sequence[memo.Row]) -> list[Action]:
     from kerneldecl.planning.plan import Action
 
-    return [
-        Action(f"{row[0]}@{row[1]}", row[1], kind, True, key, "")  # type: ignore[arg-type]
-        for row in rows
-        for kind, key in zip(_KINDS, row[2:5], strict=True)
-    ]
+    actions = []
+    for row in rows:
+        entry, target = f"{row.name}@{row.target}", row.target
+        keys: tuple[tuple[Kind, str], ...] = (("lower", row.lower_key), ("tune", row.tune_key), ("build", row.build_key))
+        actions += [Action(entry=entry, target=target, kind=kind, is_hit=True, key=key, reason="") for kind, key in keys]
+    return actions
 
 
 def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]) -> list[Action]:
@@ -95,7 +96,7 @@ def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Seque
     entries: dict[str, dict[str, str]] = {}
     waiting: dict[str, list[str]] = {}
     for row in rows:
-        entries.setdefault(row[1], {})[row[0]] = row[5]
+        entries.setdefault(row.target, {})[row.name] = row.link_digest
     for entry in planned:
         of_target = entries.setdefault(entry.workload.target, {})
         if entry.tuned is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from _thread import get_native_id
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
@@ -48,7 +49,7 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
 
 
 def _write(root: str, stamp: dict[str, object]) -> None:
-    temporary = os.path.join(root, f"{STAMP}.{os.getpid()}")
+    temporary = os.path.join(root, f"{STAMP}.{get_native_id()}.part")  # as store.files, without what that imports
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(stamp, file)
     os.replace(temporary, os.path.join(root, STAMP))

@@ -6,11 +6,11 @@ Knows nothing of plans or of what the keys stand for. Losing it loses explanatio
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from kerneldecl.store.files import write_whole
 
 SCHEMA = 1
 
@@ -33,14 +33,4 @@ def read_state(path: Path) -> State:
 
 
 def write_state(path: Path, state: State) -> None:
-    write_whole(path, json.dumps({"schema": SCHEMA, "keys": state.keys, "why": state.why}))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a text file; readers see the old one or the new one. Not flushed: it can be made again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
+    write_whole(path, json.dumps({"schema": SCHEMA, "keys": state.keys, "why": state.why}), durable=False)

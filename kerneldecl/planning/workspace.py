@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
-from kerneldecl.null_build.memo import plugins_key
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
@@ -49,7 +48,7 @@ def open_workspace(root: Path) -> Workspace:
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
     """Return the workspace of a declaration, with the digests of what its workloads use.
 
-    `known` gives digests of policies and templates, by `memo.plugins_key`, that need not be looked for.
+    `known` gives digests of policies and templates, by `plugins_key`, that need not be looked for.
     """
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
@@ -78,6 +77,11 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
     return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
+
+
+def plugins_key(policy: str, kind: str) -> str:
+    """Return the name under which the digests of a policy for a kind of arch are kept."""
+    return f"{policy} {kind}"
 
 
 def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:

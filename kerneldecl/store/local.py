@@ -11,13 +11,12 @@ content, or, for tuning, whoever comes first wins (`write` does not replace).
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import digest, key
 
 SCHEMA = 1
@@ -71,7 +70,7 @@ class LocalStore:
             return record_key
         body = _body(result)
         fields = {"schema": SCHEMA, "kind": kind, "manifest": manifest.splitlines(), "digest": digest(body.encode()), "result": result}
-        _publish(path, (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode())
+        write_whole(path, json.dumps(fields, indent=1, sort_keys=True) + "\n", durable=True)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
@@ -96,7 +95,7 @@ class LocalStore:
         """Keep bytes and return their digest."""
         blob_digest = digest(content)
         if isinstance(self.read_blob(blob_digest), Miss):
-            _publish(self.blob_path(blob_digest), content)
+            write_whole(self.blob_path(blob_digest), content, durable=True)
         return blob_digest
 
 
@@ -134,20 +133,6 @@ def _blob(path: Path) -> bytes | Miss:
     except OSError as error:
         return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
     return content if digest(content) == path.name else Miss(f"{_shown(path)} has other content than its name says")
-
-
-def _publish(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)  # still there only if something went wrong
 
 
 def store_stats(store: LocalStore) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whole networks on the CPU: what an artifact of their own functions computes, in both modes, and that it has a kernel for each."""
+"""Whole networks on the CPU: the results of an artifact of their functions, in both modes, with a kernel for each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rules(space: Space, network: Network) -> Counter[str]:
 def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
     found = {network.name: rules(built, network) for network in SMALL if network.dtype == "float32"}
     assert found["mlp"] == {"matmul": 3, "softmax": 1}
-    # Residuals that a 1x1 convolution makes are added in it before the block's own bias: no epilogue of the rule has two operands so.
+    # A 1x1 convolution's residual is added before the block's bias: no epilogue of the rule has two such operands.
     assert found["resnet18"] == {"conv2d": 15, "tensor_ir": 4, "reduce": 1, "matmul": 1}
     assert found["llama_prefill"]["rms_norm"] == 1
 
@@ -86,13 +86,13 @@ def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
 def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> None:
     policies = {name: policy_of(func) for name, func, _ in read_model.called(read_model.fused(module_of(network)))}
     assert "gpu_fallback" not in policies.values()
-    products = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
+    contractions = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
     if network.name == "llama_decode":
-        assert products <= {"gpu_gemv", "gpu_matmul"}
+        assert contractions <= {"gpu_gemv", "gpu_matmul"}
     elif network.dtype == "float32":
-        assert products == {"gpu_matmul_simt"}
+        assert contractions == {"gpu_matmul_simt"}
     else:
-        assert products.isdisjoint({"gpu_gemv", "gpu_matmul_simt", "gpu_reduce"}), "tensor cores take them"
+        assert contractions.isdisjoint({"gpu_gemv", "gpu_matmul_simt", "gpu_reduce"}), "tensor cores take them"
 
 
 def policy_of(func: Any) -> str:
@@ -132,7 +132,7 @@ def imported() -> tuple[Any, Any]:
     return model, relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(from_onnx(model))
 
 
-def test_an_imported_network_is_converted_and_computes_what_onnx_says(tmp_path: Path) -> None:
+def test_an_imported_network_is_converted_and_matches_onnx(tmp_path: Path) -> None:
     model, module = imported()
     space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
     space.run("extract", "net.json")

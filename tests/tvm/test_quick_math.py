@@ -1,4 +1,4 @@
-"""Activations of 16 bits take a few instructions, and are as good as rounded once, for every number there is."""
+"""Fast-math activations of 16-bit floats take a few instructions, and are accurate to one rounding, for every 16-bit float."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kernel_of(step: str, dtype: str, out_dtype: str) -> Any:
 @needs_nvcc
 @pytest.mark.parametrize("step", EXACT)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_number_of_16_bits_is_as_good_as_rounded_once(step: str, dtype: str) -> None:
+def test_every_16_bit_float_is_accurate_to_one_rounding(step: str, dtype: str) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     bits = np.arange(2**16, dtype="uint16").reshape(SIZE, SIZE)
     with np.errstate(invalid="ignore"):

@@ -31,12 +31,12 @@ def one_barrier(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _loop(loop: Any) -> Any:
-    steps = list(loop.body.seq) if isinstance(loop.body, SeqStmt) else []
-    keys = [step.attr_key if isinstance(step, AttrStmt) else "" for step in steps]
+    stmts = list(loop.body.seq) if isinstance(loop.body, SeqStmt) else []
+    keys = [stmt.attr_key if isinstance(stmt, AttrStmt) else "" for stmt in stmts]
     if keys.count(COMMIT) != 1 or keys.count(WAIT) != 1 or keys.index(WAIT) != keys.index(COMMIT) + 1:
         return loop
     at = keys.index(COMMIT)
-    before, (copy, wait), after = steps[:at], steps[at : at + 2], steps[at + 2 :]
+    before, (copy, wait), after = stmts[:at], stmts[at : at + 2], stmts[at + 2 :]
     count = wait.body
     copying, computing = _without_sync(copy.body), _without_sync(count.body)
     if count.attr_key != IN_FLIGHT or copying is None or computing is None:
@@ -60,6 +60,6 @@ def _after_wait(wait: Any, in_flight: int, body: list[Any]) -> Any:
 
 def _without_sync(body: Any) -> tuple[Any, list[Any]] | None:
     """Return a sequence's only barrier and its other statements; None unless it has exactly one barrier."""
-    steps = list(body.seq) if isinstance(body, SeqStmt) else []
-    found = [step for step in steps if isinstance(step, Evaluate) and isinstance(step.value, Call) and step.value.op.name == SYNC]
-    return (found[0], [step for step in steps if not step.same_as(found[0])]) if len(found) == 1 else None
+    stmts = list(body.seq) if isinstance(body, SeqStmt) else []
+    found = [stmt for stmt in stmts if isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op.name == SYNC]
+    return (found[0], [stmt for stmt in stmts if not stmt.same_as(found[0])]) if len(found) == 1 else None

@@ -34,11 +34,11 @@ def spread_copies(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _loop(loop: Any) -> Any:
-    steps = list(loop.body.seq) if isinstance(loop.body, SeqStmt) else []
-    keys = [step.attr_key if isinstance(step, AttrStmt) else type(step).__name__ for step in steps]
+    stmts = list(loop.body.seq) if isinstance(loop.body, SeqStmt) else []
+    keys = [stmt.attr_key if isinstance(stmt, AttrStmt) else type(stmt).__name__ for stmt in stmts]
     if keys[-3:] != [COMMIT, "For", WAIT] or COMMIT in keys[:-3]:
         return loop
-    *before, copy, slices, wait = steps
+    *before, copy, slices, wait = stmts
     copies = list(copy.body.seq) if isinstance(copy.body, SeqStmt) else [copy.body]
     *loads, multiply = list(slices.body.seq)
     spread = [_slice_of_copies(each, slices) for each in copies if isinstance(each, For)]
