@@ -134,14 +134,14 @@ class Gpu:
     simt_flops_per_s: Rates
     """Of the CUDA cores; a fused multiply-add counts as two, packed operations in full."""
     tensor_flops_per_s: Rates
-    """Of the tensor cores, dense, by dtype of the factors, sums in float32 or int32; a dtype they do not take is absent."""
+    """Dense rates of the tensor cores by dtype of the operands, accumulators in float32 or int32; a dtype they do not take is absent."""
     async_copy: bool
     """Has cp.async, from global to shared memory past the registers."""
     ldmatrix: bool
     launch_secs: float
     """Least time of a kernel that follows another."""
-    float16_sums_speedup: float = 1.0
-    """How much faster tensor cores are where float16 products are summed in float16."""
+    float16_accum_speedup: float = 1.0
+    """How much faster tensor cores multiply float16 operands with float16 accumulators than with float32 ones."""
     wgmma_arch: str = ""
     """The compilers' name for the architecture with wgmma; empty where there is none."""
 
@@ -239,8 +239,8 @@ class Block:
     writes: tuple[Access, ...]
     flops_per_point: int
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
-    adds_products: bool = True
-    """Of a reduction: False where it does anything else at a point than adding a product of two operands to a sum that started at zero."""
+    is_multiply_accumulate: bool = True
+    """Whether a reduction adds, at each point, the product of two operands to one accumulator that starts at zero, and nothing else."""
 
     @property
     def is_reduction(self) -> bool:

@@ -35,8 +35,14 @@ def space_from_json(json: Mapping[str, Any]) -> IterSpace:
 
 def _block(json: Mapping[str, Any]) -> Block:
     reads, writes = (tuple(_access(a) for a in json[side]) for side in ("reads", "writes"))
+    axes = tuple(Axis(**axis) for axis in json["axes"])
     return Block(
-        json["name"], tuple(Axis(**axis) for axis in json["axes"]), reads, writes, json["flops_per_point"], json.get("adds_products", True)
+        name=json["name"],
+        axes=axes,
+        reads=reads,
+        writes=writes,
+        flops_per_point=json["flops_per_point"],
+        is_multiply_accumulate=json["is_multiply_accumulate"],
     )
 
 

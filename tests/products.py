@@ -326,15 +326,15 @@ def depthwise(X: T.Buffer((2, 18, 18, 32), "float16"), W: T.Buffer((3, 3, 32), "
 
 
 REFUSED = {
-    gram: "both its operands are A; the templates want two",
-    max_plus: "its reduction does something else than adding products",
-    of_three: "its reduction reads 3 operands; a product has two",
-    prefix_sums: "its reduction reads 1 operand; a product has two",
-    triangular: "its reduction does something else than adding products",
-    from_one: "its reduction does something else than adding products",
-    recurrence: "its reduction does something else than adding products",
-    wrapping_integers: "its reduction does something else than adding products",
-    two_in_a_row: "it has 2 reductions; a product is one",
-    gathered: "its reduction reads 3 operands; a product has two",
-    depthwise: "it is a product with a vector, which memory alone limits",
+    gram: "both its operands are A; a GEMM has two",
+    max_plus: "its reduction is not a multiply-accumulate",
+    of_three: "its reduction reads 3 operands; a GEMM has two",
+    prefix_sums: "its reduction reads 1 operand; a GEMM has two",
+    triangular: "its reduction is not a multiply-accumulate",
+    from_one: "its reduction is not a multiply-accumulate",
+    recurrence: "its reduction is not a multiply-accumulate",
+    wrapping_integers: "its reduction is not a multiply-accumulate",
+    two_in_a_row: "it has 2 reductions; a GEMM has one",
+    gathered: "its reduction reads 3 operands; a GEMM has two",
+    depthwise: "it is a matrix-vector multiplication (GEMV), which memory alone limits",
 }

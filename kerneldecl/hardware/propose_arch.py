@@ -119,7 +119,7 @@ def _speed_lines(gpu: DriverGpu, capability: tuple[int, int], generation: _Gener
     yield f"ldmatrix = {json.dumps(capability >= (7, 5))}"
     yield f"launch_secs = {_LAUNCH_SECS:.1e}                # assumed"
     if _is_slowed(gpu, capability):
-        yield "float16_sums_speedup = 2.0           # GeForce: tensor cores run at half the rate where sums are float32"
+        yield "float16_accum_speedup = 2.0          # GeForce: tensor cores run at half the rate where accumulators are float32"
     if capability == (9, 0):
         yield 'wgmma_arch = "sm_90a"'
 

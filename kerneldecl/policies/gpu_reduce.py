@@ -23,8 +23,8 @@ from kerneldecl.policies.gpu.time_model import (
     ranked,
     rounds,
 )
-from kerneldecl.policies.shared.reduction import MAX_REUSE, is_across, reuse
-from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
+from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, points
 
 TEMPLATES = ("gpu_reduce",)
 AUTO = {"cuda": 75}
@@ -44,15 +44,13 @@ ENOUGH_UNROLLED = 4
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return ways to compute the one reduction of a function; nothing where there are several, or operands are used again and again."""
-    found = only_reduction(space)
-    if found is None or reuse(found[0]) > MAX_REUSE:
-        return ()
-    return ranked("gpu_reduce", arch.the_gpu, cuts(space, found[0], arch.the_gpu, tiles=()), top_k)
+    block = streamed_reduction(space)
+    return () if block is None else ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k)
 
 
-def cuts(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
-    """Yield cuts of a reduction along or across contiguous memory; with `tiles`, also of rows that share a thread."""
-    return across(space, block, gpu) if is_across(block) else along(space, block, gpu, tiles)
+def tilings(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int] = ()) -> Iterator[Timed]:
+    """Yield tilings of a reduction along or across contiguous memory; with `tiles`, also how many rows share a thread."""
+    return _across(space, block, gpu) if is_across(block) else _along(space, block, gpu, tiles)
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class _Rows:
     moved_bytes: int
 
 
-def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
+def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
     """Yield cuts of rows: how many threads share one, how many rows a block has, in how many chunks each is."""
     rows = _rows(space, block)
     for width, row_threads, threads, unroll, tile in itertools.product(
@@ -175,7 +173,7 @@ def _innermost(block: Block) -> int:
     return 1 if axis is None else block.axes[axis].extent
 
 
-def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
+def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     """Yield cuts of columns: how many threads lie side by side, how many share a column, in how many chunks each is."""
     main = largest(block)
     element, width_of_all, size = dtype_bytes(main.dtype), _innermost(block), points(block, "reduce")

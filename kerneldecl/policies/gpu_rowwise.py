@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
-from kerneldecl.policies.shared.reduction import is_across
-from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import rowwise_reductions
+from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("gpu_rowwise",)
 AUTO = {"cuda": 60}
@@ -33,19 +33,11 @@ EXCHANGE_CYCLES = 25.0
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
-    reductions = [block for block in space.blocks if block.is_reduction]
-    rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
-    # For nothing but a reduction there are better ways.
-    if only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
-        return ()
-    (shape,) = rows
-    last = space.blocks[-1]
-    if not shape or tuple(axis.extent for axis in last.axes[: len(shape)]) != shape:
-        return ()
-    return ranked("gpu_rowwise", arch.the_gpu, _cuts(space, reductions, arch.the_gpu), top_k)
+    reductions = rowwise_reductions(space)
+    return ranked("gpu_rowwise", arch.the_gpu, _timed(space, reductions, arch.the_gpu), top_k) if reductions else ()
 
 
-def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
+def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
     count, size = points(reductions[0], "spatial"), points(reductions[0], "reduce")
     last = space.blocks[-1]
     element = dtype_bytes(last.writes[0].dtype)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked, rounds
 from kerneldecl.policies.gpu_reduce import largest_divisor
-from kerneldecl.policies.shared.reduction import is_across
-from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import is_across, only_reduction
+from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, points
 
 TEMPLATES = ("gpu_window",)
 AUTO = {"cuda": 70}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import unit_of
 from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT, MAX_COLUMNS
@@ -113,7 +113,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     windows = _windows(space, gemm)
     assert windows is not None, "why_not has asked for them"
     out_dtype = space.blocks[-1].writes[0].dtype
-    return ranked(estimates(windows, gemm, out_dtype, arch.the_gpu), SAME_TILE)
+    return best_first(estimates(windows, gemm, out_dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
+from kerneldecl.analysis.gpu_limits import MAX_GRID_Z
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
-from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, Form, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
 from kerneldecl.policies.hopper.ranking import spread
@@ -71,7 +72,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     found = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
-    return spread(ranked(forms, SAME_TILE) for forms in found)
+    return spread(best_first(forms, SAME_TILE) for forms in found)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -90,7 +91,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
         (not all(map(_is_copy, before)), "an operand is computed on the way"),
         (not _are_matrices(space, block, gemm), "an operand's rows or terms do not lie at one distance from each other"),
-        (max(gemm.extents[1:3]) == 1, WITH_A_VECTOR),
+        (max(gemm.extents[1:3]) == 1, IS_GEMV),
         (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
     return next((reason for applies, reason in reasons if applies), "")
@@ -119,7 +120,7 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
+def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
     """Return every sensible tiling of each schedule, of the operands as they are and of copies that TMA can read."""
     found = list(_forms(gemm, out_dtype, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(gemm)
@@ -134,12 +135,12 @@ def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[F
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
     operands = {name: operand for name in ("a", "b") if not is_box(operand := getattr(gemm, name))}
-    copies = {name: replace(operand, run=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
+    copies = {name: replace(operand, contiguous=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
     copied = (operand.size_bytes * (TURNED if is_turned(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 
 
-def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
+def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield tiles with their schedule, to be timed."""
     m = gemm.extents[1]
     are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
-from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, together
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
+from kerneldecl.policies.gpu.time_model import p_norm
 from kerneldecl.policies.hopper.time_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
 from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
 
@@ -99,7 +100,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
         return iter(())
     windows = windows_of(space, gemm)
     assert windows is not None, "why_not has asked for it"
-    return ranked(estimates(windows, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
+    return best_first(estimates(windows, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -207,9 +208,9 @@ def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, g
     store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
     shared = (load + weights + store) / SHARED_SHARE
     alone = multiply + shared + EDGE_CYCLES
-    cycles = tiling.mma_tiles * max(together(multiply, shared), alone / tiling.blocks) + TILE_CYCLES
+    cycles = tiling.mma_tiles * max(p_norm(multiply, shared, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks) + TILE_CYCLES
     rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
     sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
     results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(out_dtype)
     dram_secs = (gemm.a.size_bytes + gemm.b.size_bytes + results) / gpu.dram_bytes_per_s
-    return together(sm_secs, dram_secs) + START_SECS + launch_secs(gpu, is_early=True)
+    return p_norm(sm_secs, dram_secs, exponent=TENSOR_CORE_OVERLAP) + START_SECS + launch_secs(gpu, is_early=True)

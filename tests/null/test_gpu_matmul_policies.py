@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
+from kerneldecl.analysis.params import ConvSimtParams, ConvTcParams, GemmSimtParams, GemmTcParams
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import policies_behind, standard_order
 from kerneldecl.policies import gpu_matmul_simt, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu import conv_tiles, conv_tiles_simt
-from kerneldecl.policies.gpu.gemm_tiles import ranked
+from kerneldecl.policies.gpu.gemm_tiles import best_first
 from kerneldecl.policies.gpu.time_model import occupancy
 
 
@@ -55,13 +56,13 @@ def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> Non
 @pytest.mark.parametrize(
     ("space", "gpu", "reason"),
     [
-        (matmul((64, 64, 64), dtype="float32"), "h200", "no intrinsic for float32 summed in float32"),
+        (matmul((64, 64, 64), dtype="float32"), "h200", "no mma.sync of float32 with float32 accumulators"),
         (matmul((64, 64, 64)), "v100", "older than mma.sync"),
         (matmul((64, 64, 64)), "t4", "older than mma.sync"),
         (matmul((64, 64, 64), "nn", "int8", "int32"), "h200", "layout is nn"),
         (matmul((2, 4, 64)), "h200", "2 rows and 4 columns"),
-        (matmul((1, 4096, 4096)), "h200", "product with a vector"),
-        (matmul((64, 64, 8)), "h200", "sums have 8 terms"),
+        (matmul((1, 4096, 4096)), "h200", "(GEMV)"),
+        (matmul((64, 64, 8)), "h200", "k is 8;"),
     ],
 )
 def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reason: str) -> None:
@@ -82,7 +83,7 @@ def test_sum_without_a_second_operand_is_no_product() -> None:
     space = matmul((64, 64, 64))
     (block,) = space.blocks
     alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
-    assert contraction_of(alone) == "its reduction reads 1 operand; a product has two"
+    assert contraction_of(alone) == "its reduction reads 1 operand; a GEMM has two"
     assert gpu_matmul_simt.propose(alone, H200, 20) == ()
 
 
@@ -128,8 +129,8 @@ def test_what_is_never_timed_would_not_be_proposed(
 ) -> None:
     space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
     if not gpu_matmul_tc.why_not(space, arch(name)):
-        every = [estimate for _, timed in gpu_matmul_tc._forms(gemm(space), gpu) for estimate in timed()]
-        assert gpu_matmul_tc.propose(space, arch(name), top_k) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
+        every = [estimate for _, timed in gpu_matmul_tc._groups(gemm(space), gpu) for estimate in timed()]
+        assert gpu_matmul_tc.propose(space, arch(name), top_k) == tuple(best_first(every, gpu_matmul_tc.SAME_TILE))[:top_k]
 
 
 def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:
@@ -141,10 +142,10 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
         assert isinstance(read, Contraction)
         params: dict[str, Any] = dict(proposal.candidate.params)
         if policy == "gpu_matmul_tc":
-            tc = gpu_matmul_tc.Tiling(**params)
+            tc = GemmTcParams(**params)
             threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
         else:
-            simt = gpu_matmul_simt.Tiling(**params)
+            simt = GemmSimtParams(**params)
             threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
         assert occupancy(gpu, threads, registers, smem) >= 1
         rows = -(-read.extents[1] // params["block_m"])
@@ -156,15 +157,15 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
 def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
-    windows = conv_tiles.windows_of(space, gemm(space))
-    assert windows is not None
+    window = conv_tiles.sliding_window_of(space, gemm(space))
+    assert window is not None
     proposals = gpu_matmul_tc.propose(space, arch(name), 1000)
     of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
     for proposal in of_images:
         params: dict[str, Any] = dict(proposal.candidate.params)
-        tiling = conv_tiles.Tiling(**params)
+        tiling = ConvTcParams(**params)
         assert tiling.warps * 32 <= gpu.max_threads_per_block
-        assert conv_tiles.smem_bytes(windows, gemm(space), tiling) <= gpu.smem_per_block_optin_bytes
+        assert conv_tiles.smem_bytes(window, gemm(space), tiling) <= gpu.smem_per_block_optin_bytes
     # Long sums are left to the template for products, which does not spell them out.
     assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
 
@@ -173,22 +174,22 @@ def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
 @pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
 def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
-    windows = conv_tiles.windows_of(space, gemm(space))
-    assert windows is not None
+    window = conv_tiles.sliding_window_of(space, gemm(space))
+    assert window is not None
     proposals = gpu_matmul_simt.propose(space, arch(name), 1000)
     of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
     for params in of_images:
-        tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
-        smem = conv_tiles_simt.smem_bytes(windows, gemm(space), tiling)
-        assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(windows, tiling, gpu), smem) >= 1
-        assert tiling.walk == 1 or gpu.async_copy
+        tiling = ConvSimtParams(**params)  # type: ignore[arg-type]
+        smem = conv_tiles_simt.smem_bytes(window, gemm(space), tiling)
+        assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(window, tiling, gpu), smem) >= 1
+        assert tiling.row_tiles == 1 or gpu.async_copy
     # Of longer lines, the template would spell out too much.
     assert bool(of_images) == (3 * c <= 36)
 
 
 def test_a_product_without_overlapping_windows_is_no_image() -> None:
     space = matmul((64, 64, 64))
-    assert conv_tiles.windows_of(space, gemm(space)) is None
+    assert conv_tiles.sliding_window_of(space, gemm(space)) is None
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])

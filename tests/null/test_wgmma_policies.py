@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR
+from kerneldecl.analysis.contraction import IS_GEMV
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.ranking import FORM, spread
 from kerneldecl.policies.hopper.tilings import Tiling
 from kerneldecl.policies.hopper.time_model import early_share
@@ -138,7 +138,7 @@ def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size:
     if not wgmma_matmul.why_not(space, H200):
         lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
         schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
-        every = spread(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
+        every = spread(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
@@ -161,7 +161,7 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
         (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 summed in float64"),
         (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
-        (matmul((1, 1, 64)), WITH_A_VECTOR),
+        (matmul((1, 1, 64)), IS_GEMV),
         (conv2d(), "do not lie at one distance"),
     ],
 )
@@ -302,9 +302,7 @@ def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
     space = matmul((1, 4096, 4096), dtype="float32")
     assert gpu_gemv.propose(space, H200, 5)
     assert gpu_matmul.propose(space, H200, 5) == ()
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
-        space, H200, "gpu_gemv"
-    )
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == IS_GEMV or "float32" in gpu_matmul.tensor_cores(space, H200, "gpu_gemv")
 
 
 @given(size=st.tuples(EXTENTS, EXTENTS, EXTENTS), dtype=st.sampled_from(["float16", "int8"]), name=st.sampled_from(GPUS))
@@ -321,8 +319,8 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
 
 def test_a_rival_without_tensor_cores_may_win_by_its_time() -> None:
     space = of("float16", (1, 4096, 4096))
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is right and faster"
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is correct and faster"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
 
 
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])

@@ -241,7 +241,7 @@ def test_tags_of_a_gemm_and_of_other_functions() -> None:
     assert tags == {"tensorcore_config": [0, 1], "use_async_copy": 1}
     assert TensorCorePolicy(func=func, arch=CUDA("h200"), tags=tags).emit_config(1)
     assert get_tensorized_func_and_tags(relu((64, 64)), "h200")[1] is None
-    assert why_no_tensor_cores(relu((64, 64)), "h200") == "it has no reductions; a product is one"
+    assert why_no_tensor_cores(relu((64, 64)), "h200") == "it has no reductions; a GEMM has one"
 
 
 def test_tags_need_a_compute_capability_alone() -> None:

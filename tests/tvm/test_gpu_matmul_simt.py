@@ -13,6 +13,7 @@ import serial
 from compilers import needs_nvcc, needs_nvdisasm, sass
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.analysis.params import ConvSimtParams, read_params
 from kerneldecl.arrays import relative_error
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -22,7 +23,7 @@ from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.policies import gpu_matmul_simt as policy
 from kerneldecl.policies.gpu import conv_tiles_simt
-from kerneldecl.policies.gpu.conv_tiles import windows_of
+from kerneldecl.policies.gpu.conv_tiles import sliding_window_of
 from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_conv2d_simt, gpu_matmul_simt
 from kerneldecl.toolchain import nvcc
@@ -124,9 +125,9 @@ def test_an_image_in_shared_memory_compiles_without_spills(name: str, tmp_path: 
     space = iter_space(mod)
     gemm = contraction_of(space)
     assert isinstance(gemm, Contraction)
-    windows = windows_of(space, gemm)
-    assert windows is not None
-    told = conv_tiles_simt.smem_bytes(windows, gemm, conv_tiles_simt.Tiling(**dict(first.params)))  # type: ignore[arg-type]
+    window = sliding_window_of(space, gemm)
+    assert window is not None
+    told = conv_tiles_simt.smem_bytes(window, gemm, read_params(ConvSimtParams, dict(first.params)))
     # Where kernels overlap, they ask for as much as keeps more blocks off an SM than their share.
     assert supports_pdl(arch.the_gpu) or launch.dynamic_smem_bytes + launch.usage.smem_bytes <= told
 

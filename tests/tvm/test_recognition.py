@@ -1,4 +1,4 @@
-"""GEMMs are recognised in TensorIR by others: layouts, batches, convolutions, padding, transposes; the rest is refused with a reason."""
+"""Products are recognised in TensorIR that others wrote: layouts, batches, convolutions, padding, transposes; what is none is told why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(func: Any) -> Contraction:
     ],
     ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
 )
-def test_gemms_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
+def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
     gemm = read(func)
     assert (gemm.layout, gemm.extents) == (layout, extents)
     assert why_no_tensor_cores(func, "h200") == ""
@@ -74,7 +74,7 @@ def test_gemms_are_recognised(func: Any, layout: str, extents: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
-def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
+def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
     arch = CUDA("h200")
     policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
     for policy, instruction in zip(policies, ("mma", "mma.sync", ""), strict=True):
@@ -87,7 +87,7 @@ def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
 
 
 @pytest.mark.parametrize("func", REFUSED, ids=lambda func: func.__name__)
-def test_functions_that_tensor_cores_refuse_have_a_reason(func: Any) -> None:
+def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
     assert why_no_tensor_cores(func, "h200") == REFUSED[func]
     same, tags = get_tensorized_func_and_tags(func, "h200")
     assert same is func
@@ -96,13 +96,14 @@ def test_functions_that_tensor_cores_refuse_have_a_reason(func: Any) -> None:
 
 
 def test_an_operand_behind_a_transpose_is_read_as_it_is_stored() -> None:
-    stored, behind = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
-    assert (behind.is_k_last, behind.run, behind.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
+    direct, transposed = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
+    assert (transposed.is_k_last, transposed.contiguous, transposed.shape) == (True, 128, (80, 128))
+    assert (direct.is_k_last, direct.contiguous, direct.shape) == (True, 128, (80, 128))
 
 
 def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
     gemm = read(behind_padding)
-    assert (gemm.a.run, gemm.b.run) == (1, 80)
+    assert (gemm.a.contiguous, gemm.b.contiguous) == (1, 80)
 
 
 def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
@@ -147,27 +148,27 @@ shape = [64]
 
 
 @needs_nvcc
-def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
+def test_records_tell_of_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
     space.run("build", CUDA_VISIBLE_DEVICES="")
     told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}
-    assert told == {"half": "used", "single": "there is no intrinsic for float32 summed in float32", "relu": ""}
+    assert told == {"half": "used", "single": "there is no mma.sync of float32 with float32 accumulators", "relu": ""}
     assert "tensor cores: used\n" in space.run("show", "half").stdout
-    assert "tensor cores: not used: there is no intrinsic for float32 summed in float32\n" in space.run("show", "single").stdout
+    assert "tensor cores: not used: there is no mma.sync of float32 with float32 accumulators\n" in space.run("show", "single").stdout
     assert "tensor cores" not in space.run("show", "relu").stdout
 
 
-def test_a_gemm_whose_candidates_all_failed_is_reported() -> None:
+def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     arch = CUDA("h200").arch
     space = iter_space(canonical_module(nn))
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
-    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
 
 
 def operators() -> Iterator[tuple[str, list[int] | None, tuple[Any, ...]]]:
-    """Yield GEMMs as TVM's own operators compute them, each with the dimensions that m and n index."""
+    """Yield products as TVM's own operators compute them, each with the dimensions that m and n index."""
 
     def given(*shape: int) -> Any:
         return te.placeholder(shape, "float16", "x")
@@ -197,7 +198,7 @@ def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) ->
 
 @needs_nvcc
 @pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
-def test_8_bit_gemms_whose_tiles_extend_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
+def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
     arch = CUDA("h200")
     for config in policy(integers, arch).emit_config(20)[2::8]:
         applied = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)

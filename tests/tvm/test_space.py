@@ -89,7 +89,7 @@ def test_scalars_and_equal_names() -> None:
         (Access("T", (8,), "float32", (((0, 1),),)),),
         (Access("T_2", (), "float32", ()),),
         1,
-        adds_products=False,
+        is_multiply_accumulate=False,
     )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, Form, dram_bytes, wave_items
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import gathered_bytes, is_box, step_items, unit_of
 
@@ -98,12 +98,12 @@ def setting_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float)
     return Setting(gemm, out_dtype, gpu, packing_secs, are_boxes, are_few, is_short)
 
 
-def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Form | Estimate]]:
+def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield a tiling with its schedule, to be timed with its stages; and with its last waves dealt evenly, which is a schedule, too."""
     work = _work(setting, bare)
     if work.most_stages < MIN_STAGES:
         return
-    yield bare.kernel_schedule, Form(_least_secs(setting, work), functools.partial(_staged, setting, work))
+    yield bare.kernel_schedule, Group(_least_secs(setting, work), functools.partial(_staged, setting, work))
     for waves in _dealt(setting, work):
         tiling = work.bare._replace(stages=work.most_stages, stream_k=waves, pdl=1)
         pipeline = _pipeline(work, tiling.stages, setting.gpu)._replace(stream_k=waves)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kerneldecl.model import Gpu, dtype_bytes
-from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE
+from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
 
 STEP_BYTES = 128
 """Of the reduction in one stage: the row that TMA permutes and wgmma reads."""
@@ -190,7 +190,7 @@ def pace_of(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> Pace:
         step_secs=(
             products * 2 * gpu.sm_count / (rate * CLOCKED),
             read,
-            stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CYCLE * cycles_per_s),
+            stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CLOCK * cycles_per_s),
             gather,
         ),
         whole_secs=(
@@ -228,7 +228,7 @@ def _secs(gpu: Gpu, pace: Pace, pipeline: Pipeline, blocks: int, turns: float) -
     steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
     if pipeline.stream_k > 0:
         steps, ends, meeting = _dealt(gpu, tiles, ring, pipeline.stream_k)
-    moving = together(steps * _step_secs(pace, pipeline, blocks) + ends * between, *pace.whole_secs, exponent=OVERLAP)
+    moving = p_norm(steps * _step_secs(pace, pipeline, blocks) + ends * between, *pace.whole_secs, exponent=OVERLAP)
     is_cluster = tiles.cluster_m * tiles.cluster_n * tiles.split_k > 1
     return START_SECS + pipeline.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if is_cluster else 0.0)
 
@@ -236,7 +236,7 @@ def _secs(gpu: Gpu, pace: Pace, pipeline: Pipeline, blocks: int, turns: float) -
 def _step_secs(pace: Pace, pipeline: Pipeline, blocks: int) -> float:
     """Return how long an SM is busy with one stage of each block, which wait at once."""
     busy = [secs * blocks for secs in pace.step_secs]
-    return together(*busy, LOAD_SECS / (pipeline.stages - 1), LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+    return p_norm(*busy, LOAD_SECS / (pipeline.stages - 1), LEAST_STEP_SECS, exponent=STEP_OVERLAP)
 
 
 def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream_k: int) -> tuple[int, int, float]:
