@@ -124,7 +124,7 @@ def _block(nest: _Nest, names: _Names) -> Block:
         reads=reads if is_spatial else tuple(access for access in reads if access not in writes),
         writes=writes,
         flops_per_point=found.flops,
-        adds_products=is_spatial or _is_multiply_accumulate(block),
+        is_multiply_accumulate=is_spatial or _is_multiply_accumulate(block),
     )
 
 
