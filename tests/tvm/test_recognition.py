@@ -1,4 +1,4 @@
-"""GEMMs are recognised in TensorIR by others: layouts, batches, convolutions, padding, transposes; the rest is refused with a reason."""
+"""Products are recognised in TensorIR that others wrote: layouts, batches, convolutions, padding, transposes; what is none is told why."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(func: Any) -> Contraction:
     ],
     ids=lambda value: value.__name__ if hasattr(value, "__name__") else None,
 )
-def test_gemms_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
+def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...], dims: list[int]) -> None:
     gemm = read(func)
     assert (gemm.layout, gemm.extents) == (layout, extents)
     assert why_no_tensor_cores(func, "h200") == ""
@@ -87,7 +87,7 @@ def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
 
 
 @pytest.mark.parametrize("func", REFUSED, ids=lambda func: func.__name__)
-def test_functions_that_tensor_cores_refuse_have_a_reason(func: Any) -> None:
+def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
     assert why_no_tensor_cores(func, "h200") == REFUSED[func]
     same, tags = get_tensorized_func_and_tags(func, "h200")
     assert same is func
@@ -159,7 +159,7 @@ def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     assert "tensor cores" not in space.run("show", "relu").stdout
 
 
-def test_a_gemm_whose_candidates_all_failed_is_reported() -> None:
+def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     arch = CUDA("h200").arch
     space = iter_space(canonical_module(nn))
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
@@ -169,7 +169,7 @@ def test_a_gemm_whose_candidates_all_failed_is_reported() -> None:
 
 
 def operators() -> Iterator[tuple[str, list[int] | None, tuple[Any, ...]]]:
-    """Yield GEMMs as TVM's own operators compute them, each with the dimensions that m and n index."""
+    """Yield products as TVM's own operators compute them, each with the dimensions that m and n index."""
 
     def given(*shape: int) -> Any:
         return te.placeholder(shape, "float16", "x")
@@ -199,7 +199,7 @@ def test_tvms_own_operators(dims: list[int] | None, tensors: tuple[Any, ...]) ->
 
 @needs_nvcc
 @pytest.mark.parametrize("policy", [TensorCorePolicy, DefaultPolicy], ids=lambda policy: policy.__name__)
-def test_8_bit_gemms_whose_tiles_extend_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
+def test_8_bit_products_whose_tiles_reach_beyond_the_operands_compile(policy: Any, tmp_path: Path) -> None:
     arch = CUDA("h200")
     for config in policy(integers, arch).emit_config(20)[2::8]:
         applied = apply_candidate(Path(), canonical_module(integers), config.candidate, arch.arch)
