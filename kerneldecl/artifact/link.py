@@ -8,7 +8,7 @@ Knows nothing of TVM itself, of tuning or of plans.
       objects/<symbol>.o                    each kernel by itself, for models that link it into their own library
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
-      specialised/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
+      traceless/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
       source/<symbol>.py                    the scheduled TensorIR of each kernel
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, specialised_file, with_digest
+from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, traceless_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.files import write_whole
@@ -88,10 +88,10 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     library = _write_library(linked, records, store, folder, linker)
     _write_objects(records, store, folder / "objects")
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
-    specialised = {computation: found for computation, found in held.items() if "trace" not in found}
-    _write_database([record for record in records if record.computation not in specialised], held, folder / "database")
-    for computation, found in specialised.items():
-        write_whole(folder / specialised_file(computation), json.dumps(found, sort_keys=True), durable=True)
+    traceless = {computation: found for computation, found in held.items() if "trace" not in found}
+    _write_database([record for record in records if record.computation not in traceless], held, folder / "database")
+    for computation, found in traceless.items():
+        write_whole(folder / traceless_file(computation), json.dumps(found, sort_keys=True), durable=True)
     for record in records:
         write_whole(folder / "source" / f"{record.symbol}.py", _blob(store, record, "source"), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -104,7 +104,7 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
         "arch": {"name": linked.arch.name, **arch_fields(linked.arch)},
         "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
-        "entries": [_entry(part, kernels, specialised) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
+        "entries": [_entry(part, kernels, traceless) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
         "files": files,
     }
     write_whole(folder / MANIFEST, with_digest(manifest), durable=True)
@@ -170,7 +170,7 @@ def _blob(store: Store, record: TuneResult, name: str) -> bytes:
     return content
 
 
-def _entry(part: Part, kernels: Mapping[str, TuneResult], specialised: Collection[str]) -> dict[str, Any]:
+def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[str]) -> dict[str, Any]:
     workload, lowered, record = part
     kernel = kernels[record.symbol]
     return {
@@ -182,7 +182,7 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], specialised: Collectio
         **lowered.signature,
         "key": record.key,
         "computation": kernel.computation,
-        "specialised": specialised_file(kernel.computation) if kernel.computation in specialised else "",
+        "traceless": traceless_file(kernel.computation) if kernel.computation in traceless else "",
         "winner": kernel.winner.to_json(),
         "run_secs": kernel.run_secs,
         "flops": lowered.json["flops"],

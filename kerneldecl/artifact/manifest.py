@@ -12,7 +12,7 @@ from typing import Any
 
 from kerneldecl.store.keys import digest
 
-SCHEMA = 3
+SCHEMA = 4
 MANIFEST = "manifest.json"
 _NO_DIGEST = "0" * 64
 
@@ -21,9 +21,9 @@ def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
     return root / "dist" / f"{name}-{version}" / target
 
 
-def specialised_file(computation: str) -> str:
-    """Return where an artifact keeps the specialised function of a computation, by the digest of its canonical TensorIR."""
-    return f"specialised/{computation}.json"
+def traceless_file(computation: str) -> str:
+    """Return where an artifact keeps the function without a trace of a computation, by the digest of its canonical TensorIR."""
+    return f"traceless/{computation}.json"
 
 
 def artifact_defect(folder: Path, key: str = "") -> str:

@@ -142,7 +142,7 @@ def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, 
 
 def _traceless(folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
-    for name, path in {entry["symbol"]: entry["specialised"] for entry in manifest["entries"] if entry["specialised"]}.items():
+    for name, path in {entry["symbol"]: entry["traceless"] for entry in manifest["entries"] if entry["traceless"]}.items():
         held = json.loads((folder / path).read_bytes())
         func, implementation = (load(held[part])["main"] for part in ("workload", "function"))
         found[name] = Kernel(

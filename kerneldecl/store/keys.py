@@ -24,7 +24,7 @@ KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 _BUILT_WITH = (
     "wgmma_arch",  # some templates are compiled for it instead
-    "compute_capability",  # whether launches overlap, and how they spread blocks and prefetch then (compiler/{overlap,ahead}_cuda.py)
+    "compute_capability",  # whether launches overlap, and how they spread blocks and prefetch then (compiler/passes)
     "sm_count",
     "max_blocks_per_sm",
     "max_threads_per_sm",

@@ -123,9 +123,9 @@ def test_a_correct_kernel_wins_and_an_incorrect_one_is_never_selected(built: Spa
 
 def test_a_schedule_is_in_the_database_and_a_traceless_function_in_its_own_file(built: Space) -> None:
     entries, folder = entries_of(built), built.artifact()
-    assert [bool(entries[name]["specialised"]) for name in ("function", "schedule", "wrong")] == [True, False, False]
-    assert (folder / entries["function"]["specialised"]).is_file()
-    assert [path.name for path in (folder / "specialised").iterdir()] == [f"{entries['function']['computation']}.json"]
+    assert [bool(entries[name]["traceless"]) for name in ("function", "schedule", "wrong")] == [True, False, False]
+    assert (folder / entries["function"]["traceless"]).is_file()
+    assert [path.name for path in (folder / "traceless").iterdir()] == [f"{entries['function']['computation']}.json"]
     records = (folder / "database" / "database_tuning_record.json").read_text(encoding="utf-8").splitlines()
     assert len(records) == 4, "two forms of each computation that has a trace"
 

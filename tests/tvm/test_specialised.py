@@ -52,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace that was built without its GPU."""
-    space = Space(tmp_path_factory.mktemp("specialised")).write(FILES)
+    space = Space(tmp_path_factory.mktemp("traceless")).write(FILES)
     space.run("build")
     return space
 
@@ -168,21 +168,21 @@ def entries_of(space: Space) -> dict[str, Any]:
 @needs_nvcc
 def test_an_artifact_keeps_traceless_functions_by_their_computation(built: Space) -> None:
     folder, entry = built.artifact("gpu"), entries_of(built)["gemm"]
-    assert entry["specialised"] == f"specialised/{entry['computation']}.json"
-    text = (folder / entry["specialised"]).read_text(encoding="utf-8")
+    assert entry["traceless"] == f"traceless/{entry['computation']}.json"
+    text = (folder / entry["traceless"]).read_text(encoding="utf-8")
     held = json.loads(text)
     assert module_digest(load(held["workload"])) == entry["computation"]
     assert "wgmma" in load(held["function"])["main"].script()
     assert str(built.root) not in text, "where the function was written is of no use to others"
     assert "wgmma" in (folder / "source" / f"{entry['symbol']}.py").read_text(encoding="utf-8")
     shown = built.run("show", "gemm").stdout
-    assert "the winner is specialised TensorIR" in shown
+    assert "the winner is traceless TensorIR" in shown
 
 
 @needs_nvcc
 def test_without_measurement_the_policys_choice_wins_and_not_the_custom_kernel(built: Space) -> None:
     entry = entries_of(built)["addition"]
-    assert entry["specialised"] == ""
+    assert entry["traceless"] == ""
     assert entry["winner"]["template"] != "specialize"
     database = (built.artifact("gpu") / "database" / "database_tuning_record.json").read_text(encoding="utf-8")
     assert len(database.splitlines()) == 2, "two forms of the addition; the GEMM has no trace"
