@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from spaces import FAKES, REAL, Space
+from support.spaces import FAKES, REAL, Space
 
 # The same examples on every run and no deadline: a busy machine must not fail a build.
 settings.register_profile("thorough", derandomize=True, deadline=None)

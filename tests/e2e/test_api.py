@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from spaces import Space, clean_environment
+from support.spaces import Space, clean_environment
 
 import kerneldecl
 from kerneldecl.errors import TuningError

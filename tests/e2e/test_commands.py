@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spaces import REAL, Space
-from thinned import at
+from support.spaces import REAL, Space
+from support.thinned import at
 
 from kerneldecl.hardware.host import detect
 

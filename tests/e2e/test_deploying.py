@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spaces import REPOSITORY, Space, clean_environment
+from support.spaces import REPOSITORY, Space, clean_environment
 
 pytestmark = pytest.mark.slow
 

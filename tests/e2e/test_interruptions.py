@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from spaces import REAL, Space
+from support.spaces import REAL, Space
 
 from kerneldecl.artifact.manifest import artifact_defect
 from kerneldecl.store.local import LocalStore, store_stats

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gpu_kernels import Case, Checked, Kernels
+from support.gpu_kernels import Case, Checked, Kernels
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spaces import Space
+from support.spaces import Space
 
 pytestmark = pytest.mark.gpu
 

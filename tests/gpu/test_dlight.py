@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from gemms import GEMMS, REFUSED, nn, wrapping_integers
-from gpu_kernels import Case, Kernel, Kernels
+from support.gpu_kernels import Case, Kernel, Kernels
+from support.prim_funcs import GEMMS, REFUSED, nn, wrapping_integers
 
 from kerneldecl.arrays import poisoned, random_array, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library

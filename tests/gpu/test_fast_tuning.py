@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from spaces import clean_environment
+from support.spaces import clean_environment
 from tvm import relax
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812

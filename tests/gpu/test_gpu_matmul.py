@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from gpu_kernels import Case, Checked, given, proposed
+from support.gpu_kernels import Case, Checked, given, proposed
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_kernels import Case, Checked, proposed
+from support.gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 

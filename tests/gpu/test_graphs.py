@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 import tvm_ffi
-from gpu_kernels import Case, Kernels, given
+from support.gpu_kernels import Case, Kernels, given
 
 from kerneldecl.arrays import Array, relative_error
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library

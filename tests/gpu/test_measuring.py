@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repository import REPOSITORY
 
 from kerneldecl.arrays import numpy_dtype, random_array, relative_error
 from kerneldecl.compiler import canonical, cuda
@@ -29,7 +30,7 @@ from kerneldecl.toolchain.cuda_objects import link_cuda_library
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 H200 = load_arch(ROOT, "h200")
 PARAMS = {"threads": 128, "width": 1, "unroll": 1}
 LIMIT_SECS = 60.0

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from bench_support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
 from bench_support.networks.relax_ops import module_of
-from spaces import Space
+from support.spaces import Space
 from tvm import relax, te
 
 from kerneldecl.arrays import relative_error

@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-from gpu_kernels import Case, Checked, given, proposed
-from wgmma_cases import EIGHT_TILES, FLOAT16, GEMMS, PLAIN, SMS, STREAM_K, STREAM_K_GEMMS
+from support.gpu_kernels import Case, Checked, given, proposed
+from support.wgmma_cases import EIGHT_TILES, FLOAT16, GEMMS, PLAIN, SMS, STREAM_K, STREAM_K_GEMMS
 
 from kerneldecl.model import Value
 

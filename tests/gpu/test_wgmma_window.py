@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_kernels import Case, Checked, Choice, given, proposed
-from wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
+from support.gpu_kernels import Case, Checked, Choice, given, proposed
+from support.wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spaces import clean_environment
+from support.spaces import clean_environment
 
 import kerneldecl
 

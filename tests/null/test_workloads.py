@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from support.repository import REPOSITORY
 
 from kerneldecl.declare.document import declare
 from kerneldecl.declare.select import select
 from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.stages.session import make_plan
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 
 PUBLISHED = """
 elementwise_copy 128-8192-float16

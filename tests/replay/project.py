@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from support.repository import REPOSITORY
 
 from kerneldecl.model import Arch, Candidate, Cpu, IterSpace, Value
 from kerneldecl.plugins.find import STANDARD, plugin_names
@@ -20,7 +21,7 @@ from kerneldecl.store.keys import digest
 
 __all__ = ["KINDS", "Candidate", "IterSpace", "Value", "digest", "policies_behind", "space_from_json", "to_json"]
 
-ROOT = Path(__file__).parents[2]
+ROOT = REPOSITORY
 """Where the rules and the files of `tensor_ir` are."""
 KINDS = ("cpu", "cuda")
 TOP_K, INNER_TOP_K = 20, 80

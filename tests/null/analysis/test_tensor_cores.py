@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.repository import REPOSITORY
 
 from kerneldecl.analysis import hopper_limits, tensor_cores
 from kerneldecl.analysis.tensor_cores import TABLE, TensorCoreShape
 from kerneldecl.plugins.load import load_arch
 
-ROOT = Path(__file__).parents[3]
+ROOT = REPOSITORY
 FLOAT16 = tensor_cores.shape_of("wgmma", "float16")
 INT8 = tensor_cores.shape_of("wgmma", "int8")
 

@@ -1,0 +1,173 @@
+"""Owns the tests of artifacts: what is in them, that they appear whole or not at all, and that every damage is seen.
+
+Knows nothing of compilers: libraries are text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.fakes import DieRunner, FakeLinker
+from support.spaces import ENTRIES, HEAD, Space
+
+from kerneldecl.artifact import manifest as manifests
+from kerneldecl.artifact.load import load
+from kerneldecl.errors import ArtifactError, ToolchainError
+from kerneldecl.store.keys import digest
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture
+def built(fakes: Space) -> Space:
+    fakes.build()
+    return fakes
+
+
+def manifest(space: Space) -> dict[str, object]:
+    found: dict[str, object] = json.loads((space.artifact("box") / "manifest.json").read_text())
+    return found
+
+
+def test_the_manifest_holds_the_digest_of_every_other_file(built: Space) -> None:
+    folder = built.artifact("box")
+    there = {str(p.relative_to(folder)): digest(p.read_bytes()) for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"}
+    assert manifest(built)["files"] == there
+    library = str(manifest(built)["library"])
+    assert library.startswith("lib/fakes-")
+    assert library.endswith(f"{there[library][:16]}.so")
+
+
+def test_the_manifest_tells_of_every_entry(built: Space) -> None:
+    entries = manifest(built)["entries"]
+    assert isinstance(entries, list)
+    assert [entry["name"] for entry in entries] == ["large", "small", "tabled"]
+    large = entries[0]
+    assert large["attrs"] == {"dtype": "float32", "factor": 3.0, "n": 64, "table": ""}
+    assert large["inputs"] == [{"name": "X", "shape": [64], "dtype": "float32"}]
+    assert large["outputs"] == [{"name": "Y", "shape": [64], "dtype": "float32"}]
+    assert large["verdict"] == {"verified": True, "error": 1e-6, "tolerance": 1e-4}
+    assert large["key"] in {path.stem for path in built.records("tune")}
+    assert large["run_secs"] > 0
+    assert (built.artifact("box") / "source" / f"{large['symbol']}.py").is_file()
+
+
+def test_the_database_has_a_line_for_each_record(built: Space) -> None:
+    folder = built.artifact("box") / "database"
+    workloads = (folder / "database_workload.json").read_text().splitlines()
+    records = [json.loads(line) for line in (folder / "database_tuning_record.json").read_text().splitlines()]
+    assert [record[0] for record in records] == list(range(len(workloads))) == [0, 1, 2]
+    by_secs = {entry["run_secs"] for entry in manifest(built)["entries"]}  # type: ignore[attr-defined]
+    assert {record[1][1][0] for record in records} == by_secs
+
+
+def test_artifacts_do_not_depend_on_the_order_of_entries(built: Space, tmp_path: Path) -> None:
+    first, *rest = ENTRIES.split("[[workload]]")[1:]
+    other = built.copy_of(tmp_path / "other", "cache/record")
+    other.write({"workloads.toml": HEAD + "".join(f"[[workload]]{table}\n" for table in [*rest[::-1], first])})
+    other.build()
+    assert other.artifact_files() == built.artifact_files()
+
+
+def test_two_builds_from_the_same_records_are_byte_equal(built: Space, tmp_path: Path) -> None:
+    other = built.copy_of(tmp_path / "elsewhere" / "deep", "cache/record")
+    other.build()
+    assert other.artifact_files() == built.artifact_files()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_bytes(b""), "has other content than its manifest says"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "has other content than its manifest says"),
+        (lambda path: path.unlink(), "is missing from the artifact"),
+    ],
+)
+@pytest.mark.parametrize("file", ["lib/*.so", "database/database_workload.json", "database/database_tuning_record.json", "source/*.py"])
+def test_every_damage_of_a_file_is_seen_and_the_artifact_linked_again(built: Space, file: str, damage: Damage, words: str) -> None:
+    before = built.artifact_files()
+    path = next(built.artifact("box").glob(file))
+    damage(path)
+    defect = manifests.artifact_defect(built.artifact("box"))
+    assert path.name in defect
+    assert words in defect
+    with pytest.raises(ArtifactError, match="build it again"):
+        load(built.artifact("box"))
+    assert built.build(DieRunner()).links == 1
+    assert built.artifact_files() == before
+
+
+def rewritten(name: str, value: object) -> Damage:
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), name: value}, indent=1, sort_keys=True) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.unlink(), "there is no artifact yet"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "cannot be read"),
+        (lambda path: path.write_text("[]"), "lacks fields"),
+        (lambda path: path.write_text("{}"), "lacks fields"),
+        (rewritten("schema", 99), "schema 99"),
+        (rewritten("entries", []), "was changed after it was written"),
+        (rewritten("files", {}), "was changed after it was written"),
+        (rewritten("library", "lib/other.so"), "was changed after it was written"),
+    ],
+)
+def test_every_damage_of_the_manifest_is_seen_and_the_artifact_linked_again(built: Space, damage: Damage, words: str) -> None:
+    before = built.artifact_files()
+    damage(built.artifact("box") / "manifest.json")
+    assert words in manifests.artifact_defect(built.root / "dist" / "fakes-1.0" / "box")
+    assert built.build(DieRunner()).links == 1
+    assert built.artifact_files() == before
+
+
+def failing_linker(library: Path, objects: Sequence[Path]) -> None:
+    raise ToolchainError(f"no {library.name} of {len(objects)} objects")
+
+
+def test_a_link_that_fails_leaves_the_old_artifact_and_nothing_else(built: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = built.artifact_files()
+    built.edit("workloads.toml", '"small"', '"tiny"')
+    monkeypatch.setattr(FakeLinker, "__call__", lambda _, *args: failing_linker(*args))
+    with pytest.raises(ToolchainError, match="of 3 objects"):
+        built.build()
+    assert built.artifact_files() == before
+
+
+def test_an_update_replaces_all_of_the_old_artifact(built: Space) -> None:
+    before = set(built.artifact_files())
+    built.edit("workloads.toml", "factor = 3.0", "factor = 5.0")
+    built.build()
+    after = set(built.artifact_files())
+    assert len(after) == len(before)
+    assert len([name for name in after if name.endswith(".so")]) == 1
+    assert [path.name for path in (built.root / "dist" / "fakes-1.0").iterdir()] == ["box"]
+
+
+def test_an_artifact_of_another_version_is_left_alone(built: Space) -> None:
+    before = built.artifact_files()
+    built.edit("workloads.toml", '"1.0"', '"1.1"')
+    built.build()
+    assert before.items() <= built.artifact_files().items()
+    assert (built.root / "dist" / "fakes-1.1" / "box" / "manifest.json").is_file()
+
+
+def test_a_folder_of_several_artifacts_asks_for_one(built: Space) -> None:
+    target = built.artifact("box")
+    shutil.copytree(target, target.parent / "other")
+    with pytest.raises(ArtifactError, match="holds 2 artifacts; choose one of"):
+        load(target.parent)
+    with pytest.raises(ArtifactError, match="holds no artifact"):
+        load(built.root)
+
+
+def test_artifacts_can_be_read_by_others(built: Space) -> None:
+    folder = built.artifact("box")
+    assert folder.stat().st_mode & 0o755 == 0o755
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.rglob("*"))

@@ -1,0 +1,201 @@
+"""Owns the tests of the planner as a pure function: what is a hit, what waits for what, and what each reason says.
+
+Knows nothing of files: records come from a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+from support.fakes import ARCH
+
+from kerneldecl.hardware.arch_file import read_arch
+from kerneldecl.model import Workload
+from kerneldecl.planning.plan import Inputs, Kind, Past, Plan, plan
+from kerneldecl.store import keys
+from kerneldecl.store.local import NEVER, Miss, Record
+from kerneldecl.store.results import BLOBS
+
+BOX = read_arch("test-cpu", ARCH.encode(), "")
+WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
+LOWERED = {"computation": "c" * 64, "tolerance": 1e-4}
+TUNED = {
+    "is_measured": True,
+    "object": "object digest",
+    "database": "database digest",
+    "source": "source digest",
+    "build_key": "build key",
+    "run_secs": 1e-3,
+    "error": 0.0,
+    "provenance": {},
+}
+
+
+@dataclass
+class World:
+    """What a planner is told: declarations' digests, records, blobs, artifacts, the last build."""
+
+    rule: str = "rule digest"
+    records: dict[tuple[str, str, bool], Record | Miss] = field(default_factory=dict)
+    blobs: set[str] = field(default_factory=lambda: {f"{name} digest" for name in BLOBS})
+    linked: dict[str, str] = field(default_factory=dict)
+    manifests: dict[tuple[str, Kind], str] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=lambda: {"policy.plain": "policy digest"})
+
+    def plan(self, *workloads: Workload) -> Plan:
+        detected = replace(BOX, name="host", is_detected=True)
+        inputs = Inputs(
+            toolchain={"tvm": "1", "tvm_ffi": "2", "cuda": "3"},
+            archs={"box": BOX, "host": detected},
+            rules={"scale": self.rule},
+            files={},
+            file_attrs={"scale": ()},
+            policies={("plain", "cpu"): ("plain",)},
+            plugins={("plain", "cpu"): self.policies},
+        )
+
+        def read(kind: str, key: str, is_local: bool) -> Record | Miss:
+            return self.records.get((kind, key, is_local), NEVER)
+
+        past = Past(
+            lambda entry, kind: self.manifests.get((entry, kind), ""),
+            self.blobs.__contains__,
+            lambda target, key: "" if self.linked.get(target) == key else "there is no artifact yet",
+        )
+        return plan(workloads or (WORKLOAD,), inputs, read, past, ("ops", "1"))
+
+    def do(self, kind: Kind, *workloads: Workload) -> World:
+        """Do one kind of action for all entries, as a build would."""
+        for action in [a for a in self.plan(*workloads).actions if a.kind == kind and a.key]:
+            if kind == "link":
+                self.linked[action.target] = action.key
+            else:
+                result = LOWERED if kind == "lower" else TUNED
+                self.records[kind, action.key, action.target == "host"] = Record(action.key, action.manifest, result)
+            self.manifests[action.entry, kind] = action.manifest
+        return self
+
+    def complete(self, *workloads: Workload) -> World:
+        return self.do("lower", *workloads).do("tune", *workloads).do("link", *workloads)
+
+
+def states(made: Plan) -> dict[str, tuple[bool, str]]:
+    return {action.kind: (action.is_hit, action.reason) for action in made.actions}
+
+
+def test_everything_waits_for_the_lowering_of_a_new_entry() -> None:
+    assert states(World().plan()) == {
+        "lower": (False, "no record of a yet"),
+        "tune": (False, "waits for lower"),
+        "build": (False, "waits for tune"),
+        "link": (False, "waits for a@box"),
+    }
+    assert [action.key for action in World().plan().actions if action.kind != "lower"] == ["", "", ""]
+
+
+def test_a_lowered_entry_is_to_be_tuned() -> None:
+    made = World().do("lower").plan()
+    assert states(made)["tune"] == (False, "this computation was never tuned with these settings")
+    assert states(made)["build"] == (False, "waits for tune")
+    assert made.entries[0].action("tune").key != ""
+
+
+def test_a_tuned_entry_is_to_be_linked() -> None:
+    made = World().do("lower").do("tune").plan()
+    assert [action.kind for action in made.misses] == ["link"]
+    assert made.links[0].reason == "there is no artifact yet"
+
+
+def test_a_complete_workspace_has_nothing_to_do() -> None:
+    made = World().complete().plan()
+    assert made.misses == ()
+    assert {action.reason for action in made.actions} == {""}
+    assert all(entry.is_done for entry in made.entries)
+
+
+def test_objects_are_wanted_only_while_the_artifact_is_not_whole() -> None:
+    world = World().complete()
+    world.blobs = {"database digest"}
+    assert world.plan().misses == ()
+    world.linked.clear()
+    made = world.plan()
+    assert states(made)["build"] == (False, "the winner's object and source is not in the store")
+    assert [action.kind for action in made.misses] == ["build", "link"]
+
+
+def test_a_link_waits_for_every_entry_of_its_target_and_names_the_first() -> None:
+    others = [replace(WORKLOAD, name=name, attrs=(("n", n),)) for n, name in enumerate("bcd", start=20)]
+    world = World().complete()
+    assert world.plan(WORKLOAD, *others).links[0].reason == "waits for b@box and 2 more"
+    assert world.plan(WORKLOAD, replace(others[0], target="host")).links[0].is_hit, "another target does not matter"
+
+
+def test_a_detected_arch_reads_the_records_of_this_machine_alone() -> None:
+    world = World().do("lower").do("tune")
+    other = world.plan(replace(WORKLOAD, target="host"))
+    assert [action.kind for action in other.misses] == ["lower", "tune", "build", "link"]
+    assert World().complete(replace(WORKLOAD, target="host")).plan(replace(WORKLOAD, target="host")).misses == ()
+
+
+def test_a_change_is_told_by_the_lines_that_differ() -> None:
+    world = World().complete()
+    (lower, *_) = world.plan(replace(WORKLOAD, attrs=(("n", 9),))).actions
+    assert (lower.reason, lower.changed) == ("attrs.n 8 -> 9", (("attrs.n", "8", "9"),))
+    world.rule = "other digest of the rule's files, which is long"
+    (lower, *_) = world.plan(replace(WORKLOAD, attrs=(("k", 1), ("n", 9)))).actions
+    assert lower.reason == "attrs.k (none) -> 1, attrs.n 8 -> 9 and 1 more"
+    assert [name for name, _, _ in lower.changed] == ["attrs.k", "attrs.n", "rule"]
+
+
+def test_a_changed_rule_that_computes_the_same_is_lowered_and_no_more() -> None:
+    world = World().complete()
+    world.rule = "digest of the rule with a comment"
+    assert [action.kind for action in world.plan().misses] == ["lower", "tune", "build", "link"], "nobody can know yet"
+    assert world.do("lower").plan().misses == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda world, w: (world, replace(w, top_k=5)), "search.top_k"),
+        (lambda world, w: (world, replace(w, tolerance=0.5)), "search.tolerance"),
+        (lambda world, w: (world, replace(w, generation=1)), "search.generation"),
+        (lambda world, w: (replace(world, policies={"policy.plain": "other"}), w), "plugins.policy.plain"),
+    ],
+)
+def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World, Workload], tuple[World, Workload]], line: str) -> None:
+    world, workload = change(World().complete(), WORKLOAD)
+    made = world.plan(workload)
+    assert made.entries[0].action("lower").is_hit
+    tune = made.entries[0].action("tune")
+    assert [name for name, _, _ in tune.changed] == [line]
+    assert tune.reason.startswith(f"{line} ")
+
+
+@pytest.mark.parametrize("fields", [{"tags": ("fast",)}, {"name": "b"}])
+def test_what_only_the_artifact_tells_is_linked_anew(fields: dict[str, object]) -> None:
+    made = World().complete().plan(replace(WORKLOAD, **fields))  # type: ignore[arg-type]
+    assert [action.kind for action in made.misses] == ["link"]
+    assert made.links[0].reason.startswith("entries.")
+
+
+@pytest.mark.parametrize("fields", [{"line": 99}, {"tolerance": 1e-4}])
+def test_what_changes_no_result_is_no_reason(fields: dict[str, object]) -> None:
+    """Where an entry stands, say, or a tolerance that is the rule's own."""
+    assert World().complete().plan(replace(WORKLOAD, **fields)).misses == ()  # type: ignore[arg-type]
+
+
+def test_a_record_that_is_not_sound_is_named() -> None:
+    world = World().complete()
+    (tuned,) = [place for place in world.records if place[0] == "tune"]
+    world.records[tuned] = Miss("tune/x.json is not JSON (cut off?)")
+    made = world.plan()
+    assert states(made)["tune"] == (False, "tune/x.json is not JSON (cut off?)")
+    assert states(made)["link"] == (False, "waits for a@box")
+
+
+def test_keys_are_those_of_the_manifests() -> None:
+    for action in World().complete().plan().actions:
+        assert action.key == (keys.key(action.manifest) if action.kind != "build" else "build key")

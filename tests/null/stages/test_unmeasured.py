@@ -1,0 +1,438 @@
+"""GPUs that are not here: entries ranked by their policies, bundles measured elsewhere, and what the lock and the summary say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakes import DieRunner, FakeLinker, FakeRunner
+from support.spaces import REPOSITORY, Space
+
+from kerneldecl import api, flow
+from kerneldecl.cli.report import show_json, show_text
+from kerneldecl.cli.summary import build_json, build_text
+from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
+from kerneldecl.hardware import gpu_lock as machine
+from kerneldecl.hardware.cuda_driver import DriverGpu
+from kerneldecl.model import Trial
+from kerneldecl.runners import local
+from kerneldecl.runners.process import Answer
+from kerneldecl.stages import tune
+from kerneldecl.stages.lock import lock_of, lock_on_disk
+from kerneldecl.stages.session import Options, Session
+from kerneldecl.store.local import LocalStore
+from kerneldecl.store.lock import exclusive
+from kerneldecl.toolchain.versions import is_cuda
+from kerneldecl.tuning import bundle
+from kerneldecl.tuning.events import Event, Finished, Note, Report
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, preferred_first
+
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release {release}, V{version}" ;;
+  --list-gpu-code) echo "sm_75 sm_80 sm_90" ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpus(fakes: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """Return a workspace whose one target is a GPU that no machine has, where an nvcc is the first on PATH."""
+    text = (REPOSITORY / "kerneldecl/archs/h200.toml").read_text(encoding="utf-8")
+    fakes.write({"archs/test-gpu.toml": text.replace('"NVIDIA H200"', '"Test GPU"')})
+    fakes.edit("workloads.toml", 'arch = "test-cpu"', 'arch = "test-gpu"')
+    _put_nvcc(tmp_path / "bin", "13.0.88", monkeypatch)
+    return fakes
+
+
+def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "nvcc").write_text(NVCC.format(release=version.rpartition(".")[0], version=version), encoding="ascii")
+    (folder / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "why_not_measured_here", lambda _: "")
+
+
+class Noting(FakeRunner):
+    """Notes in which order and turn what is asked of compilers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_of_compilers: list[tuple[int, str]] = []
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+        self.asked_of_compilers += [(turn, request["action"]) for request in requests[:1]]
+        return super().run_all(requests, limit_secs, turn)
+
+
+def _measure(space: Space, folder: Path) -> FakeRunner:
+    """Measure every entry of a bundle, on fakes, into the cache of `space`."""
+    runner = FakeRunner()
+    for entry in bundle.read_bundle(folder):
+        assert bundle.measure_entry(entry, runner, space.open().store, lambda *_: None).policy
+    return runner
+
+
+def test_without_its_gpu_an_entry_is_linked_by_its_policys_order(gpus: Space) -> None:
+    built = gpus.build()
+    assert not built.build.failures
+    assert built.links == 1
+    assert built.counts["verify"] == built.counts["sample"] == built.counts["prepare"] == 0
+    manifest = json.loads((gpus.artifact("box") / "manifest.json").read_text())
+    assert [entry["unmeasured"] for entry in manifest["entries"]] == [True] * 3
+    assert [entry["verdict"]["verified"] for entry in manifest["entries"]] == [False] * 3
+    # The fake policy's first candidate has the least expected time.
+    assert {entry["winner"]["params"]["unroll"] for entry in manifest["entries"]} == {1}
+    lock = gpus.read("workloads.lock")
+    assert lock.count("unmeasured = true") == 3
+    assert "time_us" not in lock
+    assert "3 unmeasured" in build_text(build_json(built.build))
+    shown = show_text(show_json(gpus.plan().entries[0]))
+    assert "not measured" in shown
+    assert "GFLOP/s" in shown.splitlines()[3]
+
+
+def test_what_was_ranked_is_not_ranked_again(gpus: Space) -> None:
+    gpus.build()
+    again = gpus.build(DieRunner())
+    assert not again.build.failures
+    assert again.links == 0
+    assert "3 unmeasured" in gpus.command("build").out
+    assert gpus.command("build").out == "3 entries: 3 up to date\n"
+
+
+def test_nothing_unmeasured_counts_where_measurements_are_required(gpus: Space) -> None:
+    gpus.build()
+    built = gpus.build(require_measured=True)
+    assert len(built.build.failures) == 3
+    assert all("it must be measured on Test GPU" in reason and "kerneldecl measure" in reason for reason in built.build.failures.values())
+    assert built.counts["compile"] == 0
+
+
+def test_a_machine_that_has_the_gpu_measures_what_was_ranked_when_it_is_asked_to(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.build()
+    _with_gpu(monkeypatch)
+    built = gpus.build(require_measured=True)
+    assert not built.build.failures
+    assert built.links == 1
+    assert built.counts["sample"] > 0
+    assert "unmeasured" not in gpus.read("workloads.lock")
+    assert not any(entry.is_unmeasured for entry in gpus.plan().entries)
+
+
+def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    runner = FakeRunner()
+    gpus.build(runner)
+    _assert_prepared_next(runner)
+
+
+def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    runner = FakeRunner()
+    monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
+    monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
+    assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
+    _assert_prepared_next(runner)
+
+
+def _assert_prepared_next(runner: FakeRunner) -> None:
+    """Check that all entries but the first went through `prepare_next` before `prepare`."""
+    asked = [(request["action"], request["spec"]["attrs"]) for request in runner.asked if request["action"] in {"prepare", "prepare_next"}]
+    prepared = [attrs for action, attrs in asked if action == "prepare"]
+    assert len(prepared) == 3
+    assert [attrs for action, attrs in asked if action == "prepare_next"] == prepared[1:]
+    assert all(asked.index(("prepare_next", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
+
+
+@pytest.mark.parametrize("unrolls", ["(4, 2, 1, 8)", "(1, 2, 4, 8)  # as before"], ids=["other order", "same"])
+def test_an_edited_policy_is_tuned_from_what_was_measured_of_the_same_code(gpus: Space, unrolls: str) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    before = [winner["winner"] for winner in _entries(gpus)]
+    gpus.edit("policies/plain.py", "(1, 2, 4, 8)", unrolls)
+    built = gpus.build(require_measured=True)
+    assert not built.build.failures
+    assert built.counts["verify"] == built.counts["sample"] == 0
+    assert [winner["winner"] for winner in _entries(gpus)] == before
+    assert "unmeasured" not in gpus.read("workloads.lock")
+
+
+def test_with_one_candidate_that_nobody_has_measured_an_entry_is_ranked(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    gpus.edit("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 3)")
+    built = gpus.build()
+    assert not built.build.failures
+    assert [entry["unmeasured"] for entry in _entries(gpus)] == [True] * 3
+
+
+def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    built = gpus.build()
+    assert not built.build.failures
+    assert isinstance(built.runner, FakeRunner)
+    cases = [
+        (request["spec"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["action"] == "build"
+    ]
+    assert len(cases) == len(set(cases)) == 9
+
+
+def test_entries_are_asked_for_in_their_order_and_what_one_asks_has_its_turn(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_gpu(monkeypatch)
+    runner = Noting()
+    gpus.build(runner)
+    for action in ("build", "describe"):
+        assert [turn for turn, asked in runner.asked_of_compilers if asked == action] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "measure", "started"), [(True, True, 18), (False, True, BUILT_AT_ONCE), (False, False, 6)], ids=["tune", "rank", "bundle"]
+)
+def test_as_many_workers_start_at_once_as_build_side_by_side(
+    gpus: Space, has_gpu: bool, measure: bool, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three entries with six candidates each."""
+    if has_gpu:
+        _with_gpu(monkeypatch)
+    gpus.edit("workloads.toml", "top_k = 3", "top_k = 6")
+    runner = FakeRunner()
+    gpus.build(runner, measure=measure)
+    assert runner.started == started
+
+
+class FakeWorker:
+    """Answers in process what a runner with real locks asks it."""
+
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
+        del environment, modules
+        self.call = FakeRunner().measure
+
+    def start(self) -> None:
+        pass
+
+    stop = start
+
+
+@pytest.fixture
+def one_gpu(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
+    """Return a workspace on a machine with its GPU, where the locks are real and what workers do is not."""
+    fields = {field.name: 1 for field in dataclasses.fields(DriverGpu) if field.name not in {"model", "uuid"}}
+    monkeypatch.setattr(machine, "_here", lambda: (DriverGpu("Test GPU", **fields, uuid="GPU-0"),))
+    monkeypatch.setattr(tempfile, "tempdir", str(gpus.root.parent))
+    monkeypatch.setattr(local, "Worker", FakeWorker)
+    return gpus
+
+
+def _build_on_gpu(space: Space, entries: set[str], report: Report) -> Session:
+    runners = functools.partial(local.LocalRunner, 1, 1, lambda text: report(Note(text)))
+    return flow.build(space.open(), Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
+
+
+def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first keeps its GPU to its end; the second comes while it tunes, and has `tune.lock` as soon as the first lets go of it."""
+    second_waits, second_tunes = threading.Event(), threading.Event()
+    said: list[Event] = []
+    second: list[Future[Session]] = []
+
+    @contextlib.contextmanager
+    def handed_over(*arguments: Any, **options: Any) -> Iterator[None]:
+        is_first = threading.current_thread() is threading.main_thread()
+        with exclusive(*arguments, **options):
+            if not is_first:
+                second_tunes.set()
+            yield
+        assert not is_first or second_tunes.wait(60)
+
+    def first_says(event: Event) -> None:
+        assert not isinstance(event, Note), f"who holds the GPU waits for nobody: {event}"
+        said.append(event)
+        if isinstance(event, Finished) and not second:
+            second.append(other.submit(_build_on_gpu, one_gpu, {"large@box", "tabled@box"}, second_says))
+            assert second_waits.wait(60)
+
+    def second_says(event: Event) -> None:
+        said.append(event)
+        if isinstance(event, Note):
+            second_waits.set()
+
+    monkeypatch.setattr(tune, "exclusive", handed_over)
+    with ThreadPoolExecutor(1) as other:
+        builds = [_build_on_gpu(one_gpu, {"small@box", "large@box"}, first_says), second[0].result()]
+    assert not any(build.failures for build in builds)
+    tuned = [event.entry for event in said if isinstance(event, Finished) and event.kind == "tune"]
+    assert tuned == ["small@box", "large@box", "tabled@box"]
+
+
+def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_gives(
+    gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = gpus.build(measure=False)
+    assert not built.build.failures
+    assert built.counts["verify"] == 0
+    (folder,) = built.build.bundles.values()
+    # Elsewhere there is the bundle alone, at another place.
+    moved = tmp_path / "elsewhere" / "some.bundle"
+    shutil.copytree(folder, moved)
+    hidden = tmp_path / "hidden"
+    (gpus.root / "rules").rename(hidden)
+    other = Space(tmp_path / "elsewhere")
+    runner = FakeRunner()
+    for entry in bundle.read_bundle(moved):
+        assert bundle.measure_entry(entry, runner, _store(other), lambda *_: None).policy
+    assert runner.counts["compile"] == 0
+    hidden.rename(gpus.root / "rules")
+    # The records are all that comes back.
+    shutil.copytree(other.root / "cache/record", gpus.root / "cache/record", dirs_exist_ok=True)
+    linked = gpus.build()
+    assert linked.links == 1
+    assert linked.counts["verify"] == linked.counts["sample"] == 0
+    assert "unmeasured" not in gpus.read("workloads.lock")
+    # A machine that has the GPU finds the same winners.
+    direct = gpus.copy_of(tmp_path / "direct")
+    _with_gpu(monkeypatch)
+    direct.build()
+    assert _winners(direct) == _winners(gpus)
+    assert direct.read("workloads.lock") == gpus.read("workloads.lock")
+
+
+def _store(space: Space) -> LocalStore:
+    return LocalStore(space.root / "cache")
+
+
+def _winners(space: Space) -> list[object]:
+    return [(entry["name"], entry["winner"], entry["run_secs"], entry["key"]) for entry in _entries(space)]
+
+
+def _entries(space: Space) -> list[dict[str, Any]]:
+    return list(json.loads((space.artifact("box") / "manifest.json").read_text())["entries"])
+
+
+def test_what_was_measured_before_is_in_no_later_bundle(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    assert gpus.build(measure=False).build.bundles == {}
+
+
+def test_measuring_a_bundle_again_measures_nothing(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    store = gpus.open().store
+    entries = bundle.read_bundle(folder)
+    assert not any(bundle.is_measured(entry, store) for entry in entries)
+    _measure(gpus, folder)
+    assert all(bundle.is_measured(entry, store) for entry in entries)
+
+
+def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -> None:
+    gpus.edit(
+        "templates/unrolled.py",
+        "unrolled {params['unroll']} times\"",
+        "unrolled {params['unroll']} times\" + ' wrong' * (params['unroll'] == 1)",
+    )
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    _measure(gpus, folder)
+    gpus.build()
+    winners_now = [dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned]
+    assert len(winners_now) == 3
+    assert 1 not in winners_now
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 2")],
+    ids=["absent", "cut", "other"],
+)
+def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "bundle.json").write_text(content)
+    with pytest.raises(ArtifactError, match=words):
+        bundle.read_bundle(tmp_path)
+
+
+def test_measuring_without_the_gpu_says_which_one_it_takes(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    done = gpus.run("measure", str(folder), code=10)
+    assert "it must be measured on Test GPU" in done.stderr
+
+
+def test_the_lock_may_be_frozen_with_unmeasured_entries_in_it(gpus: Space, tmp_path: Path) -> None:
+    gpus.build()
+    fresh = gpus.copy_of(tmp_path / "fresh", "workloads.lock", "cache/record")
+    assert not fresh.build(locked=True).build.failures
+    assert lock_of(fresh.open(), fresh.plan()) == lock_on_disk(fresh.open())
+
+
+def test_a_frozen_lock_whose_unmeasured_entries_come_out_otherwise_is_refused(gpus: Space, tmp_path: Path) -> None:
+    gpus.build()
+    fresh = gpus.copy_of(tmp_path / "fresh", "workloads.lock", "cache/record")
+    text = fresh.read("workloads.lock")
+    fresh.write({"workloads.lock": text.replace("unroll=1", "unroll=2")})
+    with pytest.raises(StaleError, match=r"workloads.lock would change"):
+        fresh.build(locked=True)
+    assert "unroll=2" in fresh.read("workloads.lock")
+
+
+def test_a_compiler_of_another_release_stops_the_build_before_anything_runs(
+    gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _put_nvcc(tmp_path / "old", "12.4.131", monkeypatch)
+    with pytest.raises(ToolchainError, match=r"workloads.toml asks for cuda 13.0, but \S+/old/nvcc is of CUDA 12.4.131"):
+        gpus.build(DieRunner())
+
+
+def test_a_compiler_that_does_not_know_the_arch_stops_the_build(gpus: Space) -> None:
+    gpus.edit("archs/test-gpu.toml", 'arch = "sm_90"', 'arch = "sm_100"')
+    gpus.edit("archs/test-gpu.toml", "compute_capability = [9, 0]", "compute_capability = [10, 0]")
+    with pytest.raises(ToolchainError, match=r"makes no code for sm_100: it knows sm_75, sm_80, sm_90"):
+        gpus.build(DieRunner())
+
+
+@pytest.mark.parametrize(
+    ("found", "declared", "same"),
+    [
+        ("13.0.88", "13.0", True),
+        ("13.0.88", "13.0.88", True),
+        ("13.0.48", "13.0.88", False),
+        ("13.1.10", "13.0", False),
+        ("12.9.1", "13", False),
+    ],
+)
+def test_a_declared_release_takes_its_patch_releases(found: str, declared: str, same: bool) -> None:
+    assert is_cuda(found, declared) is same
+
+
+def _built(name: str, **fields: object) -> Trial:
+    from kerneldecl.model import Candidate
+
+    return Trial(Candidate.of(name, {}), 1e-6, code_digest=name, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("built", "winner"),
+    [
+        ([_built("first"), _built("second")], "first"),
+        ([_built("spills", spill_bytes=8), _built("second")], "second"),
+        ([_built("spills", spill_bytes=8), _built("fails", failure="no")], "spills"),
+        ([_built("fails", failure="no")], ""),
+    ],
+    ids=["first", "spilling ones last", "rather than nothing", "nothing"],
+)
+def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
+    measurements = preferred_first(Group("policy", tuple(built)), is_complete=True)
+    assert (measurements[0].code_digest if measurements else "") == winner
+    assert len(measurements) in (0, len(built))

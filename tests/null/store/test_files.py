@@ -1,0 +1,110 @@
+"""Owns the tests of writing files whole: many at once, and what is left where that fails.
+
+Knows nothing of what the files are for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from support.spaces import clean_environment
+
+from kerneldecl.null_build.memo import MEMO, Memo, Row, read_memo, write_memo
+from kerneldecl.null_build.stamp import is_fresh, write_stamp
+from kerneldecl.store.files import write_whole
+
+WRITERS = 8
+ROUNDS = 20
+# Each process writes one letter many times, and sees a whole file whenever it looks.
+WRITE = """
+import sys
+from pathlib import Path
+from kerneldecl.store.files import write_whole
+path, letter = Path(sys.argv[1]), sys.argv[2]
+for _ in range(50):
+    write_whole(path, letter * 100_000, durable=False)
+    content = path.read_text()
+    assert len(content) == 100_000 and len(set(content)) == 1, "torn"
+"""
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def at_once(write: Callable[[int], None]) -> None:
+    barrier = Barrier(WRITERS)
+
+    def several(writer: int) -> None:
+        for _ in range(ROUNDS):
+            barrier.wait(60)
+            write(writer)
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(several, range(WRITERS)))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("content", ["text é\n", b"\x00\xff"])
+def test_a_file_is_made_with_its_folders_and_replaced(tmp_path: Path, content: bytes | str, durable: bool) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    write_whole(path, "before", durable=durable)
+    write_whole(path, content, durable=durable)
+    assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert names_in(path.parent) == ["file"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "before", durable=True)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "after", durable=True)
+    assert path.read_text(encoding="utf-8") == "before"
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_processes_that_write_one_file_at_once_leave_one_of_their_contents(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    commands = [[sys.executable, "-c", WRITE, str(path), letter] for letter in "abcdefgh"]
+    processes = [subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands]
+    assert [process.communicate(timeout=120)[1] for process in processes] == [""] * WRITERS
+    assert [process.returncode for process in processes] == [0] * WRITERS
+    assert names_in(tmp_path) == ["file"]
+
+
+def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> None:
+    document = {"workload": [{"name": "a"}]}
+    row = Row(name="a", target="t", lower_key="l", tune_key="t", build_key="b", link_digest="d", entry_digest="e")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "workloads.toml").write_text("", encoding="utf-8")
+
+    def end(writer: int) -> None:
+        write_memo(tmp_path, document, Memo({str(writer): [row]}, {}, {}), [], [])
+        write_stamp(str(tmp_path), [], [], 1)
+
+    at_once(end)
+    known = read_memo(tmp_path, document)
+    assert known is not None
+    assert list(known.tables.values()) == [[row]]
+    assert isinstance(known.tables[min(known.tables)][0], Row)
+    assert is_fresh(str(tmp_path)) == 1
+    assert names_in(tmp_path / "cache") == [Path(MEMO).name, "stamp.json"]
+
+
+def test_a_memo_of_another_form_does_not_hold(tmp_path: Path) -> None:
+    document = {"workload": [{"name": "a"}]}
+    write_memo(tmp_path, document, Memo({"table": [("too", "short")]}, {}, {}), [], [])  # type: ignore[dict-item]
+    assert read_memo(tmp_path, document) is None

@@ -1,0 +1,227 @@
+"""Owns the tests of measuring what was built: when inputs are made, who is verified in which order, what failures lead to.
+
+Knows nothing of devices: a runner answers from a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.repository import REPOSITORY
+
+from kerneldecl.errors import ToolchainError
+from kerneldecl.model import Arch, Candidate, Trial, Workload
+from kerneldecl.planning.plan import MEASURING
+from kerneldecl.plugins.load import load_arch
+from kerneldecl.runners.process import Answer
+from kerneldecl.store.local import LocalStore
+from kerneldecl.store.results import Lowered
+from kerneldecl.tuning import search
+from kerneldecl.tuning.measure import Preparation, measure, measured_on
+from kerneldecl.tuning.task import Task
+
+ROOT = REPOSITORY
+H200, CPU = load_arch(ROOT, "h200"), load_arch(ROOT, "x86-64-v3")
+LOWERED = {"computation": "c" * 64, "tolerance": 1e-3, "space": {"blocks": [], "inputs": [], "outputs": []}}
+Request = Mapping[str, Any]
+
+
+@dataclasses.dataclass
+class TableRunner:
+    """Answers verifications by code, samples with the same time for all, and remembers the order of requests."""
+
+    verdicts: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    prepared: Callable[[], Answer] = dict
+    asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    priorities: set[int] = dataclasses.field(default_factory=set)
+
+    def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+        assert limit_secs > 0
+        self.priorities.add(priority)
+        for at, request in enumerate(requests):
+            code = str(request["candidate"]["template"])
+            Path(request["folder"], f"{code}.so").touch()
+            yield at, {"schedule_digest": code, "code_digest": code, "code_bytes": 1}
+            self.asked.append(("build", code))
+
+    def measure(self, request: Request, limit_secs: float) -> Answer:
+        assert limit_secs > 0
+        code = Path(str(request.get("library", ""))).stem
+        self.asked.append((request["action"], code))
+        self.devices.add((request["device"], request["model"]))
+        if request["action"] == "prepare":
+            return self.prepared()
+        if request["action"] == "sample":
+            return {"samples": [1e-5]}
+        return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
+
+    def of(self, action: str) -> list[str]:
+        return [code for done, code in self.asked if done == action]
+
+
+def task_in(folder: Path, arch: Arch = H200) -> Task:
+    workload = Workload("w", "box", "elementwise", (), "auto", 20, None, (), 1)
+    return Task(
+        root=ROOT,
+        workload=workload,
+        arch=arch,
+        policies=(),
+        lowered=Lowered(LOWERED),
+        tolerance=1e-3,
+        protocol=MEASURING[arch.kind],
+        toolchain={},
+        folder=folder,
+    )
+
+
+def built(code: str, spill_bytes: int = 0) -> Trial:
+    return Trial(Candidate.of(code, {}), 1e-5, schedule_digest=code, code_digest=code, code_bytes=1, spill_bytes=spill_bytes)
+
+
+def measured(task: Task, runner: TableRunner, *candidates: Trial) -> dict[str, Trial]:
+    store = LocalStore(task.folder / "store")
+    done = measure(task, candidates, Preparation(task, runner, store), runner, store, lambda *_: None)
+    return {m.code_digest: m for m in done}
+
+
+def test_every_request_to_measure_names_its_device(tmp_path: Path) -> None:
+    runner = TableRunner()
+    measured(task_in(tmp_path), runner, built("a"))
+    assert runner.devices == {("cuda", "NVIDIA H200")}
+    assert runner.of("prepare") == [""]
+    assert runner.of("verify") == ["a"]
+
+
+def test_spilling_ones_are_verified_last(tmp_path: Path) -> None:
+    runner = TableRunner()
+    done = measured(task_in(tmp_path), runner, built("s", 8), built("a"), built("b"))
+    assert runner.of("verify") == ["a", "b", "s"]
+    assert all(m.samples for m in done.values())
+
+
+def test_spilling_ones_are_left_out_when_time_is_up_and_others_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kerneldecl.tuning.measure.SPILLING_SECS", -1.0)
+    runner = TableRunner()
+    done = measured(task_in(tmp_path), runner, built("s", 8), built("a"))
+    assert runner.of("verify") == ["a"]
+    assert done["s"].failure == "not run: it spills 8 bytes of registers, others do not"
+    wrong = TableRunner({"b": {"error": 1.0, "secs": 1e-5}})
+    done = measured(task_in(tmp_path), wrong, built("t", 8), built("b"))
+    assert wrong.of("verify") == ["b", "t"]
+    assert done["t"].samples
+
+
+def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None:
+    runner = TableRunner({"bad": {"failure": "CudaError: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"}})
+    done = measured(task_in(tmp_path), runner, built("bad"), built("good"))
+    assert runner.asked[:4] == [("prepare", ""), ("verify", "bad"), ("prepare", ""), ("verify", "good")]
+    assert done["bad"].failure.endswith("(CUDA_ERROR_ILLEGAL_ADDRESS)")
+    assert done["good"].samples
+
+
+class TwoCandidates:
+    """A policy."""
+
+    @staticmethod
+    def propose(*_: Any) -> tuple[Any, ...]:
+        return tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+
+
+@pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
+def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once for a GPU; for a CPU, when there is code that nobody has measured."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def prepared() -> Answer:
+        has_begun.set()
+        assert may_end.wait(60)
+        return {}
+
+    class Waiting(TableRunner):
+        def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+            for count, answer in enumerate(super().run_all(requests, limit_secs, priority)):
+                assert count < built_before or has_begun.wait(60)
+                yield answer
+            may_end.set()
+
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
+    task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
+    runner = Waiting(prepared=prepared)
+    outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
+    assert runner.of("prepare") == [""]
+    assert outcome.trials[0].samples
+
+
+def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
+    task = dataclasses.replace(task_in(tmp_path), policies=("any",), priority=3)
+    runner, store = TableRunner(), LocalStore(tmp_path / "store")
+    answers = search.request_first(task, runner)
+    outcome = search.tune(task, runner, store, lambda *_: None, lambda: answers)
+    assert runner.of("build") == ["a", "b"]
+    assert runner.priorities == {3}
+    assert {m.code_digest for m in outcome.trials if m.samples} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "next_arch", "prepared_next"),
+    [(H200, H200, [("prepare_next", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
+    ids=["gpu", "gpu then cpu", "cpu then gpu", "cpu"],
+)
+def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
+    arch: Arch, next_arch: Arch, prepared_next: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Where one GPU measures both."""
+    asked: list[tuple[str, str]] = []
+
+    class Noting(TableRunner):
+        def measure(self, request: Request, limit_secs: float) -> Answer:
+            asked.append((request["action"], request["spec"]["rule"]))
+            return super().measure(request, limit_secs)
+
+    task = task_in(tmp_path, arch)
+    following = dataclasses.replace(task, arch=next_arch, workload=dataclasses.replace(task.workload, rule="softmax"))
+    runner, store = Noting(), LocalStore(tmp_path / "store")
+    measure(task, [built("a")], Preparation(task, runner, store, following), runner, store, lambda *_: None)
+    before_samples = asked[: asked.index(("sample", "elementwise"))]
+    assert before_samples == [("prepare", "elementwise"), *prepared_next, ("verify", "elementwise")]
+
+
+def test_nothing_is_measured_twice(tmp_path: Path) -> None:
+    first, again = TableRunner(), TableRunner()
+    done = measured(task_in(tmp_path), first, built("a"), built("b"))
+    assert measured(task_in(tmp_path), again, built("a"), built("b")) == done
+    assert again.asked == []
+    measured(task_in(tmp_path), again, built("a"), built("c"))
+    assert again.of("verify") == ["c"]
+
+
+def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:
+    done = measured(task_in(tmp_path), TableRunner(prepared=lambda: {"failure": "ValueError: no"}), built("a"), built("b"))
+    assert {m.failure for m in done.values()} == {"inputs or reference: ValueError: no"}
+
+
+def test_a_gpu_that_is_not_there_ends_the_build(tmp_path: Path) -> None:
+    def prepared() -> Answer:
+        raise ToolchainError("it must be measured on NVIDIA H200; this machine shows no GPU")
+
+    with pytest.raises(ToolchainError, match="shows no GPU"):
+        measured(task_in(tmp_path), TableRunner(prepared=prepared), built("a"))
+
+
+def test_the_record_tells_the_device_and_how_it_was(tmp_path: Path) -> None:
+    told = {"dram_bytes_per_s": 4.26789e12, "device": {"gpu": "NVIDIA H200", "driver": "580"}, "conditions": {"after": {}}}
+
+    class Told(TableRunner):
+        def measure(self, request: Request, limit_secs: float) -> Answer:
+            assert (request["action"], limit_secs > 0) == ("measured_peaks", True)
+            return told
+
+    found = measured_on(task_in(tmp_path), Told())
+    assert found == {"measured_peaks": {"dram_bytes_per_s": 4.27e12}, "provenance": told["device"], "conditions": told["conditions"]}

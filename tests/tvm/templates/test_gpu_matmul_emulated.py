@@ -1,0 +1,101 @@
+"""Schedules for mma.sync compute what rules do, instruction by instruction, with each lane's fragments in arrays of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from emulation import Kernel
+from support.compilers import needs_nvcc
+from support.repository import REPOSITORY
+from support.thinned import only
+
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cpu import apply_candidate
+from kerneldecl.compiler.cuda import cuda_source, reworked
+from kerneldecl.compiler.passes.registers import narrowed
+from kerneldecl.model import Candidate, Value
+from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.toolchain import nvcc
+
+ROOT = REPOSITORY
+H200 = load_arch(ROOT, "h200")
+GEMM: dict[str, Value] = {"block_m": 32, "block_n": 48, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2, "raster_group": 1}
+DOUBLE_BUFFERED: dict[str, Value] = {"double_buffer": 1, "stages": 3}
+CONV: dict[str, Value] = {"rows": 2, "columns": 16, "block_n": 32, "warps_rows": 1, "warps_columns": 1, "warps_n": 2}
+CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
+    "nt": ("matmul", {"m": 64, "n": 96, "k": 128, "layout": "nt"}, "gpu_matmul_tc", {**GEMM, "smem_epilogue": 0, "split_k": 1}),
+    "odd sizes, tn": (
+        "matmul",
+        {"m": 40, "n": 50, "k": 72, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "relu"]},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 1, "split_k": 1},
+    ),
+    "double buffering": (
+        "matmul",
+        {"m": 64, "n": 96, "k": 256, "layout": "nn"},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "double buffering, odd sizes, split-K": (
+        "matmul",
+        {"m": 40, "n": 50, "k": 520, "layout": "tt", "epilogue": ["bias"]},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "stages": 4, "split_k": 2, "smem_epilogue": 0},
+    ),
+    "double buffering, element by element": (
+        "matmul",
+        {"m": 40, "n": 49, "k": 131, "layout": "nt"},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "split_k": 1, "smem_epilogue": 1},
+    ),
+    "double buffering, a convolution": (
+        "conv2d",
+        {"n": 2, "h": 9, "w": 7, "c": 24, "f": 40, "kh": 3, "kw": 3, "padding": 1},
+        "gpu_matmul_tc",
+        {**GEMM, **DOUBLE_BUFFERED, "block_k": 64, "split_k": 1, "smem_epilogue": 0},
+    ),
+    "convolution": (
+        "conv2d",
+        {"n": 1, "h": 16, "w": 32, "c": 3, "f": 32, "kh": 5, "kw": 5, "stride": 2, "padding": 2},
+        "gpu_conv2d_tc",
+        {**CONV, "smem_epilogue": 0},
+    ),
+}
+
+
+def made(rule: Any, template: str, params: dict[str, Value]) -> tvm.IRModule:
+    applied = apply_candidate(ROOT, canonical.lower(rule), Candidate.of(template, params), H200)
+    assert applied is not None
+    return applied.mod
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "name", only(("odd sizes, tn", "double buffering, odd sizes, split-K", "double buffering, a convolution", "convolution"), CASES)
+)
+def test_computes_what_the_rule_does(name: str) -> None:
+    kind, attrs, template, params = CASES[name]
+    rule = load_rule(ROOT, kind).of(ROOT, {"dtype": "float16", **attrs})
+    kernel = Kernel(narrowed(made(rule, template, params))["main"], reworked)
+    assert "mma.sync" in kernel.source
+    [out] = rule.signature().outputs
+    inputs = rule.inputs(np.random.default_rng(1))
+    result = kernel(*inputs, np.zeros(out.shape, getattr(ml_dtypes, out.dtype, out.dtype)))[-1].astype("float64")
+    expected = np.asarray(rule.reference(*inputs))
+    assert np.linalg.norm(result - expected) <= rule.tolerance() * np.linalg.norm(expected)
+
+
+@needs_nvcc
+def test_as_many_accumulators_as_registers_hold_stay_in_them() -> None:
+    attrs = {"m": 256, "n": 256, "k": 256, "layout": "nt", "dtype": "float16", "accum_dtype": "float16"}
+    params: dict[str, Value] = {**GEMM, "block_m": 128, "block_n": 128, "warps_n": 1, "smem_epilogue": 0, "split_k": 1}
+    source = cuda_source(made(load_rule(ROOT, "matmul").of(ROOT, attrs), "gpu_matmul_tc", params), H200, "kernel")
+    # 64 x 128 accumulators, of which each of the 32 lanes has a part.
+    assert max(int(extent) for extent in re.findall(r"half \w+\[(\d+)\];", source)) == 64 * 128 // 32
+    usage = nvcc.compile_cubin(source, "sm_90").usage.values()
+    assert not any(each.stack_bytes + each.spill_bytes for each in usage)
