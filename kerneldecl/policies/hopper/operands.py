@@ -55,7 +55,7 @@ def is_k_last_in_smem(operand: Operand) -> bool:
 def smem_rows_unit(operand: Operand) -> int:
     """Return the rows of A (or columns of B) of which a tile in shared memory has a multiple.
 
-    With k last these are the rows that TMA's swizzle permutes together; else 64 of them are contiguous, one swizzled row.
+    That is 8 with k last, the rows that TMA's swizzle permutes together; else 64, which are contiguous in one swizzled row.
     """
     return SWIZZLE_ROWS if is_k_last_in_smem(operand) else MMA_TILE_ROWS
 

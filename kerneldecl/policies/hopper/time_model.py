@@ -90,10 +90,10 @@ STREAM_K_BYTES_PER_CYCLE = 70.0
 PDL_LAUNCH_FRACTION = 0.5
 """Part of a launch's time that remains with PDL. Fitted."""
 UNEVEN_PDL_FACTOR = 1.08
-"""Ratio of times where PDL spreads CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
+"""Ratio of times where PDL distributes CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
 GEMMs of 8 to 128 rows (H200, 2026-11)."""
 FULL_GPU_FRACTION = 0.9
-"""Part of the SMs (or of all places for CTAs) from which on having a CTA counts as all having one. Assumed."""
+"""Part of the SMs (or of all places for CTAs) that counts as all of them. Assumed."""
 
 # Operands that TMA cannot load
 
@@ -154,7 +154,7 @@ class Pipeline(NamedTuple):
     resident_ctas: int = 1
     """CTAs on an SM at once."""
     stream_k: int = 0
-    """Last waves whose k-tiles stream-K spreads over all SMs."""
+    """Last waves whose k-tiles stream-K distributes evenly over all SMs."""
 
 
 class TileCost(NamedTuple):
@@ -188,7 +188,7 @@ def resident_ctas(gpu: Gpu, smem_bytes: int, accum_registers: int) -> int:
 
 
 def pdl_factor(gpu: Gpu, ctas: int, resident: int) -> float:
-    """Return the ratio by which PDL makes CTAs slower that an SM holds `resident` of: 1 where PDL spreads them evenly.
+    """Return the ratio by which PDL slows down so many CTAs, of which an SM holds `resident`; 1 where they are evenly distributed.
 
     That is so where all CTAs find room beside those of the preceding kernel, or none.
     """
@@ -293,7 +293,7 @@ def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
 
 
 def _stream_k(gpu: Gpu, grid: TileGrid, cta: CtaTile, stream_k: int) -> tuple[int, int, float]:
-    """Return what each CTA does where stream-K spreads the last waves: its k-tiles, its whole tiles, its seconds to add pieces.
+    """Return what each CTA does where stream-K distributes the last waves: its k-tiles, its whole tiles, its seconds to add pieces.
 
     A CTA leaves the accumulators of at most one piece in L2, and reads those of all pieces of the tile that it began.
     """
