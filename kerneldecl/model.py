@@ -134,14 +134,14 @@ class Gpu:
     simt_flops_per_s: Rates
     """Of the CUDA cores; a fused multiply-add counts as two, packed operations in full."""
     tensor_flops_per_s: Rates
-    """Of the tensor cores, dense, by dtype of the factors, sums in float32 or int32; a dtype they do not take is absent."""
+    """Dense rates of the tensor cores by dtype of the operands, accumulators in float32 or int32; a dtype they do not take is absent."""
     async_copy: bool
     """Has cp.async, from global to shared memory past the registers."""
     ldmatrix: bool
     launch_secs: float
     """Least time of a kernel that follows another."""
-    float16_sums_speedup: float = 1.0
-    """How much faster tensor cores are where float16 products are summed in float16."""
+    float16_accum_speedup: float = 1.0
+    """How much faster tensor cores multiply float16 operands with float16 accumulators than with float32 ones."""
     wgmma_arch: str = ""
     """The compilers' name for the architecture with wgmma; empty where there is none."""
 
@@ -239,8 +239,8 @@ class Block:
     writes: tuple[Access, ...]
     flops_per_point: int
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
-    adds_products: bool = True
-    """Of a reduction: False where it does anything else at a point than adding a product of two operands to a sum that started at zero."""
+    is_multiply_accumulate: bool = True
+    """Whether a reduction adds, at each point, the product of two operands to one accumulator that starts at zero, and nothing else."""
 
     @property
     def is_reduction(self) -> bool:
@@ -278,6 +278,10 @@ class Candidate:
     def of(cls, template: str, params: Mapping[str, Value]) -> Candidate:
         return cls(template, tuple(sorted(params.items())))
 
+    def __str__(self) -> str:
+        """Return the candidate in one line: `cpu_matmul(m=14 n=32)`."""
+        return f"{self.template}({' '.join(f'{name}={_shown(value)}' for name, value in self.params)})"
+
     def to_json(self) -> dict[str, object]:
         return {"template": self.template, "params": dict(self.params)}
 
@@ -305,9 +309,9 @@ class Trial:
 
     candidate: Candidate
     predicted_secs: float
-    scheduled: str = ""
+    schedule_digest: str = ""
     """Digest of the scheduled module; empty if no schedule came about."""
-    code: str = ""
+    code_digest: str = ""
     """Digest of the generated code; empty if it was not built."""
     code_bytes: int = 0
     registers: int = 0
@@ -320,8 +324,8 @@ class Trial:
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
     """Seconds of one call each; empty unless the error is within the tolerance."""
-    is_specialised: bool = False
-    """Whether no schedule's trace leads to the function."""
+    is_traceless: bool = False
+    """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
     """Why there are no samples."""
 
@@ -330,6 +334,10 @@ class Trial:
         """Median of the samples."""
         ranked, middle = sorted(self.samples), len(self.samples) // 2
         return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+
+
+def _shown(value: Value) -> str:
+    return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
 def frozen(value: object) -> Value:

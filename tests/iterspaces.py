@@ -1,6 +1,6 @@
-"""Owns iteration spaces of products as policies see them, and the GPUs that are asked about them, without TVM.
+"""Owns iteration spaces of GEMMs and convolutions as policies see them, and the GPUs that policies are asked about, without TVM.
 
-Knows nothing of what policies make of them.
+Knows nothing of what policies propose for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def access(operand: str, axes: tuple[Axis, ...], dtype: str, *dims: dict[int, in
     return Access(operand, shape, dtype, index)
 
 
-def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16", sums: str = "float32", batch: int = 0) -> IterSpace:
+def matmul(
+    size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16", accum_dtype: str = "float32", batch: int = 0
+) -> IterSpace:
     m, n, k = size
     leading = (Axis("b", batch, "spatial"),) if batch else ()
     axes = (*leading, Axis("i", m, "spatial"), Axis("j", n, "spatial"), Axis("k", k, "reduce"))
@@ -43,7 +45,7 @@ def matmul(size: tuple[int, int, int], layout: str = "nn", dtype: str = "float16
     a = [{i: 1}, {r: 1}] if layout[0] == "n" else [{r: 1}, {i: 1}]
     b = [{r: 1}, {j: 1}] if layout[1] == "n" else [{j: 1}, {r: 1}]
     reads = access("A", axes, dtype, *outer, *a), access("B", axes, dtype, *outer, *b)
-    return IterSpace((Block("product", axes, reads, (access("C", axes, sums, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
+    return IterSpace((Block("gemm", axes, reads, (access("C", axes, accum_dtype, *outer, {i: 1}, {j: 1}),), 2),), ("A", "B"), ("C",))
 
 
 def conv2d(c: int = 64, f: int = 64, dtype: str = "float16") -> IterSpace:

@@ -26,6 +26,8 @@ PTX_TYPES = {
 """Names of operand and accumulator types in PTX instructions (PTX ISA, "Fundamental Types" and "Alternate Floating-Point Data Formats")."""
 K_BYTES = 32
 """Bytes of each operand row that one instruction multiplies, whatever the dtype: k16 of 16 bits, k32 of 8 bits, k8 of TF32."""
+FRAGMENT = 16
+"""Rows and columns of a warp's smallest tile of results: two mma.sync m16n8 side by side."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu.time_model import (
+    FMA_LATENCY_CYCLES,
+    TILE_SHAPES,
     Estimate,
     Work,
     busiest_share,
     compute_lanes,
     divisors,
+    estimate_of,
     output_axes,
     plain_axes,
-    predicted_secs,
     ranked,
     spread_cycles,
 )
@@ -27,12 +29,8 @@ from kerneldecl.policies.cpu.time_model import (
 TEMPLATES = ("cpu_conv2d",)
 AUTO = {"cpu": 20}
 
-FMA_LATENCY_CYCLES = 4
 MOST_VECTORS = 6
-"""Vectors of output channels in a register tile: more leave too few rows for the loads of weights to pay."""
-TILE_SHAPES = 10
-"""Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
-SAME_TILE = 3
+"""Vectors of output channels in a register tile at most: more leave too few rows for the loads of weights to pay."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ class Convolution:
     images: int
     h: int
     w: int
-    """Of the output, like h."""
+    """Columns of the output, as h is its rows."""
     f: int
     taps: int
-    """Elements of the kernel's window: rows times columns."""
+    """Elements of the filter along its rows times its columns."""
     channels: int
     """Input channels that one output channel sees."""
     is_depthwise: bool
@@ -56,9 +54,9 @@ class Convolution:
     halo: int
     """Input rows of one output row, less one stride."""
     image_row_bytes: int
-    """Of one row of the input, all channels."""
+    """Bytes of one row of the input, all channels."""
     weight_bytes: int
-    """Of one weight."""
+    """Bytes of one weight."""
     out_dtype: str
     is_padded: bool
 
@@ -84,7 +82,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     conv = convolution_of(space)
     if conv is None:
         return ()
-    return ranked((estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu)), SAME_TILE)[:top_k]
+    return ranked(estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu))[:top_k]
 
 
 def convolution_of(space: IterSpace) -> Convolution | None:
@@ -115,9 +113,9 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
     reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
     places = [dict(dim) for dim in pixels.index if dim is not None]
     row_stride = next((place[h] for place in places if h in place), 0)
-    # What indexes the last dimension is a channel, of whatever group; any other reduced axis moves the window.
-    windows = {axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim} & set(reduced)
-    taps = math.prod(extent[axis] for axis in windows)
+    # An axis of the last dimension is a channel, of whatever group; any other reduced axis slides the window.
+    sliding = {axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim} & set(reduced)
+    taps = math.prod(extent[axis] for axis in sliding)
     channels = math.prod(extent[axis] for axis in reduced) // taps
     is_depthwise = pixels.index[-1] is not None and f in dict(pixels.index[-1])
     return Convolution(
@@ -139,18 +137,19 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
 
 
 def tilings(conv: Convolution, cpu: Cpu) -> Iterator[Tiling]:
-    """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings."""
+    """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
     places = ("task", "root") if conv.is_padded else ("task",)
     for tile_w, tile_f in register_tiles(conv, cpu)[:TILE_SHAPES]:
-        blocks_f = sorted({tile_f * part for part in _spaced(conv.f // tile_f)})
-        for shape in itertools.product(_spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), places):
-            yield Tiling(tile_w, tile_f, *shape)
+        blocks_f = sorted({tile_f * count for count in _spaced(conv.f // tile_f)})
+        for block_h, block_f, pack_f, order, pad_at in itertools.product(_spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), places):
+            yield Tiling(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 
 def _spaced(extent: int) -> list[int]:
     """Return a few divisors, from 1 to all of it."""
-    parts = divisors(extent)
-    return sorted({parts[len(parts) * step // 4] for step in range(4)} | {parts[-1]} | ({extent // 2} if extent % 2 == 0 else set()))
+    found = divisors(extent)
+    quarters = {found[len(found) * quarter // 4] for quarter in range(4)}
+    return sorted(quarters | {extent} | ({extent // 2} if extent % 2 == 0 else set()))
 
 
 def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
@@ -172,7 +171,7 @@ def _vectors(tile_f: int, lanes: int) -> int:
 
 
 def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> float:
-    """Return the cycles of all register tiles on one core, were every operand in the first cache."""
+    """Return the cycles of all register tiles on one core, were every operand in L1."""
     vectors = _vectors(tile_f, compute_lanes(cpu, conv.out_dtype))
     fma_cycles = tile_w * vectors / cpu.fma_per_cycle
     # A broadcast reads one element and costs half of a full vector's load; a depthwise convolution reads vectors of pixels.
@@ -185,15 +184,13 @@ def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> floa
 
 
 def estimate(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Estimate:
-    """Return the predicted time: preparing weights and image first, then the convolution, each a roofline of `predicted_secs`.
+    """Return the predicted time: preparing weights and image first, then the convolution.
 
-    Traffic is counted as for a matrix product (Goto and van de Geijn, TOMS 2008, section 4), with a panel of weights
+    Traffic is counted as for a GEMM (Goto and van de Geijn, TOMS 2008, section 4), with a panel of weights
     in the place of one operand's panel and the rows that a task reads in the place of the other's block.
     """
     works = [*_preparation(conv, tiling, cpu), _work(conv, tiling, cpu)]
-    secs = sum(predicted_secs(cpu, work) for work in works)
-    moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
-    return Estimate(tiling.candidate(), secs, moved_bytes, (tiling.tile_w, tiling.tile_f))
+    return estimate_of(cpu, tiling.candidate(), works, (tiling.tile_w, tiling.tile_f))
 
 
 def _tasks(conv: Convolution, tiling: Tiling) -> int:
@@ -208,26 +205,32 @@ def _task_rows(conv: Convolution, tiling: Tiling) -> int:
 def _work(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Work:
     tasks = _tasks(conv, tiling)
     share = busiest_share(tasks, cpu.cores)
-    steps = conv.taps * conv.channels
-    panel = tiling.tile_f * steps * conv.weight_bytes
-    window = _task_rows(conv, tiling) * conv.image_row_bytes
-    weights = tiling.block_f * steps * conv.weight_bytes
+    terms = conv.taps * conv.channels
+    panel = tiling.tile_f * terms * conv.weight_bytes
+    receptive_field = _task_rows(conv, tiling) * conv.image_row_bytes
+    weights = tiling.block_f * terms * conv.weight_bytes
     visits = conv.images * conv.h * (conv.w / tiling.tile_w) * (conv.f / tiling.tile_f)
     near_bytes = visits * panel if panel > cpu.l1d_bytes // 2 else 0.0
     passes = tiling.block_f // tiling.tile_f if tiling.order == "fw" else 1
-    near_bytes += tasks * window * (passes if window > cpu.l1d_bytes // 2 else 1)
-    far_bytes: float = tasks * (weights + window * (passes if window > cpu.l2_bytes // 2 else 1))
+    near_bytes += tasks * receptive_field * (passes if receptive_field > cpu.l1d_bytes // 2 else 1)
+    far_bytes: float = tasks * (weights + receptive_field * (passes if receptive_field > cpu.l2_bytes // 2 else 1))
     if tiling.order == "wf" and weights > cpu.l2_bytes // 2:
         far_bytes += visits * panel
     cycles = _micro_cycles(conv, tiling.tile_w, tiling.tile_f, cpu)
     if not tiling.pack_f:
-        cycles += visits * steps * spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
+        cycles += visits * terms * spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
     if conv.is_padded and tiling.pad_at == "task":
         # A load and a store for each vector, and the test of the margin.
-        cycles += tasks * 2 * window / cpu.vector_bytes
-    total_bytes = conv.f * steps * conv.weight_bytes + conv.images * conv.h * conv.row_stride * conv.image_row_bytes
+        cycles += tasks * 2 * receptive_field / cpu.vector_bytes
+    total_bytes = conv.f * terms * conv.weight_bytes + conv.images * conv.h * conv.row_stride * conv.image_row_bytes
     dram_bytes = total_bytes if total_bytes > cpu.l3_bytes else 0
-    return Work(share * cycles, share * near_bytes, share * far_bytes, dram_bytes, int(tasks > 1))
+    return Work(
+        compute_cycles=share * cycles,
+        l2_bytes=share * near_bytes,
+        l3_bytes=share * far_bytes,
+        dram_bytes=dram_bytes,
+        parallel_regions=int(tasks > 1),
+    )
 
 
 def _preparation(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
@@ -236,7 +239,12 @@ def _preparation(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
     cores = cpu.cores if is_parallel else 1
     weights = conv.f * conv.taps * conv.channels * conv.weight_bytes
     image = conv.images * (conv.h * conv.row_stride + conv.halo) * conv.image_row_bytes
-    for is_made, made_bytes in ((tiling.pack_f, weights), (conv.is_padded and tiling.pad_at == "root", image)):
-        if is_made:
-            far_bytes = 2 * made_bytes if 2 * made_bytes > cpu.l3_bytes else 0
-            yield Work(2 * made_bytes / cpu.vector_bytes / cores, 0.0, 2 * made_bytes / cores, far_bytes, int(is_parallel))
+    for is_copied, copy_bytes in ((tiling.pack_f, weights), (conv.is_padded and tiling.pad_at == "root", image)):
+        if is_copied:
+            moved_bytes = 2 * copy_bytes
+            yield Work(
+                compute_cycles=moved_bytes / cpu.vector_bytes / cores,
+                l3_bytes=moved_bytes / cores,
+                dram_bytes=moved_bytes if moved_bytes > cpu.l3_bytes else 0,
+                parallel_regions=int(is_parallel),
+            )

@@ -1,4 +1,4 @@
-"""Owns in which order the ways that fit every function are tried on a CPU.
+"""Owns in which order the schedules that fit every function are tried on a CPU.
 
 Knows nothing of TVM or of how the template applies them.
 """

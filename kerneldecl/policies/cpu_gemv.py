@@ -1,4 +1,4 @@
-"""Owns how a matrix-vector product should be cut into rows, vectors, columns and chunks on a CPU, and what to try first.
+"""Owns how a matrix-vector multiplication (GEMV) should be cut into rows, vectors, columns and chunks on a CPU, and what to try first.
 
 Knows nothing of TVM or of how the template applies it.
 """
@@ -6,21 +6,20 @@ Knows nothing of TVM or of how the template applies it.
 from __future__ import annotations
 
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies.shared.reduction import MAX_REUSE, across, along, is_across, reuse
-from kerneldecl.policies.shared.traffic import only_reduction, ranked
+from kerneldecl.policies.cpu.reduction import tilings
+from kerneldecl.policies.cpu.traffic_secs import ranked
+from kerneldecl.policies.shared.reduction import matrix_vector
 
 TEMPLATES = ("cpu_gemv",)
 AUTO = {"cpu": 30}
 
 VECTORS = (4, 2, 1)
+"""Vectors of partial results that a row keeps."""
 ROWS = (1, 2, 4)
+"""Rows that are computed together."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return ways to multiply a matrix by a vector; nothing where the matrix is used more often than a vector would."""
-    found = only_reduction(space)
-    if found is None or len({access.operand for access in found[0].reads}) < 2 or reuse(found[0]) > MAX_REUSE:
-        return ()
-    block, _ = found
-    timed = across(space, block, arch.the_cpu) if is_across(block) else along(space, block, arch.the_cpu, VECTORS, ROWS)
-    return ranked("cpu_gemv", timed, top_k)
+    """Return schedules of a matrix-vector multiplication; nothing where the matrix is used more often than a vector would."""
+    block = matrix_vector(space)
+    return () if block is None else ranked("cpu_gemv", tilings(space, block, arch.the_cpu, VECTORS, ROWS), top_k)

@@ -1,4 +1,4 @@
-"""Owns which register tiles, cache blocks and packings of a matrix product a CPU should try, and in which order.
+"""Owns which register tiles, cache blocks and packings of a GEMM a CPU should try, and in which order.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu.time_model import (
+    FMA_LATENCY_CYCLES,
+    TILE_SHAPES,
     Estimate,
     Work,
     busiest_share,
     compute_lanes,
     divisors,
+    estimate_of,
     output_axes,
     plain_axes,
-    predicted_secs,
     ranked,
     spread_cycles,
 )
@@ -28,31 +30,29 @@ TEMPLATES = ("cpu_matmul", "cpu_dot")
 AUTO = {"cpu": 10}
 
 L1_WAYS = 8
-"""Lines of one set of the first cache: rows whose distance is a multiple of a page all fall into the same set."""
+"""Lines of one set of L1: rows whose distance is a multiple of a page all fall into the same set."""
 PAGE_BYTES = 4096
-FMA_LATENCY_CYCLES = 4
-TILE_SHAPES = 10
-"""Register tiles that are combined with every blocking; the others compute more slowly whatever the caches do."""
-SAME_TILE = 3
 ORDERS = ("nm", "mn")
+"""Which of a block's register tiles' loops is the outer one."""
 
 
 @dataclass(frozen=True)
-class Product:
-    """A matrix product as the model sees it."""
+class Gemm:
+    """A GEMM as the model sees it: operand A has the axis m, operand B the axis n, both have k."""
 
     batch: int
     m: int
     n: int
     k: int
-    left_bytes: int
-    """Of one element of the operand that m indexes."""
-    right_bytes: int
+    a_bytes: int
+    """Bytes of one element of A."""
+    b_bytes: int
+    """Bytes of one element of B."""
     out_dtype: str
-    is_left_row_major: bool
-    """True where k is the last index of the operand that m indexes."""
-    is_right_row_major: bool
-    """True where n is the last index of the operand that n indexes."""
+    is_a_row_major: bool
+    """True where k is the last index of A."""
+    is_b_row_major: bool
+    """True where n is the last index of B."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Tiling:
     tile_n: int
     block_m: int
     block_n: int
-    block_k: int
-    pack_m: bool
-    pack_n: bool
     order: str
+    block_k: int = 0
+    pack_m: bool = False
+    pack_n: bool = False
 
     def candidate(self) -> Candidate:
         names = ("tile_m", "tile_n", "block_m", "block_n", "order")
@@ -76,15 +76,15 @@ class Tiling:
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what is no matrix product."""
-    gemm = product_of(space)
+    """Return the tilings with the least predicted time, best first; nothing for what is no GEMM."""
+    gemm = gemm_of(space)
     if gemm is None:
         return ()
-    return ranked((estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu)), SAME_TILE)[:top_k]
+    return ranked(estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu))[:top_k]
 
 
-def product_of(space: IterSpace) -> Product | None:
-    """Return the matrix product that a function is, or None."""
+def gemm_of(space: IterSpace) -> Gemm | None:
+    """Return the GEMM that a function is, or None."""
     reductions = [block for block in space.blocks if block.is_reduction]
     if len(reductions) != 1 or len(reductions[0].reads) != 2:
         return None
@@ -94,17 +94,17 @@ def product_of(space: IterSpace) -> Product | None:
     if out is None or len(out) < 2 or first is None or second is None or len(reduced) != 1:
         return None
     n = out[-1]
-    # Where n has extent 1, no operand shows it; the second one is as good as any.
+    # Where n has extent 1, no operand has it; either may be B.
     is_second = n in second or n not in first
     a, b = (first, second) if is_second else (second, first)
     rows = _row_axis(block, out, a, b)
     if rows is None or n in a:
         return None
-    return _product(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
+    return _gemm(block, out, (rows, n, reduced[0]), block.reads if is_second else block.reads[::-1])
 
 
 def _row_axis(block: Block, out: list[int], a: list[int], b: list[int]) -> int | None:
-    """Return the axis that only the left operand has; where none is longer than 1, the last of the others."""
+    """Return the axis that only A has; where none is longer than 1, the last axis of extent 1."""
     rows = [axis for axis in out[:-1] if axis in a and axis not in b]
     units = [axis for axis in out[:-1] if block.axes[axis].extent == 1]
     if len(rows) > 1 or not (rows or units) or any(axis not in a and axis not in units for axis in out[:-1]):
@@ -112,20 +112,20 @@ def _row_axis(block: Block, out: list[int], a: list[int], b: list[int]) -> int |
     return (rows or units)[-1]
 
 
-def _product(block: Block, out: list[int], mnk: tuple[int, int, int], operands: tuple[Access, ...]) -> Product:
+def _gemm(block: Block, out: list[int], mnk: tuple[int, int, int], operands: tuple[Access, ...]) -> Gemm:
     rows, n, k = mnk
     a, b = operands
     extent = [axis.extent for axis in block.axes]
-    return Product(
+    return Gemm(
         batch=math.prod(extent[axis] for axis in out[:-1] if axis != rows),
         m=extent[rows],
         n=extent[n],
         k=extent[k],
-        left_bytes=dtype_bytes(a.dtype),
-        right_bytes=dtype_bytes(b.dtype),
+        a_bytes=dtype_bytes(a.dtype),
+        b_bytes=dtype_bytes(b.dtype),
         out_dtype=block.writes[0].dtype,
-        is_left_row_major=not _is_indexed_last(a, rows),
-        is_right_row_major=not _is_indexed_last(b, k),
+        is_a_row_major=not _is_indexed_last(a, rows),
+        is_b_row_major=not _is_indexed_last(b, k),
     )
 
 
@@ -135,21 +135,31 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
     return bool(dims) and dims[-1] == ((axis, 1),)
 
 
-def tilings(gemm: Product, cpu: Cpu) -> Iterator[Tiling]:
-    """Yield the lattice: the register tiles that compute fastest, each with all sensible blockings and packings."""
+def tilings(gemm: Gemm, cpu: Cpu) -> Iterator[Tiling]:
+    """Yield the search space: the register tiles that compute fastest, each with all sensible blockings and packings."""
     shapes = itertools.product(register_tiles(gemm, cpu)[:TILE_SHAPES], _reduction_blocks(gemm, cpu))
     for (tile_m, tile_n), block_k in shapes:
         packs_m = (False, True) if gemm.m % tile_m == 0 else (True,)
-        packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_right_row_major else (True,)
+        packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_b_row_major else (True,)
         blocks = _blocks(gemm, tile_m, tile_n, block_k or gemm.k, cpu)
         for (block_m, block_n), pack_m, pack_n, order in itertools.product(blocks, packs_m, packs_n, ORDERS):
-            yield Tiling("cpu_matmul", tile_m, tile_n, block_m, block_n, block_k, pack_m, pack_n, order)
+            yield Tiling(
+                template="cpu_matmul",
+                tile_m=tile_m,
+                tile_n=tile_n,
+                block_m=block_m,
+                block_n=block_n,
+                block_k=block_k,
+                pack_m=pack_m,
+                pack_n=pack_n,
+                order=order,
+            )
     for tile_m, tile_n in dot_tiles(gemm, cpu)[:TILE_SHAPES]:
         for (block_m, block_n), order in itertools.product(_blocks(gemm, tile_m, tile_n, gemm.k, cpu), ORDERS):
-            yield Tiling("cpu_dot", tile_m, tile_n, block_m, block_n, 0, pack_m=False, pack_n=False, order=order)
+            yield Tiling(template="cpu_dot", tile_m=tile_m, tile_n=tile_n, block_m=block_m, block_n=block_n, order=order)
 
 
-def register_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
+def register_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, those with the fewest cycles first."""
     lanes = compute_lanes(cpu, gemm.out_dtype)
     widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < gemm.n]
@@ -158,17 +168,17 @@ def register_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
     tiles = []
     for tile_n in widths:
         vectors = -(-tile_n // lanes)
-        # One register holds the broadcast element and `vectors` hold the row of the other operand.
+        # One register holds the broadcast element of A and `vectors` hold the row of B.
         rows = min(gemm.m, (cpu.vector_registers - 1) // vectors - 1)
         tiles += [(tile_m, tile_n) for tile_m in range(1, rows + 1)]
     return sorted(tiles, key=lambda tile: (_micro_cycles(gemm, "cpu_matmul", tile, cpu), tile))
 
 
-def dot_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
-    """Return (tile_m, tile_n) whose partial sums fit the vector registers, fewest cycles first; none unless both operands lie along k."""
-    if not gemm.is_left_row_major or gemm.is_right_row_major or gemm.k % compute_lanes(cpu, gemm.out_dtype):
+def dot_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return (tile_m, tile_n) whose accumulators fit the vector registers, fewest cycles first; none unless both operands have k last."""
+    if not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % compute_lanes(cpu, gemm.out_dtype):
         return []
-    # The rows of one operand stay in registers beside the partial sums while the other's are read in turn.
+    # The rows of one operand stay in registers beside the accumulators while the other's are read in turn.
     tiles = [
         (tile_m, tile_n)
         for tile_m, tile_n in itertools.product(divisors(gemm.m), divisors(gemm.n))
@@ -177,32 +187,32 @@ def dot_tiles(gemm: Product, cpu: Cpu) -> list[tuple[int, int]]:
     return sorted(tiles, key=lambda tile: (_micro_cycles(gemm, "cpu_dot", tile, cpu), tile))
 
 
-def _blocks(gemm: Product, tile_m: int, tile_n: int, steps: int, cpu: Cpu) -> list[tuple[int, int]]:
-    """Return pairs of block extents that are multiples of the tile, for panels of `steps` of the reduction."""
+def _blocks(gemm: Gemm, tile_m: int, tile_n: int, panel_k: int, cpu: Cpu) -> list[tuple[int, int]]:
+    """Return pairs of block extents that are multiples of the tile, for panels of `panel_k` along k."""
     half_bytes = cpu.l2_bytes // 2
-    blocks_m = _block_extents(gemm.m, tile_m, half_bytes // (steps * gemm.left_bytes))
-    blocks_n = _block_extents(gemm.n, tile_n, half_bytes // (steps * gemm.right_bytes))
+    blocks_m = _block_extents(gemm.m, tile_m, half_bytes // (panel_k * gemm.a_bytes))
+    blocks_n = _block_extents(gemm.n, tile_n, half_bytes // (panel_k * gemm.b_bytes))
     return list(itertools.product(blocks_m, blocks_n))
 
 
 def _block_extents(extent: int, tile: int, most: int) -> list[int]:
     """Return all of an extent, its half, and what comes next below `most` and a quarter of it."""
     tiles = -(-extent // tile)
-    parts = divisors(tiles)
-    fitting = [max((part for part in parts if part * tile <= limit), default=1) for limit in (most, most // 4)]
+    counts = divisors(tiles)
+    fitting = [max((count for count in counts if count * tile <= limit), default=1) for limit in (most, most // 4)]
     halves = [tiles // 2] if tiles % 2 == 0 else []
-    return sorted({tile * part for part in (tiles, *halves, *fitting)})
+    return sorted({tile * count for count in (tiles, *halves, *fitting)})
 
 
-def _reduction_blocks(gemm: Product, cpu: Cpu) -> list[int]:
-    """Return 0 (no blocking) and, for reductions that outgrow the first cache, the largest divisor with which a panel stays in it."""
+def _reduction_blocks(gemm: Gemm, cpu: Cpu) -> list[int]:
+    """Return 0 (no blocking) and, for reductions that outgrow L1, the largest divisor of k with which a panel stays in it."""
     most = cpu.l1d_bytes // 2 // (2 * cpu.vector_bytes)
     fitting = max((d for d in divisors(gemm.k) if d <= 2 * most), default=1)
     return [0, fitting] if most <= fitting < gemm.k else [0]
 
 
-def _micro_cycles(gemm: Product, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
-    """Return the cycles of all register tiles on one core, were every operand in the first cache."""
+def _micro_cycles(gemm: Gemm, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
+    """Return the cycles of all register tiles on one core, were every operand in L1."""
     tile_m, tile_n = tile
     lanes = compute_lanes(cpu, gemm.out_dtype)
     vectors = tile_n if template == "cpu_dot" else -(-tile_n // lanes)
@@ -211,7 +221,7 @@ def _micro_cycles(gemm: Product, template: str, tile: tuple[int, int], cpu: Cpu)
     load_cycles = loads * cpu.vector_bytes / cpu.l1_bytes_per_cycle
     step_cycles = max(tile_m * vectors / cpu.fma_per_cycle, load_cycles, FMA_LATENCY_CYCLES)
     if template == "cpu_dot":
-        # In the end, the lanes of each partial sum are added one by one.
+        # In the end, the lanes of each accumulator are added one by one.
         tile_cycles = gemm.k / lanes * step_cycles + tile_m * tile_n * lanes + 20
     else:
         # Accumulators are cleared, written and read once each.
@@ -219,39 +229,37 @@ def _micro_cycles(gemm: Product, template: str, tile: tuple[int, int], cpu: Cpu)
     return gemm.batch * math.ceil(gemm.m / tile_m) * math.ceil(gemm.n / tile_n) * tile_cycles
 
 
-def estimate(gemm: Product, tiling: Tiling, cpu: Cpu) -> Estimate:
-    """Return the predicted time: packing first, then the product, each a roofline of `predicted_secs`.
+def estimate(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Estimate:
+    """Return the predicted time: packing first, then the GEMM.
 
     Traffic follows Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, TOMS 2008, section 4):
     per register tile, the panel that changes comes from the cache that its block fits, the other from the cache that the panel fits.
     """
     works = [*_packing(gemm, tiling, cpu), _work(gemm, tiling, cpu)]
-    secs = sum(predicted_secs(cpu, work) for work in works)
-    moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
-    return Estimate(tiling.candidate(), secs, moved_bytes, (tiling.tile_m, tiling.tile_n))
+    return estimate_of(cpu, tiling.candidate(), works, (tiling.tile_m, tiling.tile_n))
 
 
-def _work(gemm: Product, tiling: Tiling, cpu: Cpu) -> Work:
+def _work(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Work:
     m_tiles, n_tiles = math.ceil(gemm.m / tiling.tile_m), math.ceil(gemm.n / tiling.tile_n)
     tasks = gemm.batch * (m_tiles * tiling.tile_m // tiling.block_m) * (n_tiles * tiling.tile_n // tiling.block_n)
     share = busiest_share(tasks, cpu.cores)
-    steps = tiling.block_k or gemm.k
-    panel_m, panel_n = tiling.tile_m * steps * gemm.left_bytes, tiling.tile_n * steps * gemm.right_bytes
-    block_m, block_n = tiling.block_m * steps * gemm.left_bytes, tiling.block_n * steps * gemm.right_bytes
-    visits = gemm.batch * m_tiles * n_tiles * (gemm.k / steps)
+    panel_k = tiling.block_k or gemm.k
+    panel_m, panel_n = tiling.tile_m * panel_k * gemm.a_bytes, tiling.tile_n * panel_k * gemm.b_bytes
+    block_m, block_n = tiling.block_m * panel_k * gemm.a_bytes, tiling.block_n * panel_k * gemm.b_bytes
+    visits = gemm.batch * m_tiles * n_tiles * (gemm.k / panel_k)
     changing, kept, block = (panel_m, panel_n, block_m) if tiling.order == "nm" else (panel_n, panel_m, block_n)
     near_bytes = visits * ((changing if block > cpu.l1d_bytes // 2 else 0) + (kept if kept + changing > cpu.l1d_bytes else 0))
     far_bytes = visits * changing if block > cpu.l2_bytes // 2 else 0
-    if not tiling.pack_m and gemm.is_left_row_major and tiling.tile_m > L1_WAYS and gemm.k * gemm.left_bytes % PAGE_BYTES == 0:
-        near_bytes += visits * steps * tiling.tile_m * cpu.line_bytes
+    if not tiling.pack_m and gemm.is_a_row_major and tiling.tile_m > L1_WAYS and gemm.k * gemm.a_bytes % PAGE_BYTES == 0:
+        near_bytes += visits * panel_k * tiling.tile_m * cpu.line_bytes
     out_bytes = dtype_bytes(gemm.out_dtype) * gemm.batch * gemm.m * gemm.n
     if tiling.block_k:
-        near_bytes += 2 * out_bytes * (gemm.k / steps)
-    operand_bytes = gemm.batch * gemm.k * (gemm.m * gemm.left_bytes + gemm.n * gemm.right_bytes)
-    first_bytes = tasks * (block_m + block_n) * (gemm.k / steps)
+        near_bytes += 2 * out_bytes * (gemm.k / panel_k)
+    operand_bytes = gemm.batch * gemm.k * (gemm.m * gemm.a_bytes + gemm.n * gemm.b_bytes)
+    first_bytes = tasks * (block_m + block_n) * (gemm.k / panel_k)
     cycles = _micro_cycles(gemm, tiling.template, (tiling.tile_m, tiling.tile_n), cpu) + _tail_cycles(gemm, tiling)
-    if not tiling.pack_n and gemm.is_right_row_major:
-        cycles += visits * steps * spread_cycles(cpu, gemm.n * gemm.right_bytes, tiling.tile_n * gemm.right_bytes)
+    if not tiling.pack_n and gemm.is_b_row_major:
+        cycles += visits * panel_k * spread_cycles(cpu, gemm.n * gemm.b_bytes, tiling.tile_n * gemm.b_bytes)
     return Work(
         compute_cycles=share * cycles,
         l2_bytes=share * near_bytes,
@@ -261,18 +269,18 @@ def _work(gemm: Product, tiling: Tiling, cpu: Cpu) -> Work:
     )
 
 
-def _tail_cycles(gemm: Product, tiling: Tiling) -> float:
-    """Return the cycles of storing elements one by one, which a tile that reaches over the edge of a row costs."""
+def _tail_cycles(gemm: Gemm, tiling: Tiling) -> float:
+    """Return the cycles of storing elements one by one, where a tile reaches beyond the end of a row."""
     return 3.0 * gemm.batch * gemm.m * gemm.n if gemm.n % tiling.tile_n else 0.0
 
 
-def _packing(gemm: Product, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
-    """Yield the work of copying operands into panels: at the third cache's rate, or one by one where the copy transposes or pads."""
+def _packing(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+    """Yield the work of copying operands into panels: at L3's rate, or one by one where the copy transposes or pads."""
     is_parallel = gemm.batch > 1 or tiling.block_m < gemm.m or tiling.block_n < gemm.n
     cores = cpu.cores if is_parallel else 1
     for is_packed, extent, tile, item_bytes, is_straight in (
-        (tiling.pack_m, gemm.m, tiling.tile_m, gemm.left_bytes, not gemm.is_left_row_major),
-        (tiling.pack_n, gemm.n, tiling.tile_n, gemm.right_bytes, gemm.is_right_row_major),
+        (tiling.pack_m, gemm.m, tiling.tile_m, gemm.a_bytes, not gemm.is_a_row_major),
+        (tiling.pack_n, gemm.n, tiling.tile_n, gemm.b_bytes, gemm.is_b_row_major),
     ):
         if is_packed:
             items = gemm.batch * gemm.k * extent

@@ -6,20 +6,18 @@ Knows nothing of TVM or of how the template applies it.
 from __future__ import annotations
 
 from kerneldecl.model import Arch, IterSpace, Proposal
-from kerneldecl.policies.shared.reduction import MAX_REUSE, across, along, is_across, reuse
-from kerneldecl.policies.shared.traffic import only_reduction, ranked
+from kerneldecl.policies.cpu.reduction import tilings
+from kerneldecl.policies.cpu.traffic_secs import ranked
+from kerneldecl.policies.shared.reduction import streamed_reduction
 
 TEMPLATES = ("cpu_reduce",)
 AUTO = {"cpu": 50}
 
 VECTORS = (4, 8, 2, 1)
+"""Vectors of partial results that a reduction along memory keeps."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return ways to compute the one reduction of a function; nothing where there are several, or operands are used again and again."""
-    found = only_reduction(space)
-    if found is None or reuse(found[0]) > MAX_REUSE:
-        return ()
-    block, _ = found
-    timed = across(space, block, arch.the_cpu) if is_across(block) else along(space, block, arch.the_cpu, VECTORS, rows=())
-    return ranked("cpu_reduce", timed, top_k)
+    """Return schedules of the one reduction of a function; nothing where there are several, or operands are used again and again."""
+    block = streamed_reduction(space)
+    return () if block is None else ranked("cpu_reduce", tilings(space, block, arch.the_cpu, VECTORS), top_k)

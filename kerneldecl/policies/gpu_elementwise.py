@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, Value, dtype_bytes
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Work, access_widths, ranked
-from kerneldecl.policies.shared.traffic import contiguous_axis, moved_bytes, points
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES, VECTOR_BYTES
+from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked
+from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, is_elementwise, moved_bytes, points
 
 TEMPLATES = ("gpu_elementwise",)
 AUTO = {"cuda": 80}
@@ -19,20 +20,21 @@ AUTO = {"cuda": 80}
 THREADS = (256, 128, 512, 1024)
 UNROLL = (4, 2, 1, 8)
 UNROLL_COST = 0.006
-"""Of DRAM's time, for each doubling of what a thread loads before it stores. Measured on an H200: copies and additions of 16384 x 16384
-are the faster the less it is; why is not known."""
+"""Fraction of DRAM's time that each doubling of the loads before a thread's stores costs: copies and additions of 16384 x 16384 on an H200
+are the faster the fewer loads there are; why is not known."""
+OTHER_REGISTERS = 24
+"""Registers of a thread besides its loads in flight."""
 TILES = ((64, 64), (32, 64), (64, 32), (32, 32), (128, 64), (64, 128))
 """Elements along the transposed operand's contiguous axis by elements along the output's."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return vectors and, where an operand is read transposed, tiles; nothing for a function with a reduction."""
-    last = space.blocks[-1]
-    if any(block.is_reduction for block in space.blocks) or len(space.outputs) != 1 or len(last.writes) != 1:
+    if not is_elementwise(space):
         return ()
     across = next((found for block in space.blocks if (found := _transposed(block)) is not None), None)
-    tiled = [] if across is None else list(_tiled(space, across, arch.the_gpu))
-    return ranked("gpu_elementwise", arch.the_gpu, [*tiled, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
+    tiles = [] if across is None else list(_tiles(space, across, arch.the_gpu))
+    return ranked("gpu_elementwise", arch.the_gpu, [*tiles, *_vectors(space, arch.the_gpu, is_across=across is not None)], top_k)
 
 
 def _transposed(block: Block) -> tuple[int, int] | None:
@@ -40,14 +42,14 @@ def _transposed(block: Block) -> tuple[int, int] | None:
     along = contiguous_axis(block, block.writes[0])
     for access in block.reads:
         axis = contiguous_axis(block, access)
-        if along is not None and axis not in {None, along} and along in {used for index in access.index for used, _ in index or ()}:
+        if along is not None and axis not in {None, along} and along in axes_of(access):
             assert axis is not None
             return block.axes[axis].extent, block.axes[along].extent
     return None
 
 
-def _run(block: Block) -> int:
-    """Return how many elements lie side by side, in what is written and in what is read along it: rows may be parts of longer ones."""
+def _contiguous(block: Block) -> int:
+    """Return how many elements are contiguous in the output and in the operands along the same axis, whose rows may be longer."""
     axis = contiguous_axis(block, block.writes[0])
     if axis is None:
         return 1
@@ -62,29 +64,29 @@ def _narrowest(space: IterSpace) -> int:
     return min(dtype_bytes(access.dtype) for access in accesses)
 
 
-def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
+def _vectors(space: IterSpace, gpu: Gpu, *, is_across: bool) -> Iterator[Timed]:
     last = space.blocks[-1]
     element, nbytes, size = _narrowest(space), moved_bytes(space), points(last)
-    for width, threads, unroll in itertools.product(access_widths(_run(last), element), THREADS, UNROLL):
+    for width, threads, unroll in itertools.product(access_widths(_contiguous(last), element), THREADS, UNROLL):
         vectors = size // width
-        # Not mostly idle threads, but small functions need some block, too.
+        # Threads should not be mostly idle, but small functions need some block, too.
         if threads * unroll >= 2 * vectors and (threads, unroll) != (min(THREADS), 1):
             continue
-        # Where an operand is read across its memory, every element of it moves a sector of 32 bytes.
-        moved = nbytes * (32 / element if is_across else 1.0)
+        # Where an operand is read across its memory, every element of it moves a sector.
+        moved = nbytes * (SECTOR_BYTES / element if is_across else 1.0)
         work = Work(
             blocks=-(-vectors // (threads * unroll)),
             threads=threads,
-            regs_per_thread=24 + unroll * len(space.inputs) * -(-width * element // 4),
+            regs_per_thread=OTHER_REGISTERS + unroll * len(space.inputs) * -(-width * element // 4),
             flops=sum(points(block) * (block.flops_per_point + ACCESS_FLOPS / width) for block in space.blocks),
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=nbytes * (1 + UNROLL_COST * math.log2(unroll)),
-            l2_bytes=moved * (16 / min(16, width * element)) ** 0.5,
+            l2_bytes=moved * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
         )
         yield {"threads": threads, "width": width, "unroll": unroll}, (work,)
 
 
-def _tiled(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[tuple[Mapping[str, Value], tuple[Work, ...]]]:
+def _tiles(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[Timed]:
     last = space.blocks[-1]
     element, nbytes = dtype_bytes(last.writes[0].dtype), moved_bytes(space)
     both = math.gcd(*extents)
@@ -96,14 +98,14 @@ def _tiled(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[tup
         # Partial tiles at the ends are computed whole.
         counts = [-(-extent // side) for extent, side in zip(extents, tile, strict=True)]
         waste = math.prod(count * side / extent for count, extent, side in zip(counts, extents, tile, strict=True))
-        part = math.prod(max(1.0, 32 / (side * element)) for side in tile)
+        sector_waste = math.prod(max(1.0, SECTOR_BYTES / (side * element)) for side in tile)
         work = Work(
             blocks=math.prod(counts) * points(last) // math.prod(extents),
             threads=threads,
-            regs_per_thread=24 + vectors // threads * -(-width * element // 4),
+            regs_per_thread=OTHER_REGISTERS + vectors // threads * -(-width * element // 4),
             smem_bytes=smem_bytes,
             dram_bytes=nbytes,
-            l2_bytes=nbytes * part * waste * (16 / min(16, width * element)) ** 0.5,
+            l2_bytes=nbytes * sector_waste * waste * (VECTOR_BYTES / min(VECTOR_BYTES, width * element)) ** 0.5,
             moved_smem_bytes=nbytes * waste * 4 / element,
             rounds=1,
             barriers=1,

@@ -1,4 +1,4 @@
-"""Owns in which order the ways that fit every function are tried on a GPU.
+"""Owns in which order the schedules that fit every function are tried on a GPU.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -18,7 +18,7 @@ THREADS = (128, 256, 64, 32, 512)
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return sizes of a block of threads; every function has a schedule with each."""
+    """Return sizes of a thread block; every function has a schedule with each."""
     return ranked("gpu_fallback", arch.the_gpu, _sizes(space, arch.the_gpu), top_k)
 
 

@@ -9,8 +9,9 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import (
     ACCESS_FLOPS,
@@ -23,8 +24,8 @@ from kerneldecl.policies.gpu.time_model import (
     ranked,
     rounds,
 )
-from kerneldecl.policies.shared.reduction import MAX_REUSE, is_across, reuse
-from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import is_across, streamed_reduction
+from kerneldecl.policies.shared.traffic import axes_of, contiguous_axis, largest, moved_bytes, points
 
 TEMPLATES = ("gpu_reduce",)
 AUTO = {"cuda": 75}
@@ -32,77 +33,93 @@ AUTO = {"cuda": 75}
 BLOCK_THREADS = (256, 128, 512, 1024)
 ROW_THREADS = (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1)
 COLUMN_ROWS = (8, 4, 16, 2, 32, 1)
+"""Threads of a block that share a column."""
 UNROLL = (4, 2, 1)
 OTHER_REGISTERS = 15
-"""Of a thread, beside what it has on its way and its results: measured on an H200, 30 in all for 64 bytes."""
+"""Registers of a thread besides its loads in flight and its results: 30 in all for 64 bytes in flight, measured on an H200."""
 ELEMENT_CYCLES = 24.0
-"""Of one element of a row that a thread adds up, each after the one before: its conversions, the multiplication and the sum. From the times
-of products of a matrix and a vector on an H200."""
+"""Cycles in which a thread accumulates one element of a row after the one before: its conversions, the multiplication and the addition.
+Fitted to GEMVs on an H200."""
 ENOUGH_UNROLLED = 4
-"""Loads spelt out, where there are so many: nvcc unrolls what is left of the loop by itself."""
+"""Loads that are unrolled where a thread has so many: nvcc unrolls what is left of the loop by itself."""
+SECOND_KERNEL_THREADS = 128
+"""Threads of a block of the kernel that combines chunks."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return ways to compute the one reduction of a function; nothing where there are several, or operands are used again and again."""
-    found = only_reduction(space)
-    if found is None or reuse(found[0]) > MAX_REUSE:
-        return ()
-    return ranked("gpu_reduce", arch.the_gpu, cuts(space, found[0], arch.the_gpu, tiles=()), top_k)
+    """Return schedules of the one reduction of a function; nothing where there are several, or operands are used again and again."""
+    block = streamed_reduction(space)
+    return () if block is None else ranked("gpu_reduce", arch.the_gpu, tilings(space, block, arch.the_gpu), top_k)
 
 
-def cuts(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
-    """Yield cuts of a reduction along or across contiguous memory; with `tiles`, also of rows that share a thread."""
-    return across(space, block, gpu) if is_across(block) else along(space, block, gpu, tiles)
+def tilings(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int] = ()) -> Iterator[Timed]:
+    """Yield tilings of a reduction along or across contiguous memory; with `tiles`, also how many rows share a thread."""
+    return _across(space, block, gpu) if is_across(block) else _along(space, block, gpu, tiles)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What all cuts of one reduction along rows share."""
+class _Rows(NamedTuple):
+    """What all tilings of one reduction along rows share."""
 
-    count: int
+    row_count: int
     """Rows."""
     elements: int
-    """Of the largest operand, in one row."""
+    """Elements of the largest operand in one row."""
     element: int
-    """Bytes of each."""
+    """Bytes of each of them."""
     operands: int
     others_bytes: int
-    """Of the other operands, as if each row loaded its own."""
+    """Bytes of the other operands, as if each row loaded its own."""
     lane_bytes: int
-    """Of the operand of which a thread needs most, for each element of the largest one."""
+    """Bytes of another operand per element of the largest one, for the operand that needs most."""
     points: int
     flops: float
     moved_bytes: int
 
 
-def along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
-    """Yield cuts of rows: how many threads share one, how many rows a block has, in how many chunks each is."""
+class _RowTiling(NamedTuple):
+    """How rows are cut."""
+
+    width: int
+    """Elements of one access."""
+    threads: int
+    """Threads that share a row."""
+    rows: int
+    """Rows of a block at once."""
+    unroll: int
+    tile: int
+    """Rows that share a thread."""
+    chunks: int
+    """Chunks of a row, each of another block."""
+
+
+def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> Iterator[Timed]:
+    """Yield tilings of rows: how many threads share one, how many rows a block has, in how many chunks each is."""
     rows = _rows(space, block)
-    for width, row_threads, threads, unroll, tile in itertools.product(
-        access_widths(_innermost(block), rows.element), ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)
-    ):
+    widths = access_widths(_contiguous(block), rows.element)
+    for width, row_threads, threads, unroll, tile in itertools.product(widths, ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)):
         vectors = rows.elements // width
-        if row_threads > threads or rows.count % tile or not _fits(row_threads, vectors, unroll):
+        if row_threads > threads or rows.row_count % tile or not _fits(row_threads, vectors, unroll):
             continue
-        together = largest_divisor(rows.count // tile, threads // row_threads)
-        for chunks in _chunks(gpu, rows.count // (together * tile), vectors, row_threads):
-            work = _row_work(rows, gpu, (width, row_threads, together, unroll, tile, chunks))
-            params = {"strided": False, "threads": row_threads, "rows": together, "width": width, "unroll": unroll, "chunks": chunks}
-            yield params | ({"tile": tile} if tiles else {}), (work, *_combining(gpu, rows.count, chunks))
+        block_rows = largest_divisor(rows.row_count // tile, threads // row_threads)
+        for chunks in _chunks(gpu, rows.row_count // (block_rows * tile), vectors, row_threads):
+            tiling = _RowTiling(width=width, threads=row_threads, rows=block_rows, unroll=unroll, tile=tile, chunks=chunks)
+            params = {"strided": False, "threads": row_threads, "rows": block_rows, "width": width, "unroll": unroll, "chunks": chunks}
+            works = (_row_work(rows, gpu, tiling), *_combining(gpu, rows.row_count, chunks))
+            yield params | ({"tile": tile} if tiles else {}), works
 
 
 def _rows(space: IterSpace, block: Block) -> _Rows:
     main, total, count = largest(block), points(block), points(block, "spatial")
     elements = math.prod(main.shape) // max(1, count)
     others = [access for access in block.reads if access != main and access.index]
-    of_row = [_row_bytes(block, access, count) for access in others]
+    row_bytes = [_row_bytes(block, access, count) for access in others]
     return _Rows(
-        count=count,
+        row_count=count,
         elements=elements,
         element=dtype_bytes(main.dtype),
         operands=len(block.reads),
-        others_bytes=count * sum(of_row),
-        lane_bytes=-(-max(of_row, default=0) // max(1, elements)),
+        others_bytes=count * sum(row_bytes),
+        lane_bytes=-(-max(row_bytes, default=0) // max(1, elements)),
         points=total,
         flops=float(total * (block.flops_per_point + 1)),
         moved_bytes=moved_bytes(space),
@@ -121,37 +138,39 @@ def _fits(threads: int, vectors: int, unroll: int) -> bool:
 
 
 def _unrolls(vectors: int, threads: int) -> list[int]:
-    """Return how many loads of a thread to spell out: no more than there are vectors for, and few where more are too many."""
+    """Return how many loads of a thread to unroll: no more than there are vectors for, and few only where more are too many."""
     fitting = [unroll for unroll in UNROLL if threads * unroll < vectors]
     return [unroll for unroll in fitting if unroll >= ENOUGH_UNROLLED] or fitting[:1] or [1]
 
 
 def _row_bytes(block: Block, access: Access, count: int) -> int:
-    """Return how much of an operand one row needs."""
-    varies = any(block.axes[axis].kind == "spatial" for index in access.index for axis, _ in index or ())
+    """Return the bytes of an operand that one row needs."""
+    varies = any(block.axes[axis].kind == "spatial" for axis in axes_of(access))
     return math.prod(access.shape) * dtype_bytes(access.dtype) // (count if varies else 1)
 
 
-def _row_work(rows: _Rows, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -> Work:
-    width, threads, together, unroll, tile, chunks = cut
-    vectors, access_bytes = rows.elements // width, width * rows.element
-    steps = -(-vectors // (chunks * threads))
+def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
+    vectors, access_bytes = rows.elements // tiling.width, tiling.width * rows.element
+    steps = -(-vectors // (tiling.chunks * tiling.threads))
     # Lanes without a vector in the last step wait for the others.
-    waste = steps * threads * chunks / vectors
+    waste = steps * tiling.threads * tiling.chunks / vectors
     return Work(
-        blocks=rows.count // (together * tile) * chunks,
-        threads=threads * together,
-        regs_per_thread=OTHER_REGISTERS + in_flight_bytes(unroll * (tile + rows.operands - 1) * access_bytes) // 4 + tile,
-        flops=(rows.flops + ACCESS_FLOPS * rows.points / width) * waste,
+        blocks=rows.row_count // (tiling.rows * tiling.tile) * tiling.chunks,
+        threads=tiling.threads * tiling.rows,
+        regs_per_thread=OTHER_REGISTERS
+        + in_flight_bytes(tiling.unroll * (tiling.tile + rows.operands - 1) * access_bytes) // 4
+        + tiling.tile,
+        flops=(rows.flops + ACCESS_FLOPS * rows.points / tiling.width) * waste,
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=rows.moved_bytes,
-        l2_bytes=rows.moved_bytes * waste * max(1.0, LINE_BYTES / (min(threads, vectors) * access_bytes)),
-        # What all rows share comes from an SM's first-level cache, which is shared memory by another name; where a thread
-        # takes more than one access, those of its neighbours lie as far apart, each in a line of its own.
-        moved_smem_bytes=rows.points * rows.element + rows.others_bytes / tile * max(1.0, width * rows.lane_bytes / 16),
-        rounds=rounds(steps * tile * access_bytes),
-        barriers=2 if threads > gpu.warp_size else 0,
-        serial_cycles=ELEMENT_CYCLES * steps * tile * width,
+        l2_bytes=rows.moved_bytes * waste * max(1.0, LINE_BYTES / (min(tiling.threads, vectors) * access_bytes)),
+        # Operands that all rows share come from an SM's L1, which is shared memory by another name; where a thread takes more than
+        # one access, its neighbours' are as far from one another, each in a line of its own.
+        moved_smem_bytes=rows.points * rows.element
+        + rows.others_bytes / tiling.tile * max(1.0, tiling.width * rows.lane_bytes / VECTOR_BYTES),
+        rounds=rounds(steps * tiling.tile * access_bytes),
+        barriers=2 if tiling.threads > gpu.warp_size else 0,
+        serial_cycles=ELEMENT_CYCLES * steps * tiling.tile * tiling.width,
         warp_cycles=WARP_CYCLES,
     )
 
@@ -159,36 +178,37 @@ def _row_work(rows: _Rows, gpu: Gpu, cut: tuple[int, int, int, int, int, int]) -
 def _combining(gpu: Gpu, count: int, chunks: int) -> Iterator[Work]:
     """Yield the work of a second kernel that combines chunks."""
     if chunks > 1:
-        yield Work(blocks=max(1, count * min(chunks, gpu.warp_size) // 128), threads=128, l2_bytes=count * chunks * 4, rounds=1)
+        blocks = max(1, count * min(chunks, gpu.warp_size) // SECOND_KERNEL_THREADS)
+        yield Work(blocks=blocks, threads=SECOND_KERNEL_THREADS, l2_bytes=count * chunks * 4, rounds=1)
 
 
 def _chunks(gpu: Gpu, blocks: int, vectors: int, threads: int) -> list[int]:
-    """Return into how many parts to cut each row: one, and where blocks are fewer than SMs, so many that each has some."""
+    """Return into how many chunks to cut each row: one, and where blocks are fewer than SMs, so many that each SM has some."""
     wanted = [gpu.sm_count * waves // blocks for waves in (1, 2, 4)] if blocks < gpu.sm_count else []
     powers = (1 << max(0, want - 1).bit_length() for want in wanted)
     return list(dict.fromkeys([1, *(chunks for chunks in powers if vectors % chunks == 0 and vectors // chunks >= threads)]))
 
 
-def _innermost(block: Block) -> int:
-    """Return the extent along which the largest operand is contiguous, 1 where there is none: vectors are cut of it."""
+def _contiguous(block: Block) -> int:
+    """Return the extent along which the largest operand is contiguous, 1 where there is none: accesses are as wide as divides it."""
     axis = contiguous_axis(block, largest(block))
     return 1 if axis is None else block.axes[axis].extent
 
 
-def across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
-    """Yield cuts of columns: how many threads lie side by side, how many share a column, in how many chunks each is."""
+def _across(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
+    """Yield tilings of columns: how many threads are next to one another, how many share a column, in how many chunks each is."""
     main = largest(block)
-    element, width_of_all, size = dtype_bytes(main.dtype), _innermost(block), points(block, "reduce")
+    element, columns, size = dtype_bytes(main.dtype), _contiguous(block), points(block, "reduce")
     moved = moved_bytes(space)
-    others = points(block, "spatial") // width_of_all
-    for width, rows, threads, unroll in itertools.product(access_widths(width_of_all, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
-        vectors = width_of_all // width
+    others = points(block, "spatial") // columns
+    for width, rows, threads, unroll in itertools.product(access_widths(columns, element), COLUMN_ROWS, BLOCK_THREADS[:3], UNROLL):
+        vectors = columns // width
         side = largest_divisor(vectors, threads // rows)
         smem_bytes = rows * side * width * dtype_bytes(block.writes[0].dtype) if rows > 1 else 0
         if (rows > 1 and rows * unroll > size) or unroll > size or smem_bytes > gpu.smem_per_block_bytes:
             continue
         blocks = others * (vectors // side)
-        # As on rows: chunks where blocks are few.
+        # As on rows, there are chunks where blocks are few.
         for chunks in _chunks(gpu, blocks, size, rows):
             steps = -(-size // (chunks * rows))
             waste = -(-steps // unroll) * unroll * rows * chunks / size

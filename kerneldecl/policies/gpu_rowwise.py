@@ -12,40 +12,34 @@ from collections.abc import Iterator, Sequence
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked
 from kerneldecl.policies.gpu_reduce import ROW_THREADS, largest_divisor
-from kerneldecl.policies.shared.reduction import is_across
-from kerneldecl.policies.shared.traffic import moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import rowwise_reductions
+from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("gpu_rowwise",)
 AUTO = {"cuda": 60}
 
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 MAX_KEPT = 64
-"""Elements of a row that one thread keeps: each may need a register of its own, beside those that hold what was loaded."""
+"""Elements of a row that one thread keeps at most: each may need a register of its own, besides those that hold what was loaded."""
+OTHER_REGISTERS = 24
+"""Registers of a thread besides the elements that it keeps or has in flight."""
 
 INSTRUCTION_FLOPS = 4.0
-"""What an operation of a step costs, beside its accesses."""
+"""Cost of an operation in multiply-adds, besides its accesses."""
 INSTRUCTION_CYCLES = 4.0
-"""Until what an arithmetic instruction computes can be used: a thread adds up its elements one after the other (Jia et al., Dissecting the
-NVIDIA Volta GPU Architecture via Microbenchmarking, 2018, table 4.1). Norms of 128 rows on an H200: 35 to 50 cycles an element."""
-EXCHANGE_CYCLES = 25.0
-"""Of an exchange between the threads of a warp, with the operation on what came."""
+"""Latency of an arithmetic instruction in cycles: a thread adds up its elements one after another (Jia et al., Dissecting the NVIDIA Volta
+GPU Architecture via Microbenchmarking, 2018, table 4.1). Norms of 128 rows on an H200 take 35 to 50 cycles per element."""
+SHUFFLE_CYCLES = 25.0
+"""Cycles of a shuffle between the threads of a warp and the operation on its result."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how many threads share a row, and how; nothing where reductions do not share their rows, the leading axes."""
-    reductions = [block for block in space.blocks if block.is_reduction]
-    rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
-    # For nothing but a reduction there are better ways.
-    if only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
-        return ()
-    (shape,) = rows
-    last = space.blocks[-1]
-    if not shape or tuple(axis.extent for axis in last.axes[: len(shape)]) != shape:
-        return ()
-    return ranked("gpu_rowwise", arch.the_gpu, _cuts(space, reductions, arch.the_gpu), top_k)
+    reductions = rowwise_reductions(space)
+    return ranked("gpu_rowwise", arch.the_gpu, _timed(space, reductions, arch.the_gpu), top_k) if reductions else ()
 
 
-def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
+def _timed(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[Timed]:
     count, size = points(reductions[0], "spatial"), points(reductions[0], "reduce")
     last = space.blocks[-1]
     element = dtype_bytes(last.writes[0].dtype)
@@ -58,15 +52,15 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
         rows = largest_divisor(count, threads // row_threads)
         steps = -(-vectors // row_threads)
         is_kept = steps * width <= MAX_KEPT
-        # A row that is not kept is read again for each reduction, from L2.
+        # A row that is not kept in registers is read again for each reduction, from L2.
         passes = 1 if is_kept else len(reductions) + 1
         waste = steps * row_threads / vectors
-        # Threads of several warps meet at barriers.
-        exchanges = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
+        # Threads of several warps meet at barriers instead.
+        shuffles = len(reductions) * math.log2(row_threads) if row_threads <= gpu.warp_size else 0
         work = Work(
             blocks=count // rows,
             threads=row_threads * rows,
-            regs_per_thread=24 + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
+            regs_per_thread=OTHER_REGISTERS + (steps * (-(-width * element // 4) + width) if is_kept else 4 * width),
             flops=(INSTRUCTION_FLOPS * instructions + sum(points(block) * ACCESS_FLOPS / width for block in space.blocks)) * waste,
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved_bytes(space),
@@ -74,7 +68,7 @@ def _cuts(space: IterSpace, reductions: Sequence[Block], gpu: Gpu) -> Iterator[T
             moved_smem_bytes=points(last) * 4 * (len(reductions) if row_threads > gpu.warp_size else 0),
             rounds=1 if is_kept else steps * passes,
             barriers=2 * len(reductions) if row_threads > gpu.warp_size else 0,
-            serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + exchanges * EXCHANGE_CYCLES,
+            serial_cycles=INSTRUCTION_CYCLES * instructions / (count * size) * steps * width + shuffles * SHUFFLE_CYCLES,
             warp_cycles=WARP_CYCLES,
         )
         yield {"threads": row_threads, "rows": rows, "width": width, "in_registers": is_kept}, (work,)

@@ -9,46 +9,48 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from kerneldecl.analysis.gpu_limits import SECTOR_BYTES
 from kerneldecl.model import Arch, Block, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, Timed, Work, access_widths, ranked, rounds
 from kerneldecl.policies.gpu_reduce import largest_divisor
-from kerneldecl.policies.shared.reduction import is_across
-from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, only_reduction, points
+from kerneldecl.policies.shared.reduction import is_across, only_reduction
+from kerneldecl.policies.shared.traffic import contiguous_axis, largest, moved_bytes, points
 
 TEMPLATES = ("gpu_window",)
 AUTO = {"cuda": 70}
 
 THREADS = (128, 256, 64, 512)
 SIDE = (8, 16, 32, 4, 64)
-"""Vectors of channels that lie side by side in a block."""
+"""Neighbouring vectors of channels in a block."""
 MAX_WINDOW = 64
-"""Places of a window: a thread's loads from them are spelt out."""
+"""Elements of a sliding window along its reduced axes at most: a thread's loads of them are unrolled."""
 OTHER_REGISTERS = 24
+"""Registers of a thread besides its results and its loads in flight."""
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return ways to compute one reduction over windows of channels that lie side by side; nothing for others, or for large windows."""
+    """Return schedules of one reduction over sliding windows with contiguous channels; nothing for others, or for large windows."""
     found = only_reduction(space)
     if found is None or not _has_windows(found[0]) or not is_across(found[0]) or points(found[0], "reduce") > MAX_WINDOW:
         return ()
-    return ranked("gpu_window", arch.the_gpu, _cuts(space, found[0], arch.the_gpu), top_k)
+    return ranked("gpu_window", arch.the_gpu, _timed(space, found[0], arch.the_gpu), top_k)
 
 
 def _has_windows(block: Block) -> bool:
-    """Say whether an index of the largest operand is a window's place and the place in it."""
+    """Say whether an index of the largest operand is an output axis plus a reduced axis, as in a sliding window."""
     kinds = ({block.axes[axis].kind for axis, _ in index or ()} for index in largest(block).index)
     return any(len(each) == 2 for each in kinds)
 
 
-def _cuts(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
+def _timed(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
     main = largest(block)
     column = contiguous_axis(block, main)
     assert column is not None, "it runs across contiguous memory"
     channels, window, element = block.axes[column].extent, points(block, "reduce"), dtype_bytes(main.dtype)
     windows, moved = points(block, "spatial") // channels, moved_bytes(space)
-    for width, side, together in itertools.product(access_widths(channels, element), SIDE, THREADS):
+    for width, side, block_threads in itertools.product(access_widths(channels, element), SIDE, THREADS):
         threads = largest_divisor(channels // width, side)
-        rows = largest_divisor(windows, max(1, together // threads))
+        rows = largest_divisor(windows, max(1, block_threads // threads))
         read = points(block) * element * len(block.reads)
         work = Work(
             blocks=windows // rows * (channels // (width * threads)),
@@ -57,7 +59,7 @@ def _cuts(space: IterSpace, block: Block, gpu: Gpu) -> Iterator[Timed]:
             flops=points(block) * (block.flops_per_point + ACCESS_FLOPS / width),
             flops_per_s=gpu.simt_rate("float32"),
             dram_bytes=moved,
-            l2_bytes=moved * max(1.0, 32 / (threads * width * element)),
+            l2_bytes=moved * max(1.0, SECTOR_BYTES / (threads * width * element)),
             moved_smem_bytes=read,
             rounds=rounds(window * width * element),
         )

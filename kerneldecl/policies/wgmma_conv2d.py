@@ -28,7 +28,7 @@ from kerneldecl.analysis.hopper_limits import (
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import smem_rows_unit, why_no_wgmma
 from kerneldecl.policies.hopper.tile_widths import MAX_BLOCK_N, N_UNIT
@@ -157,7 +157,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
         return iter(())
     conv = _convolution(space, gemm)
     assert conv is not None, "why_not has asked for it"
-    return ranked(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
+    return best_first(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
+from kerneldecl.analysis.gpu_limits import MAX_GRID_Z
 from kerneldecl.analysis.hopper_limits import (
     K_TILE_BYTES,
     MAX_ACCUM_REGISTERS,
@@ -24,7 +25,7 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
-from kerneldecl.policies.gpu.gemm_tiles import MAX_GRID_Z, Estimate, Form, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, best_first
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import (
     TRANSPOSE_FACTOR,
@@ -91,7 +92,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
     by_schedule = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
-    return diversified(ranked(found, SAME_TILE) for found in by_schedule)
+    return diversified(best_first(found, SAME_TILE) for found in by_schedule)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -104,7 +105,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     reasons = (
         (not all(map(_is_copy, before)), "an operand is computed by the same function, and TMA loads only what is in memory"),
         (not _are_matrices(space, block, gemm), "an operand is not a matrix (or a batch of them) with constant strides"),
-        (max(gemm.extents[1:3]) == 1, WITH_A_VECTOR),
+        (max(gemm.extents[1:3]) == 1, IS_GEMV),
         (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
     return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
@@ -136,7 +137,7 @@ def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
     return all(strides[outer] == block.axes[inner].extent * strides[inner] for outer, inner in itertools.pairwise(axes))
 
 
-def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Form | Estimate]]:
+def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
     """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
     found = list(_timed_tilings(gemm, out_dtype, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(gemm)
@@ -151,12 +152,12 @@ def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[F
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
     """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often."""
     operands = {name: operand for name in ("a", "b") if not is_tma_loadable(operand := getattr(gemm, name))}
-    copies = {name: replace(operand, run=K_TILE_BYTES, is_k_last=is_k_last_in_smem(operand)) for name, operand in operands.items()}
+    copies = {name: replace(operand, contiguous=K_TILE_BYTES, is_k_last=is_k_last_in_smem(operand)) for name, operand in operands.items()}
     copied = (operand.size_bytes * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 
 
-def _timed_tilings(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Form | Estimate]]:
+def _timed_tilings(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield groups of tilings with the schedule under which they are ranked."""
     for swap_ab in _swap_choices(gemm.extents[1]):
         problem = problem_of(_swapped(gemm) if swap_ab else gemm, out_dtype, gpu, packing_secs)

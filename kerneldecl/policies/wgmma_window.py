@@ -21,8 +21,9 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
-from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, together
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
+from kerneldecl.policies.gpu.time_model import p_norm
 from kerneldecl.policies.hopper.operands import why_no_wgmma
 from kerneldecl.policies.hopper.time_model import launch_secs
 from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, ITEM_BYTES, adds_only_margins, is_copy
@@ -140,7 +141,7 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
         return iter(())
     conv = convolution_of(space, gemm)
     assert conv is not None, "why_not has asked for it"
-    return ranked(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
+    return best_first(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
@@ -261,7 +262,7 @@ def _secs(problem: Problem, tiling: Tiling) -> float:
     gemm = problem.gemm
     results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(problem.out_dtype)
     dram_secs = (gemm.a.size_bytes + gemm.b.size_bytes + results) / gpu.dram_bytes_per_s
-    return together(sm_secs, dram_secs) + WEIGHTS_SECS + launch_secs(gpu, has_pdl=True)
+    return p_norm(sm_secs, dram_secs, exponent=TENSOR_CORE_OVERLAP) + WEIGHTS_SECS + launch_secs(gpu, has_pdl=True)
 
 
 def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
@@ -274,4 +275,4 @@ def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
     store = MMA_TILE_ROWS * tiling.block_n * dtype_bytes(problem.out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
     smem = (load + weights + store) / SMEM_RATE_FRACTION
     alone = multiply + smem + MMA_TILE_EDGE_CYCLES
-    return max(together(multiply, smem), alone / tiling.blocks)
+    return max(p_norm(multiply, smem, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks)

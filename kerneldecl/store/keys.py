@@ -24,7 +24,7 @@ KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
 _BUILT_WITH = (
     "wgmma_arch",  # some templates are compiled for it instead
-    "compute_capability",  # whether launches overlap, and how they spread blocks and prefetch then (compiler/{overlap,ahead}_cuda.py)
+    "compute_capability",  # whether launches overlap, and how they spread blocks and prefetch then (compiler/passes)
     "sm_count",
     "max_blocks_per_sm",
     "max_threads_per_sm",
@@ -104,6 +104,16 @@ def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[s
         target = {**target, **{name: getattr(arch.gpu, name) for name in _BUILT_WITH}}
     fields = {"scheduled": scheduled, "symbol": symbol, "arch": target}
     return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
+
+
+def object_key(schedule_digest: str, object_digest: str) -> str:
+    """Return the key under which plans know a winner's object file."""
+    return key(f"{schedule_digest} {object_digest}")
+
+
+def symbol(computation: str) -> str:
+    """Return the symbol of a computation's kernel; one computation has one symbol, whatever schedule implements it."""
+    return f"kd_{computation[:20]}"
 
 
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:

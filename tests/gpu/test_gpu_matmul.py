@@ -1,4 +1,4 @@
-"""Products on a GPU compute what the rule's reference computes: layouts, dtypes, odd sizes, epilogues, both templates."""
+"""GEMMs on a GPU compute what the rule's reference computes: layouts, dtypes, odd sizes, epilogues, both templates."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CONVOLUTIONS: list[dict[str, Any]] = [
     {"n": 3, "f": 40, "h": 19, "w": 37, "c": 5, "kh": 3, "kw": 2, "padding": 1, "epilogue": ["bias", "relu"]},
     {"n": 3, "f": 17, "h": 19, "w": 21, "c": 4, "kh": 3, "kw": 3, "dilation": 2, "dtype": "bfloat16"},
 ]
-STEPS = {"n": 2, "f": 72, "h": 30, "w": 23, "c": 24, "kh": 1, "kw": 1, "stride": 2, "padding": 3}
+STRIDED = {"n": 2, "f": 72, "h": 30, "w": 23, "c": 24, "kh": 1, "kw": 1, "stride": 2, "padding": 3}
 
 
-def product(choice: Any, size: tuple[int, int, int], name: str = "", **attrs: Any) -> Case:
+def gemm(choice: Any, size: tuple[int, int, int], name: str = "", **attrs: Any) -> Case:
     sizes = dict(zip("mnk", size, strict=True))
     return Case("-".join(map(str, (*size, *attrs.values(), name))), "matmul", {**sizes, **attrs}, choice)
 
@@ -48,22 +48,22 @@ def tiled(**params: Any) -> Any:
 
 
 ON_TENSOR_CORES = [
-    product(TENSOR_CORES, size, layout=layout, dtype=dtype)
+    gemm(TENSOR_CORES, size, layout=layout, dtype=dtype)
     for dtype, layout, size in itertools.product(("float16", "bfloat16"), LAYOUTS, SIZES)
 ]
 INTEGERS = [
-    product(choice, size, name, layout="nt", dtype="int8")
+    gemm(choice, size, name, layout="nt", dtype="int8")
     for (name, choice), size in itertools.product(BOTH.items(), [(256, 256, 256), (129, 66, 40), (64, 64, 1024)])
 ]
 ON_CUDA_CORES = [
-    product(CUDA_CORES, size, layout=layout, dtype="float32") for layout, size in itertools.product(LAYOUTS, [*SIZES, (1, 1, 1), (5, 7, 3)])
+    gemm(CUDA_CORES, size, layout=layout, dtype="float32") for layout, size in itertools.product(LAYOUTS, [*SIZES, (1, 1, 1), (5, 7, 3)])
 ]
 WITH_EPILOGUES = [
-    product(choice, size, name, batch=3, layout="nt", dtype="float16", epilogue=epilogue)
+    gemm(choice, size, name, batch=3, layout="nt", dtype="float16", epilogue=epilogue)
     for (name, choice), size, epilogue in itertools.product(BOTH.items(), [(128, 256, 64), (100, 203, 117)], EPILOGUES)
 ]
-IN_PARTS = [
-    product(tiled(**params), (200, 136, 1000), str(params), layout=layout, dtype="float16", epilogue=["bias", "relu"])
+WITH_SPLIT_K = [
+    gemm(tiled(**params), (200, 136, 1000), str(params), layout=layout, dtype="float16", epilogue=["bias", "relu"])
     for layout in ("nt", "tn")
     for params in (
         {"split_k": 3},
@@ -73,23 +73,23 @@ IN_PARTS = [
         {"block_k": 64, "double_buffer": 1},
     )
 ]
-FLOAT16_SUMS = product(TENSOR_CORES, (128, 128, 256), layout="nn", dtype="float16", accum_dtype="float16")
+FLOAT16_ACCUM = gemm(TENSOR_CORES, (128, 128, 256), layout="nn", dtype="float16", accum_dtype="float16")
 IMAGES = [
-    {"rows": 4, "columns": 32, "block_n": 32, "warps_rows": 2, "warps_columns": 2, "warps_n": 1, "smem_epilogue": gather}
-    for gather in (0, 1)
+    {"rows": 4, "columns": 32, "block_n": 32, "warps_rows": 2, "warps_columns": 2, "warps_n": 1, "smem_epilogue": smem_epilogue}
+    for smem_epilogue in (0, 1)
 ]
-OUT_OF_THE_IMAGE = [convolution("image", given("gpu_conv2d_tc", *IMAGES), attrs) for attrs in CONVOLUTIONS]
-ON_CORES = [{"rows": 4, "columns": 16, "row_tiles": walk, "block_n": 32, "thread_m": 8, "thread_n": 4} for walk in (1, 2)]
-OUT_OF_THE_IMAGE += [
+FROM_THE_IMAGE = [convolution("image", given("gpu_conv2d_tc", *IMAGES), attrs) for attrs in CONVOLUTIONS]
+ON_CORES = [{"rows": 4, "columns": 16, "row_tiles": row_tiles, "block_n": 32, "thread_m": 8, "thread_n": 4} for row_tiles in (1, 2)]
+FROM_THE_IMAGE += [
     convolution(f"image on CUDA cores {dtype}", given("gpu_conv2d_simt", *ON_CORES), {**attrs, "dtype": dtype})
     for dtype in ("float32", "float16")
     for attrs in CONVOLUTIONS
 ]
-WINDOWS = [TILING | {"stages": 2, "smem_epilogue": gather} for gather in (0, 1)]
-AS_PRODUCTS = [convolution("windows", given("gpu_matmul_tc", *WINDOWS), attrs) for attrs in (*CONVOLUTIONS, STEPS)]
+EPILOGUES = [TILING | {"stages": 2, "smem_epilogue": smem_epilogue} for smem_epilogue in (0, 1)]
+AS_GEMMS = [convolution("gemm", given("gpu_matmul_tc", *EPILOGUES), attrs) for attrs in (*CONVOLUTIONS, STRIDED)]
 
 
-@pytest.mark.parametrize("case", [*ON_TENSOR_CORES, FLOAT16_SUMS], ids=str)
+@pytest.mark.parametrize("case", [*ON_TENSOR_CORES, FLOAT16_ACCUM], ids=str)
 def test_tensor_cores(case: Case, check: Checked) -> None:
     check(case)
 
@@ -109,11 +109,11 @@ def test_epilogues_and_batches(case: Case, check: Checked) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("case", IN_PARTS, ids=str)
-def test_parts_and_gathered_results(case: Case, check: Checked) -> None:
+@pytest.mark.parametrize("case", WITH_SPLIT_K, ids=str)
+def test_split_k_and_epilogues_through_shared_memory(case: Case, check: Checked) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("case", [*OUT_OF_THE_IMAGE, *AS_PRODUCTS], ids=str)
+@pytest.mark.parametrize("case", [*FROM_THE_IMAGE, *AS_GEMMS], ids=str)
 def test_convolutions(case: Case, check: Checked) -> None:
     check(case)

@@ -1,4 +1,4 @@
-"""Policies for products on GPUs: what is recognised, what they propose and why tensor cores are refused, without TVM."""
+"""Policies for GEMMs on GPUs: what is recognised, what they propose and why tensor cores are refused, without TVM."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
+from thinned import every
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
+from kerneldecl.analysis.params import ConvSimtParams, ConvTcParams, GemmSimtParams, GemmTcParams
 from kerneldecl.model import IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import policies_behind, standard_order
 from kerneldecl.policies import gpu_matmul_simt, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu import conv_tiles, conv_tiles_simt
-from kerneldecl.policies.gpu.gemm_tiles import ranked
+from kerneldecl.policies.gpu.gemm_tiles import best_first
 from kerneldecl.policies.gpu.time_model import occupancy
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("batch", [0, 3])
-def test_product_is_read_with_its_layout_and_batch(layout: str, batch: int) -> None:
+def test_gemm_is_read_with_its_layout_and_batch(layout: str, batch: int) -> None:
     found = gemm(matmul((48, 80, 24), layout, batch=batch))
     assert found.layout == layout
     assert found.extents == (batch or 1, 48, 80, 24)
     assert (found.a.position, found.b.position) == (0, 1)
 
 
-def test_operands_are_told_apart_by_what_they_index_not_by_their_order() -> None:
+def test_operands_are_recognised_by_their_axes_not_by_their_order() -> None:
     space = matmul((48, 80, 24))
     (block,) = space.blocks
     swapped = gemm(replace(space, blocks=(replace(block, reads=block.reads[::-1]),)))
@@ -38,11 +40,11 @@ def test_operands_are_told_apart_by_what_they_index_not_by_their_order() -> None
     assert swapped.extents == (1, 48, 80, 24)
 
 
-def test_convolution_is_a_product_of_pixels_and_filters() -> None:
+def test_convolution_is_a_gemm_of_pixels_and_filters() -> None:
     found = gemm(conv2d())
     assert found.extents == (1, 8 * 56 * 56, 64, 3 * 3 * 64)
     assert found.layout == "nn"
-    # Channels of one pixel lie side by side, pixels of one channel do not.
+    # Channels of one pixel are contiguous, pixels of one channel are not.
     assert found.a.vector() == 8
     assert gpu_matmul_tc.propose(conv2d(), H200, 5)
 
@@ -55,13 +57,13 @@ def test_vectors_divide_rows_so_that_each_is_aligned(k: int, vector: int) -> Non
 @pytest.mark.parametrize(
     ("space", "gpu", "reason"),
     [
-        (matmul((64, 64, 64), dtype="float32"), "h200", "no intrinsic for float32 summed in float32"),
+        (matmul((64, 64, 64), dtype="float32"), "h200", "no mma.sync of float32 with float32 accumulators"),
         (matmul((64, 64, 64)), "v100", "older than mma.sync"),
         (matmul((64, 64, 64)), "t4", "older than mma.sync"),
         (matmul((64, 64, 64), "nn", "int8", "int32"), "h200", "layout is nn"),
         (matmul((2, 4, 64)), "h200", "2 rows and 4 columns"),
-        (matmul((1, 4096, 4096)), "h200", "product with a vector"),
-        (matmul((64, 64, 8)), "h200", "sums have 8 terms"),
+        (matmul((1, 4096, 4096)), "h200", "(GEMV)"),
+        (matmul((64, 64, 8)), "h200", "k is 8;"),
     ],
 )
 def test_tensor_cores_are_refused_with_a_reason(space: IterSpace, gpu: str, reason: str) -> None:
@@ -78,11 +80,11 @@ def test_tensor_cores_are_taken_where_they_apply(space: IterSpace) -> None:
     assert gpu_matmul_tc.propose(space, H200, 20)
 
 
-def test_sum_without_a_second_operand_is_no_product() -> None:
+def test_reduction_without_a_second_operand_is_no_gemm() -> None:
     space = matmul((64, 64, 64))
     (block,) = space.blocks
     alone = replace(space, blocks=(replace(block, reads=block.reads[:1]),))
-    assert contraction_of(alone) == "its reduction reads 1 operand; a product has two"
+    assert contraction_of(alone) == "its reduction reads 1 operand; a GEMM has two"
     assert gpu_matmul_simt.propose(alone, H200, 20) == ()
 
 
@@ -92,9 +94,7 @@ DTYPES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("policy", "name", "size"), every(8, POLICIES, GPUS, [(size,) for size in SIZES]))
 def test_every_proposal_fits_the_gpu(policy: str, name: str, size: tuple[int, int, int]) -> None:
     dtypes = ("float16", "float32") if policy == "gpu_matmul_tc" else ("int8", "int32")
     _fits(policy, name, size, matmul(size, "nt", *dtypes))
@@ -128,23 +128,23 @@ def test_what_is_never_timed_would_not_be_proposed(
 ) -> None:
     space, gpu = matmul(size, layout, *dtypes), arch(name).the_gpu
     if not gpu_matmul_tc.why_not(space, arch(name)):
-        every = [estimate for _, timed in gpu_matmul_tc._forms(gemm(space), gpu) for estimate in timed()]
-        assert gpu_matmul_tc.propose(space, arch(name), top_k) == tuple(ranked(every, gpu_matmul_tc.SAME_TILE))[:top_k]
+        every = [estimate for _, timed in gpu_matmul_tc._groups(gemm(space), gpu) for estimate in timed()]
+        assert gpu_matmul_tc.propose(space, arch(name), top_k) == tuple(best_first(every, gpu_matmul_tc.SAME_TILE))[:top_k]
 
 
 def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) -> None:
     gpu, read = arch(name).the_gpu, contraction_of(space)
     proposals = POLICIES[policy].propose(space, arch(name), 1000)
-    assert not (proposals and isinstance(read, str)), "what is no product has no tiles"
+    assert not (proposals and isinstance(read, str)), "what is no GEMM has no tiles"
     assert len({proposal.candidate for proposal in proposals}) == len(proposals)
     for proposal in proposals:
         assert isinstance(read, Contraction)
         params: dict[str, Any] = dict(proposal.candidate.params)
         if policy == "gpu_matmul_tc":
-            tc = gpu_matmul_tc.Tiling(**params)
+            tc = GemmTcParams(**params)
             threads, registers, smem = tc.warps * 32, gpu_matmul_tc.registers(read, tc), gpu_matmul_tc.smem_bytes(read, tc)
         else:
-            simt = gpu_matmul_simt.Tiling(**params)
+            simt = GemmSimtParams(**params)
             threads, registers, smem = simt.threads, gpu_matmul_simt.registers(simt, gpu), gpu_matmul_simt.smem_bytes(read, simt)
         assert occupancy(gpu, threads, registers, smem) >= 1
         rows = -(-read.extents[1] // params["block_m"])
@@ -152,69 +152,66 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
         assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
-def test_parts_of_images_fit_the_gpu(name: str, c: int, f: int) -> None:
+@pytest.mark.parametrize(("name", "c", "f"), every(3, GPUS, [(3, 64), (3, 17), (8, 96), (64, 64)]))
+def test_image_tiles_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
-    windows = conv_tiles.windows_of(space, gemm(space))
-    assert windows is not None
+    window = conv_tiles.sliding_window_of(space, gemm(space))
+    assert window is not None
     proposals = gpu_matmul_tc.propose(space, arch(name), 1000)
-    of_images = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
-    for proposal in of_images:
+    conv_proposals = [proposal for proposal in proposals if proposal.candidate.template == "gpu_conv2d_tc"]
+    for proposal in conv_proposals:
         params: dict[str, Any] = dict(proposal.candidate.params)
-        tiling = conv_tiles.Tiling(**params)
+        tiling = ConvTcParams(**params)
         assert tiling.warps * 32 <= gpu.max_threads_per_block
-        assert conv_tiles.smem_bytes(windows, gemm(space), tiling) <= gpu.smem_per_block_optin_bytes
-    # Long sums are left to the template for products, which does not spell them out.
-    assert bool(of_images) == (bool(proposals) and 9 * c <= 16 * 16)
+        assert conv_tiles.smem_bytes(window, gemm(space), tiling) <= gpu.smem_per_block_optin_bytes
+    # Long reductions are left to the GEMM template, which does not unroll them.
+    assert bool(conv_proposals) == (bool(proposals) and 9 * c <= 16 * 16)
 
 
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
-def test_parts_of_images_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
+@pytest.mark.parametrize(("name", "c", "f"), every(4, GPUS, [(3, 64), (3, 17), (8, 96), (16, 64)]))
+def test_image_tiles_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
-    windows = conv_tiles.windows_of(space, gemm(space))
-    assert windows is not None
+    window = conv_tiles.sliding_window_of(space, gemm(space))
+    assert window is not None
     proposals = gpu_matmul_simt.propose(space, arch(name), 1000)
-    of_images = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
-    for params in of_images:
-        tiling = conv_tiles_simt.Tiling(**params)  # type: ignore[arg-type]
-        smem = conv_tiles_simt.smem_bytes(windows, gemm(space), tiling)
-        assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(windows, tiling, gpu), smem) >= 1
-        assert tiling.walk == 1 or gpu.async_copy
-    # Of longer lines, the template would spell out too much.
-    assert bool(of_images) == (3 * c <= 36)
+    conv_proposals = [dict(found.candidate.params) for found in proposals if found.candidate.template == "gpu_conv2d_simt"]
+    for params in conv_proposals:
+        tiling = ConvSimtParams(**params)  # type: ignore[arg-type]
+        smem = conv_tiles_simt.smem_bytes(window, gemm(space), tiling)
+        assert occupancy(gpu, tiling.threads, conv_tiles_simt.registers(window, tiling, gpu), smem) >= 1
+        assert tiling.row_tiles == 1 or gpu.async_copy
+    # The template would unroll too much of longer filter rows.
+    assert bool(conv_proposals) == (3 * c <= 36)
 
 
-def test_a_product_without_overlapping_windows_is_no_image() -> None:
+def test_a_gemm_without_sliding_windows_is_no_convolution() -> None:
     space = matmul((64, 64, 64))
-    assert conv_tiles.windows_of(space, gemm(space)) is None
+    assert conv_tiles.sliding_window_of(space, gemm(space)) is None
 
 
 @pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
-def test_the_reduction_is_cut_where_blocks_would_leave_most_of_the_gpu_idle(policy: Any) -> None:
-    def parts(size: tuple[int, int, int]) -> set[object]:
+def test_split_k_is_for_gemms_whose_blocks_leave_most_of_the_gpu_idle(policy: Any) -> None:
+    def split_k(size: tuple[int, int, int]) -> set[object]:
         return {dict(proposal.candidate.params)["split_k"] for proposal in policy.propose(matmul(size), H200, 5)}
 
-    assert parts((128, 128, 65536)).isdisjoint({1})
-    assert parts((8192, 8192, 8192)) == {1}
+    assert split_k((128, 128, 65536)).isdisjoint({1})
+    assert split_k((8192, 8192, 8192)) == {1}
 
 
-def test_a_second_kernel_is_dearer_than_sms_that_are_not_quite_full() -> None:
+def test_a_second_kernel_costs_more_than_a_few_idle_sms() -> None:
     """One kernel takes 8.9 us and two take 11.6 on an H200, with the best tiles of either."""
-    first, *_ = gpu_matmul_tc.propose(matmul((1024, 1024, 1024), "nt", sums="float16"), H200, 20)
+    first, *_ = gpu_matmul_tc.propose(matmul((1024, 1024, 1024), "nt", accum_dtype="float16"), H200, 20)
     assert dict(first.candidate.params)["split_k"] == 1
 
 
 @pytest.mark.parametrize("columns", [16, 32, 64])
-def test_narrow_products_have_small_tiles_of_one_warp(columns: int) -> None:
-    """What takes less than a launch waits for one load and one multiplication after the other; warps would wait for each other besides."""
+def test_narrow_gemms_have_small_tiles_of_one_warp(columns: int) -> None:
+    """A kernel shorter than its launch waits for each load and multiplication in turn; several warps would wait for one another as well."""
     params = dict(gpu_matmul_tc.propose(matmul((512, columns, 512), "nt"), H200, 1)[0].candidate.params)
     assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "split_k")] == [16, 16, 1, 1, 1]
 
 
-@pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("policy", "size"), every(2, [gpu_matmul_tc, gpu_matmul_simt], [(size,) for size in SIZES]))
 def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_longer(policy: Any, size: tuple[int, int, int]) -> None:
     space = matmul(size, "nn")
     proposals = policy.propose(space, H200, 200)
@@ -224,7 +221,7 @@ def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_lon
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_any_product_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) -> None:
+def test_any_gemm_has_a_schedule_on_cuda_cores(size: tuple[int, int, int]) -> None:
     for name in GPUS:
         assert gpu_matmul_simt.propose(matmul(size, "tt"), arch(name), 1)
 

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
-from kerneldecl.analysis.contraction import WITH_A_VECTOR, Contraction
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, ranked
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast
 from kerneldecl.policies.hopper.tilings import Tiling
@@ -143,7 +143,7 @@ def test_groups_that_are_never_timed_would_not_be_proposed(
         timed = [
             [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())] for groups in by_schedule
         ]
-        every = diversified(ranked(estimates, wgmma_matmul.SAME_TILE) for estimates in timed)
+        every = diversified(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in timed)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
@@ -164,9 +164,9 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
-        (matmul((64, 64, 64), dtype="tfloat32", sums="float64"), "no wgmma of tfloat32 with float64 accumulators"),
-        (matmul((64, 64, 64), dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 with float16 accumulators"),
-        (matmul((1, 1, 64)), WITH_A_VECTOR),
+        (matmul((64, 64, 64), dtype="tfloat32", accum_dtype="float64"), "no wgmma of tfloat32 with float64 accumulators"),
+        (matmul((64, 64, 64), dtype="bfloat16", accum_dtype="float16"), "no wgmma of bfloat16 with float16 accumulators"),
+        (matmul((1, 1, 64)), IS_GEMV),
         (conv2d(), "not a matrix"),
     ],
 )
@@ -335,9 +335,7 @@ def test_what_tensor_cores_do_not_take_is_left_to_other_policies() -> None:
     space = matmul((1, 4096, 4096), dtype="float32")
     assert gpu_gemv.propose(space, H200, 5)
     assert gpu_matmul.propose(space, H200, 5) == ()
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == WITH_A_VECTOR or "float32" in gpu_matmul.tensor_cores(
-        space, H200, "gpu_gemv"
-    )
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == IS_GEMV or "float32" in gpu_matmul.tensor_cores(space, H200, "gpu_gemv")
 
 
 @given(size=st.tuples(EXTENTS, EXTENTS, EXTENTS), dtype=st.sampled_from(["float16", "int8"]), name=st.sampled_from(GPUS))

@@ -74,7 +74,7 @@ def digests(workloads: list[Workload], arch: str, frozen: Lists, names: Names) -
 
 
 def _digest(mod: Any, candidate: str, arch: str, names: Names) -> str:
-    """Return a digest, for a function that is specialised with that of its text without names; else what was raised."""
+    """Return a digest, for a function that is traceless with that of its text without names; else what was raised."""
     try:
         made = project.schedule(mod, *names.candidate_of(candidate), project.arch_named(arch))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is what came of it

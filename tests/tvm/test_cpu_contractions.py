@@ -1,4 +1,4 @@
-"""Matrix products and convolutions on the CPU: schedules compute what NumPy computes, and their traces replay elsewhere."""
+"""GEMMs and convolutions on the CPU: schedules compute what NumPy computes, and their traces replay elsewhere."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def constant(value: float, dtype: str) -> Any:
     return tvm.tirx.const(value, dtype)
 
 
-def epilogue(steps: tuple[str, ...], sums: Any, dtype: str) -> tuple[Any, list[Any]]:
+def epilogue(steps: tuple[str, ...], accumulated: Any, dtype: str) -> tuple[Any, list[Any]]:
     """Append steps as separate TE stages; `scaled_gate` reads the stage before it twice, on two paths."""
-    operands, x = [], sums
+    operands, x = [], accumulated
     for step in steps:
         shape, before = x.shape, x
         if step == "bias":
@@ -105,16 +105,16 @@ def matmul(m: int, n: int, k: int, layout: str = "nn", **options: Any) -> tvm.IR
         right = b(*z, r, j) if layout[1] == "n" else b(*z, j, r)
         return te.sum(left.astype(accum) * right.astype(accum), axis=r)
 
-    out, operands = epilogue(steps, te.compute((*batch, m, n), element, "product"), accum)
+    out, operands = epilogue(steps, te.compute((*batch, m, n), element, "gemm"), accum)
     return prim_func(a, b, *operands, out)
 
 
 def check_matmul(params: dict[str, Any], m: int, n: int, k: int, layout: str = "nn", **options: Any) -> None:
     mod = matmul(m, n, k, layout, **options)
-    check_product(mod, cpu_matmul.apply(mod, {**MATMUL, **params}, ARCH), layout, options.get("epilogue", ()))
+    check_gemm(mod, cpu_matmul.apply(mod, {**MATMUL, **params}, ARCH), layout, options.get("epilogue", ()))
 
 
-def check_product(mod: tvm.IRModule, sch: Any, layout: str, steps: tuple[str, ...]) -> None:
+def check_gemm(mod: tvm.IRModule, sch: Any, layout: str, steps: tuple[str, ...]) -> None:
     assert sch is not None
     rng = np.random.default_rng(0)
     types = [param.ty for param in mod["main"].params]
@@ -168,13 +168,13 @@ def test_dtypes_and_batches(dtype: str, accum: str) -> None:
         ((1, 1, 4), {"tile_m": 1, "tile_n": 1, "block_m": 1, "block_n": 1}),
     ],
 )
-def test_dot_products_match_numpy(layout: str, shape: tuple[int, int, int], params: dict[str, Any]) -> None:
+def test_dot_gemms_match_numpy(layout: str, shape: tuple[int, int, int], params: dict[str, Any]) -> None:
     for batch, dtype, steps in (((), "float32", ()), ((3,), "float32", ("bias", "gate")), ((), "float16", ("relu", "float16"))):
         mod = matmul(*shape, layout, batch=batch, dtype=dtype, accum="float32", epilogue=steps)
-        check_product(mod, cpu_dot.apply(mod, {**DOT, **params}, ARCH), layout, steps)
+        check_gemm(mod, cpu_dot.apply(mod, {**DOT, **params}, ARCH), layout, steps)
 
 
-def test_dot_products_need_whole_vectors_and_tiles() -> None:
+def test_dot_gemms_need_whole_vectors_and_tiles() -> None:
     assert cpu_dot.apply(matmul(8, 24, 30, "nt"), DOT, ARCH) is None
     assert cpu_dot.apply(matmul(9, 24, 32, "nt"), {**DOT, "block_m": 10}, ARCH) is None
 
@@ -204,12 +204,12 @@ def conv2d_reference(x: Array, w: Array, **options: Any) -> Array:
     size, f = w.shape[0], w.shape[3]
     x, w = np.pad(x.astype("float64"), ((0, 0), (padding, padding), (padding, padding), (0, 0))), w.astype("float64")
     side = (x.shape[1] - dilation * (size - 1) - 1) // stride + 1
-    reach = stride * (side - 1) + 1
+    receptive_field = stride * (side - 1) + 1
     out = np.zeros((x.shape[0], side, side, f))
     width, outputs = x.shape[3] // groups, f // groups
     for r, s, g in itertools.product(range(size), range(size), range(groups)):
         top, left = r * dilation, s * dilation
-        pixels = x[:, top : top + reach : stride, left : left + reach : stride, g * width : (g + 1) * width]
+        pixels = x[:, top : top + receptive_field : stride, left : left + receptive_field : stride, g * width : (g + 1) * width]
         out[..., g * outputs : (g + 1) * outputs] += pixels @ w[r, s, :, g * outputs : (g + 1) * outputs]
     return out
 
@@ -245,22 +245,22 @@ def test_what_is_no_contraction_is_left_alone() -> None:
     r = te.reduce_axis((0, 8), "r")
     row_sums = prim_func(x, te.compute((8,), lambda i: te.sum(x[i, r], axis=r), "sums"))
     copy = prim_func(x, te.compute((8, 8), lambda i, j: x[i, j], "copy"))
-    product = matmul(8, 8, 8)
+    gemm = matmul(8, 8, 8)
     assert cpu_matmul.apply(row_sums, MATMUL, ARCH) is None
     assert cpu_matmul.apply(copy, MATMUL, ARCH) is None
-    assert cpu_conv2d.apply(product, CONV2D, ARCH) is None
+    assert cpu_conv2d.apply(gemm, CONV2D, ARCH) is None
     assert cpu_matmul.apply(conv2d(10, 16, 16, size=3), MATMUL, ARCH) is None
     assert matmul_policy.propose(iter_space(row_sums), ARCH, 20) == ()
-    assert conv2d_policy.propose(iter_space(product), ARCH, 20) == ()
+    assert conv2d_policy.propose(iter_space(gemm), ARCH, 20) == ()
     assert matmul_policy.propose(iter_space(conv2d(10, 16, 16, size=3)), ARCH, 20) == ()
 
 
-def test_a_second_reader_of_the_sums_is_no_epilogue() -> None:
+def test_a_second_reader_of_the_accumulators_is_no_epilogue() -> None:
     a, b = te.placeholder((8, 8), "float32", "A"), te.placeholder((8, 8), "float32", "B")
     r = te.reduce_axis((0, 8), "r")
-    product = te.compute((8, 8), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "product")
-    turned = prim_func(a, b, te.compute((8, 8), lambda i, j: product[j, i], "turned"))
-    assert cpu_matmul.apply(turned, MATMUL, ARCH) is None
+    gemm = te.compute((8, 8), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), "gemm")
+    transposed = prim_func(a, b, te.compute((8, 8), lambda i, j: gemm[j, i], "transposed"))
+    assert cpu_matmul.apply(transposed, MATMUL, ARCH) is None
 
 
 REPLAY = """
@@ -278,15 +278,15 @@ for folder in sys.argv[1:]:
 
 
 def test_traces_replay_in_another_process(tmp_path: Path) -> None:
-    product = matmul(13, 24, 20, "nt", epilogue=("bias", "gate"))
+    gemm = matmul(13, 24, 20, "nt", epilogue=("bias", "gate"))
     convolution = conv2d(10, 16, 16, size=3, epilogue=("bias", "relu"))
     schedules = [
-        cpu_matmul.apply(product, {**MATMUL, "block_m": 8, "block_k": 8}, ARCH),
-        cpu_dot.apply(product, {**DOT, "tile_m": 1, "block_m": 13}, ARCH),
+        cpu_matmul.apply(gemm, {**MATMUL, "block_m": 8, "block_k": 8}, ARCH),
+        cpu_dot.apply(gemm, {**DOT, "tile_m": 1, "block_m": 13}, ARCH),
         cpu_conv2d.apply(convolution, CONV2D, ARCH),
     ]
     folders = []
-    for i, (mod, sch) in enumerate(zip((product, product, convolution), schedules, strict=True)):
+    for i, (mod, sch) in enumerate(zip((gemm, gemm, convolution), schedules, strict=True)):
         folders.append(tmp_path / str(i))
         folders[-1].mkdir()
         database = JSONDatabase(work_dir=str(folders[-1]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
+from thinned import every
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
@@ -45,8 +46,7 @@ def compiled(mod: Any, proposal: Proposal, arch: Arch, folder: Path) -> CudaObje
 
 
 @needs_nvcc
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "gpu"), every(5, CASES, GPUS))
 def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path: Path) -> None:
     arch, (rule, attrs) = load_arch(ROOT, gpu), CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
@@ -54,9 +54,9 @@ def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path:
     proposed: tuple[Proposal, ...] = next(
         filter(None, (load_module("policies", ROOT, each).propose(space, arch, FIRST) for each in standard_order("cuda")))
     )
-    made = (compiled(mod, proposal, arch, tmp_path) for proposal in proposed)
+    built = (compiled(mod, proposal, arch, tmp_path) for proposal in proposed)
     launches = next(
-        (one.launches for one in made if not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in one.launches)), ()
+        (one.launches for one in built if not any(launch.usage.spill_bytes + launch.usage.stack_bytes for launch in one.launches)), ()
     )
     assert launches, f"the first {FIRST} spill"
     assert all(launch.dynamic_smem_bytes + launch.usage.smem_bytes <= arch.the_gpu.smem_per_block_optin_bytes for launch in launches)

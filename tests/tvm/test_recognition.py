@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
-from products import (
-    PRODUCTS,
+from gemms import (
+    GEMMS,
     REFUSED,
     attention_scores,
     behind_a_transpose,
@@ -73,8 +73,8 @@ def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...
     assert tags == {"tensorcore_config": dims, "use_async_copy": 1}
 
 
-@pytest.mark.parametrize("func", PRODUCTS, ids=lambda func: func.__name__)
-def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
+@pytest.mark.parametrize("func", GEMMS, ids=lambda func: func.__name__)
+def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
     arch = CUDA("h200")
     policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
     for policy, instruction in zip(policies, ("mma", "mma.sync", ""), strict=True):
@@ -95,14 +95,15 @@ def test_what_is_no_product_for_tensor_cores_is_told_why(func: Any) -> None:
     assert DefaultPolicy(func, "h200").emit_config(1)
 
 
-def test_a_factor_behind_a_transpose_is_read_as_it_is_stored() -> None:
-    stored, turned = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
-    assert (turned.is_k_last, turned.run, turned.shape) == (stored.is_k_last, stored.run, stored.shape) == (True, 128, (80, 128))
+def test_an_operand_behind_a_transpose_is_read_as_it_is_stored() -> None:
+    direct, transposed = read(nt_with_other_names_and_loops).b, read(behind_a_transpose).b
+    assert (transposed.is_k_last, transposed.contiguous, transposed.shape) == (True, 128, (80, 128))
+    assert (direct.is_k_last, direct.contiguous, direct.shape) == (True, 128, (80, 128))
 
 
 def test_a_padded_row_may_start_anywhere_and_is_loaded_in_single_elements() -> None:
     gemm = read(behind_padding)
-    assert (gemm.a.run, gemm.b.run) == (1, 80)
+    assert (gemm.a.contiguous, gemm.b.contiguous) == (1, 80)
 
 
 def test_rows_of_a_window_are_longer_than_what_it_covers() -> None:
@@ -147,13 +148,14 @@ shape = [64]
 
 
 @needs_nvcc
-def test_records_tell_of_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
     space.run("build", CUDA_VISIBLE_DEVICES="")
     told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}
-    assert told == {"half": "used", "single": "there is no intrinsic for float32 summed in float32", "relu": ""}
+    assert told == {"half": "used", "single": "there is no mma.sync of float32 with float32 accumulators", "relu": ""}
     assert "tensor cores: used\n" in space.run("show", "half").stdout
-    assert "tensor cores: not used: there is no intrinsic for float32 summed in float32\n" in space.run("show", "single").stdout
+    assert "tensor cores: not used: there is no mma.sync of float32 with float32 accumulators\n" in space.run("show", "single").stdout
     assert "tensor cores" not in space.run("show", "relu").stdout
 
 
@@ -161,7 +163,7 @@ def test_a_product_whose_candidates_all_failed_is_told_so() -> None:
     arch = CUDA("h200").arch
     space = iter_space(canonical_module(nn))
     assert tensor_cores(space, arch, "gpu_matmul_tc") == "used"
-    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert tensor_cores(space, arch, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_fallback") == REFUSED[of_three]
     assert tensor_cores(iter_space(canonical_module(of_three)), arch, "gpu_gemv_i4") == "used"
 

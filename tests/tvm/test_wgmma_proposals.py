@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import emulate
+from thinned import only
 
 from kerneldecl.arrays import poisoned, relative_error
 from kerneldecl.compiler import canonical
@@ -17,8 +18,8 @@ from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
 from kerneldecl.store.local import LocalStore
-from kerneldecl.templates.hopper.params import Tiles
-from kerneldecl.templates.hopper.read_gemm import read_product
+from kerneldecl.templates.hopper.params import GemmParams
+from kerneldecl.templates.hopper.read_gemm import read_gemm
 from kerneldecl.templates.wgmma_matmul import kernel_of
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", only(("few_rows", "pixels"), CASES))
 def test_the_template_takes_every_candidate(name: str) -> None:
     rule, attrs = CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))
@@ -66,18 +67,22 @@ def test_the_template_takes_every_candidate(name: str) -> None:
 def test_every_candidate_builds_a_kernel(size: tuple[int, int, int], layout: str, dtype: str) -> None:
     m, n, k = size
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}))
-    read = read_product(mod)
+    read = read_gemm(mod)
     assert read is not None
     proposals = load_module("policies", ROOT, "wgmma_matmul").propose(iter_space(mod), ARCH, 1000)
     assert proposals
     for proposal in proposals:
         params = dict(proposal.candidate.params)
-        assert kernel_of(read, Tiles.of(params), bool(params["pack"]), ARCH) is not None, proposal
+        assert kernel_of(read, GemmParams.of(params), bool(params["pack"]), ARCH) is not None, proposal
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    "name", ["small", "few_rows", "rows_of_any_length", "int8_scaled", "float16_accumulators", "tfloat32", "tfloat32_nn"]
+    "name",
+    only(
+        ("few_rows", "rows_of_any_length", "tfloat32_nn"),
+        ["small", "few_rows", "rows_of_any_length", "int8_scaled", "float16_accumulators", "tfloat32", "tfloat32_nn"],
+    ),
 )
 def test_the_first_choice_spills_nothing(name: str, tmp_path: Path) -> None:
     rule, attrs = CASES[name]

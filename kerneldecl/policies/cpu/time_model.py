@@ -5,12 +5,19 @@ Knows nothing of operators, templates or TVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Block, Candidate, Cpu, Proposal, dtype_bytes
 
 HALF_PAGE_BYTES = 2048
+"""Stride in bytes from which on rows are neither prefetched as one stream nor spread over the sets of a cache."""
+FMA_LATENCY_CYCLES = 4
+"""Cycles from a fused multiply-add to the next one that uses its result (Agner Fog, instruction tables: Skylake, Zen 4)."""
+TILE_SHAPES = 10
+"""Register tiles that are combined with every cache blocking; the others compute more slowly whatever the caches do."""
+SAME_TILE = 3
+"""Candidates of one register tile that come before those of others: the model is surer of caches than of register tiles."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +26,11 @@ class Work:
 
     compute_cycles: float = 0.0
     l2_bytes: float = 0.0
-    """Moved between this core's first and second cache."""
+    """Bytes moved between this core's L1 and L2."""
     l3_bytes: float = 0.0
-    """Moved between this core's second cache and the third."""
+    """Bytes moved between this core's L2 and L3."""
     dram_bytes: float = 0.0
-    """Moved between memory and all cores together."""
+    """Bytes moved between DRAM and all cores together."""
     parallel_regions: int = 0
 
 
@@ -43,7 +50,7 @@ def predicted_secs(cpu: Cpu, work: Work) -> float:
 
 
 def busiest_share(tasks: int, cores: int) -> float:
-    """Return the part of all work that the busiest core gets when equal tasks are dealt out in turn."""
+    """Return the fraction of all work that the busiest core gets when equal tasks are dealt round robin."""
     return -(-tasks // cores) / tasks
 
 
@@ -60,17 +67,24 @@ def divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the model expects of a candidate that keeps a register tile of accumulators."""
+    """The predicted time of a candidate that keeps a register tile of accumulators."""
 
     candidate: Candidate
     secs: float
     moved_bytes: float
-    """Over all levels; decides where the time is bound by arithmetic and thus the same."""
+    """Bytes moved between all levels; they decide between candidates that are bound by arithmetic and thus equally fast."""
     tile: tuple[int, int]
 
 
-def ranked(estimates: Iterable[Estimate], same_tile: int) -> tuple[Proposal, ...]:
-    """Return proposals, best first, except that a register tile's candidates after its `same_tile` best come last.
+def estimate_of(cpu: Cpu, candidate: Candidate, works: Sequence[Work], tile: tuple[int, int]) -> Estimate:
+    """Return the estimate of a candidate whose kernels run one after another, each a roofline of `predicted_secs`."""
+    secs = sum(predicted_secs(cpu, work) for work in works)
+    moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
+    return Estimate(candidate, secs, moved_bytes, tile)
+
+
+def ranked(estimates: Iterable[Estimate]) -> tuple[Proposal, ...]:
+    """Return proposals, best first, except that a register tile's candidates after its `SAME_TILE` best come last.
 
     The model is surer of caches than of the code that a compiler makes of a register tile, so the first few should differ in it.
     """
@@ -79,15 +93,14 @@ def ranked(estimates: Iterable[Estimate], same_tile: int) -> tuple[Proposal, ...
     later: list[Proposal] = []
     for estimate in sorted(estimates, key=lambda e: (e.secs, e.moved_bytes, e.candidate.params)):
         seen[estimate.tile] = seen.get(estimate.tile, 0) + 1
-        (first if seen[estimate.tile] <= same_tile else later).append(Proposal(estimate.candidate, estimate.secs))
+        (first if seen[estimate.tile] <= SAME_TILE else later).append(Proposal(estimate.candidate, estimate.secs))
     return (*first, *later)
 
 
 def spread_cycles(cpu: Cpu, stride_bytes: int, row_bytes: int) -> float:
-    """Return the cycles that reading one row of a panel costs beyond its load, where rows lie `stride_bytes` apart.
+    """Return the cycles that reading one row of a panel costs beyond its load, where rows lie `stride_bytes` from one another.
 
-    Lines that far apart are neither fetched ahead as one stream nor spread over the sets of a cache: one cycle a line,
-    measured on a Zen 4 in November 2026 with strides of 2 and 4 KiB.
+    From `HALF_PAGE_BYTES` on that is one cycle per cache line, measured on a Zen 4 in November 2026 with strides of 2 and 4 KiB.
     """
     return -(-row_bytes // cpu.line_bytes) if stride_bytes >= HALF_PAGE_BYTES else 0.0
 
@@ -111,5 +124,5 @@ def output_axes(block: Block) -> list[int] | None:
     units = [axis for axis in spatial if block.axes[axis].extent == 1]
     if named is None or sorted({*named, *units}) != spatial:
         return None
-    a = iter(units)
-    return [dim[0][0] if dim else next(a) for dim in block.writes[0].index if dim is not None]
+    unit_axes = iter(units)
+    return [dim[0][0] if dim else next(unit_axes) for dim in block.writes[0].index if dim is not None]

@@ -1,4 +1,4 @@
-"""Owns how convolutions look at an image, and which parts of it tensor cores should convolve at once out of shared memory.
+"""Owns the sliding windows of convolutions, and which tiles of an image tensor cores should convolve at once out of shared memory.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -10,162 +10,171 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerneldecl.analysis.contraction import FRAGMENT, Contraction
-from kerneldecl.model import Access, Block, Candidate, Gpu, IterSpace, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, out_bytes
-from kerneldecl.policies.gpu.tensor_core_model import SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, multiplies_per_cycle, together
-from kerneldecl.policies.gpu.time_model import occupancy
+from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.params import CONV_TC_MAX_K_TILES, PERMUTED_ROWS, ConvTcParams
+from kerneldecl.analysis.tensor_cores import FRAGMENT
+from kerneldecl.model import Access, Block, Gpu, IterSpace, dtype_bytes
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, epilogue_smem_bytes, out_bytes
+from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP, multiplies_per_cycle
+from kerneldecl.policies.gpu.time_model import SM_BYTES_PER_CLOCK, occupancy, p_norm
 
 ROWS = (1, 2, 4, 8, 16)
 CHANNELS = (16, 32, 64, 128)
 WARPS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (8, 1), (4, 2), (1, 7), (2, 7), (1, 3), (1, 5), (1, 6))
+"""Warps of a block along rows and along columns of the image."""
 LANE_ELEMENTS = 8
-"""Of a fragment of 16 x 16."""
-MULTIPLIED_TOGETHER, MULTIPLIED_ALONE = 2.35, 0.77
-"""How much longer multiplying takes than tensor cores need, since each product waits for its elements: and then, where no
-other block is on the SM. With TAKEN_SHARE, fitted to 27 tilings of a 7 x 7 convolution of 3 channels on an H200, within 7 %."""
-TAKEN_SHARE = 0.43
-"""Of the time in which elements are taken from shared memory: what does not go on behind multiplying."""
-MOST_FRAGMENTS = 16
-"""Of sums, that one warp holds: 128 registers a thread."""
+"""Elements of a fragment of 16 x 16 that a lane holds."""
+MULTIPLY_SLOWDOWN, MULTIPLY_SLOWDOWN_ALONE = 2.35, 0.77
+"""How much longer multiplying takes than tensor cores need, since each mma.sync waits for its elements; and in addition, where no other
+block is on the SM. With FRAGMENT_LOAD_SHARE, fitted to 27 tilings of a 7 x 7 convolution of 3 channels on an H200, within 7 %."""
+FRAGMENT_LOAD_SHARE = 0.43
+"""Fraction of the time of loads from shared memory that does not overlap with multiplying."""
+MAX_FRAGMENTS = 16
+"""Accumulator fragments of a warp at most: 128 registers per thread."""
 OTHER_REGISTERS = 40
-MOST_COLUMNS = 8
-"""Of 16 results each."""
-MOST_STEPS = 16
-"""Of the reduction: the template spells them all out."""
+"""Registers of a thread besides accumulators and fragments: addresses and counters."""
+MAX_COLUMN_FRAGMENTS = 8
+"""Fragments of 16 output pixels side by side in a block's tile at most."""
 
 
 @dataclass(frozen=True)
-class Windows:
-    """How results look at an image: the step from one to the next, and how far beyond its first pixel each looks."""
+class SlidingWindow:
+    """How a convolution's output pixels map to its image: strides, and how far a receptive field extends beyond its first pixel."""
 
     images: int
     rows: int
+    """Rows of the output."""
     columns: int
-    row_step: int
-    column_step: int
-    row_reach: int
-    column_reach: int
+    row_stride: int
+    column_stride: int
+    row_halo: int
+    """Rows of the image in a receptive field, beyond the first one."""
+    column_halo: int
     channels: int
-    lines: int
-    """Of a window: places along the first axis that is summed over."""
+    """Input channels."""
+    filter_rows: int
+    """Extent of the first reduced axis."""
 
     def pixels(self, rows: int, columns: int) -> int:
-        """Return how many pixels a rectangle of results looks at; the padded end of the reduction may look one row further."""
-        return ((rows - 1) * self.row_step + self.row_reach + 2) * ((columns - 1) * self.column_step + self.column_reach + 1)
+        """Return the pixels that so many rows and columns of the output read; the padded end of the reduction may read one row more."""
+        return ((rows - 1) * self.row_stride + self.row_halo + 2) * ((columns - 1) * self.column_stride + self.column_halo + 1)
+
+    def tiles(self, rows: int, columns: int) -> int:
+        """Return how many tiles of so many rows and columns all images' outputs have."""
+        return self.images * -(-self.rows // rows) * -(-self.columns // columns)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """The template's parameters."""
-
-    rows: int
-    columns: int
-    block_n: int
-    warps_rows: int
-    warps_columns: int
-    warps_n: int
-    smem_epilogue: int
-
-    @property
-    def warps(self) -> int:
-        return self.warps_rows * self.warps_columns * self.warps_n
-
-    @property
-    def fragments(self) -> tuple[int, int]:
-        """Of results: how many a warp has along pixels and along channels."""
-        pixels = self.rows // self.warps_rows * (self.columns // self.warps_columns // FRAGMENT)
-        return pixels, self.block_n // self.warps_n // FRAGMENT
-
-    def candidate(self) -> Candidate:
-        return Candidate.of("gpu_conv2d_tc", {name: getattr(self, name) for name in self.__dataclass_fields__})
-
-
-def windows_of(space: IterSpace, gemm: Contraction) -> Windows | None:
-    """Return how a convolution looks at its image, None for products that no image with overlapping windows is in."""
+def sliding_window_of(space: IterSpace, gemm: Contraction) -> SlidingWindow | None:
+    """Return how a convolution maps to its image, None for GEMMs in which no image with overlapping windows is an operand."""
     if gemm.batch or len(gemm.m) != 3 or len(gemm.k) < 2:
         return None
     block = next(block for block in space.blocks if block.is_reduction)
     image = block.reads[gemm.a.position]
-    looks = [_looks(block, image, axis, gemm.k) for axis in gemm.m]
-    if None in looks:
+    found = [_stride_and_halo(block, image, axis, gemm.k) for axis in gemm.m]
+    if None in found:
         return None
-    (_, outer), (row_step, row_reach), (column_step, column_reach) = (look or (0, 0) for look in looks)
-    if outer or not row_reach + column_reach:
+    (_, image_halo), (row_stride, row_halo), (column_stride, column_halo) = (pair or (0, 0) for pair in found)
+    if image_halo or not row_halo + column_halo:
         return None
     images, rows, columns = (block.axes[axis].extent for axis in gemm.m)
-    return Windows(images, rows, columns, row_step, column_step, row_reach, column_reach, image.shape[-1], block.axes[gemm.k[0]].extent)
+    return SlidingWindow(
+        images=images,
+        rows=rows,
+        columns=columns,
+        row_stride=row_stride,
+        column_stride=column_stride,
+        row_halo=row_halo,
+        column_halo=column_halo,
+        channels=image.shape[-1],
+        filter_rows=block.axes[gemm.k[0]].extent,
+    )
 
 
-def _looks(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return an axis's step through the image and the reach of the reduction beside it, None where it is in no dimension alone."""
-    if block.axes[axis].extent == 1:  # such as one image: no index shows it
+def _stride_and_halo(block: Block, image: Access, axis: int, reduced: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return an output axis's stride in the image and the extent of the reduction in its dimension.
+
+    None where the axis shares its dimension with another output axis, or is in none.
+    """
+    if block.axes[axis].extent == 1:  # such as one image: no index has it
         return 0, 0
     for index in image.index:
-        steps = dict(index or ())
-        if axis in steps:
-            others = steps.keys() - {axis}
-            reach = sum((block.axes[other].extent - 1) * steps[other] for other in others)
-            return (steps[axis], reach) if others <= set(reduced) else None
+        strides = dict(index or ())
+        if axis in strides:
+            others = strides.keys() - {axis}
+            halo = sum((block.axes[other].extent - 1) * strides[other] for other in others)
+            return (strides[axis], halo) if others <= set(reduced) else None
     return None
 
 
-def estimates(windows: Windows, gemm: Contraction, gpu: Gpu) -> Iterator[Estimate]:
-    """Yield what a GPU can hold, with its time."""
-    for tiling in tilings(windows, gemm):
-        if smem_bytes(windows, gemm, tiling) <= gpu.smem_per_block_optin_bytes:
-            yield Estimate(tiling, _secs(windows, gemm, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
+def estimates(window: SlidingWindow, gemm: Contraction, gpu: Gpu) -> Iterator[Estimate]:
+    """Yield the tilings that fit a GPU's shared memory, with their times."""
+    for tiling in tilings(window, gemm):
+        if smem_bytes(window, gemm, tiling) <= gpu.smem_per_block_optin_bytes:
+            yield Estimate(tiling, _secs(window, gemm, tiling, gpu), (tiling.rows, tiling.columns, tiling.block_n))
 
 
-def tilings(windows: Windows, gemm: Contraction) -> Iterator[Tiling]:
-    """Yield the lattice: parts of an image with few results beyond it, cut into warps whose sums fit registers."""
+def tilings(window: SlidingWindow, gemm: Contraction) -> Iterator[ConvTcParams]:
+    """Yield the search space: tiles that hardly reach beyond the image, cut into warps whose accumulators fit registers."""
     _, _, n, k = gemm.extents
-    if -(-k // FRAGMENT) > MOST_STEPS:
+    if -(-k // FRAGMENT) > CONV_TC_MAX_K_TILES:
         return
-    whole = -(-windows.columns // FRAGMENT)
-    columns = [FRAGMENT * parts for parts in range(1, MOST_COLUMNS + 1) if whole % parts == 0]
+    whole = -(-window.columns // FRAGMENT)
+    columns = [FRAGMENT * count for count in range(1, MAX_COLUMN_FRAGMENTS + 1) if whole % count == 0]
     blocks_n = [size for size in CHANNELS if size < 2 * n] or [FRAGMENT]
     tiles = itertools.product(ROWS, columns, blocks_n[-2:], WARPS, (1, 2, 4), (0, 1))
     for rows, column, block_n, (warps_rows, warps_columns), warps_n, smem_epilogue in tiles:
-        if rows % warps_rows or column % (FRAGMENT * warps_columns) or block_n % (FRAGMENT * warps_n) or rows >= 2 * windows.rows:
+        if rows % warps_rows or column % (FRAGMENT * warps_columns) or block_n % (FRAGMENT * warps_n) or rows >= 2 * window.rows:
             continue
-        tiling = Tiling(rows, column, block_n, warps_rows, warps_columns, warps_n, smem_epilogue)
-        pixels, channels = tiling.fragments
-        if 2 <= tiling.warps <= 16 and pixels * channels <= MOST_FRAGMENTS:
+        tiling = ConvTcParams(
+            rows=rows,
+            columns=column,
+            block_n=block_n,
+            warps_rows=warps_rows,
+            warps_columns=warps_columns,
+            warps_n=warps_n,
+            smem_epilogue=smem_epilogue,
+        )
+        if 2 <= tiling.warps <= 16 and math.prod(_warp_fragments(tiling)) <= MAX_FRAGMENTS:
             yield tiling
 
 
-def smem_bytes(windows: Windows, gemm: Contraction, tiling: Tiling) -> int:
-    """Return the shared memory of a block: its part of the image, the weights, and where they were, gathered results."""
+def _warp_fragments(tiling: ConvTcParams) -> tuple[int, int]:
+    """Return the accumulator fragments of a warp along pixels and along channels."""
+    pixels = tiling.rows // tiling.warps_rows * (tiling.columns // tiling.warps_columns // FRAGMENT)
+    return pixels, tiling.block_n // tiling.warps_n // FRAGMENT
+
+
+def smem_bytes(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams) -> int:
+    """Return the shared memory of a block: its part of the image and the weights, or in their place the results of its epilogue."""
     item_bytes = dtype_bytes(gemm.a.dtype)
-    steps = -(-gemm.extents[3] // FRAGMENT) * FRAGMENT
-    weights = steps * (tiling.block_n if tiling.block_n in {32, 64, 128} else tiling.block_n + 40) * item_bytes
-    image = windows.pixels(tiling.rows, tiling.columns) * windows.channels * item_bytes
-    gathered = tiling.rows * tiling.columns * (-(-tiling.block_n // 32) * 32 + 8) * dtype_bytes(gemm.accum_dtype)
-    return max(weights + image, tiling.smem_epilogue * gathered)
+    k = -(-gemm.extents[3] // FRAGMENT) * FRAGMENT
+    weights = k * (tiling.block_n if tiling.block_n in PERMUTED_ROWS else tiling.block_n + 40) * item_bytes
+    image = window.pixels(tiling.rows, tiling.columns) * window.channels * item_bytes
+    return max(weights + image, tiling.smem_epilogue * epilogue_smem_bytes(gemm, tiling.rows * tiling.columns, tiling.block_n))
 
 
-def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, gpu: Gpu) -> float:
+def _secs(window: SlidingWindow, gemm: Contraction, tiling: ConvTcParams, gpu: Gpu) -> float:
     _, m, n, k = gemm.extents
     item_bytes = dtype_bytes(gemm.a.dtype)
-    steps = -(-k // FRAGMENT)
-    count = windows.images * -(-windows.rows // tiling.rows) * -(-windows.columns // tiling.columns) * -(-n // tiling.block_n)
-    pixels, channels = tiling.fragments
-    image = windows.pixels(tiling.rows, tiling.columns) * windows.channels
-    copied_bytes = (image + steps * FRAGMENT * tiling.block_n) * item_bytes
+    k_tiles = -(-k // FRAGMENT)
+    blocks = window.tiles(tiling.rows, tiling.columns) * -(-n // tiling.block_n)
+    pixels, channels = _warp_fragments(tiling)
+    image = window.pixels(tiling.rows, tiling.columns) * window.channels
+    copied_bytes = (image + k_tiles * FRAGMENT * tiling.block_n) * item_bytes
     results = tiling.rows * tiling.columns * tiling.block_n
-    # A lane takes each of its elements of a fragment of pixels by itself.
-    taken = tiling.warps * steps * (pixels * LANE_ELEMENTS + channels * FRAGMENT * FRAGMENT * item_bytes / gpu.smem_bytes_per_clock_per_sm)
-    multiply = results * steps * FRAGMENT / multiplies_per_cycle(gpu, gemm.a.dtype, gemm.accum_dtype)
+    # A lane loads each of its elements of a fragment of pixels by itself.
+    weights_cycles = channels * FRAGMENT * FRAGMENT * item_bytes / gpu.smem_bytes_per_clock_per_sm
+    loads = tiling.warps * k_tiles * (pixels * LANE_ELEMENTS + weights_cycles)
+    multiply = results * k_tiles * FRAGMENT / multiplies_per_cycle(gpu, gemm.a.dtype, gemm.accum_dtype)
     registers = pixels * channels * 8 + 4 * (pixels + channels) + OTHER_REGISTERS
-    resident = occupancy(gpu, tiling.warps * gpu.warp_size, registers, smem_bytes(windows, gemm, tiling))
+    resident = occupancy(gpu, tiling.warps * gpu.warp_size, registers, smem_bytes(window, gemm, tiling))
     if not resident:
         return math.inf
-    stored = results * out_bytes(gemm) * (1 if tiling.smem_epilogue else 2)
-    # Lanes alone store half of what L2 takes in one go.
-    single = (1 - tiling.smem_epilogue) * results * out_bytes(gemm) / SM_BYTES_PER_CYCLE
-    cycles = multiply * (MULTIPLIED_TOGETHER + MULTIPLIED_ALONE / resident) + TAKEN_SHARE * taken + single
-    sm_secs = -(-count // gpu.sm_count) * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
-    least_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
-    l2_secs = count * (copied_bytes + stored) / gpu.l2_bytes_per_s
-    return together(sm_secs, l2_secs, least_bytes / gpu.dram_bytes_per_s) + gpu.launch_secs
+    stored_bytes = results * out_bytes(gemm) * (1 if tiling.smem_epilogue else 2)
+    # Without an epilogue through shared memory, lanes store half of what L2 takes at once.
+    stores = (1 - tiling.smem_epilogue) * results * out_bytes(gemm) / SM_BYTES_PER_CLOCK
+    cycles = multiply * (MULTIPLY_SLOWDOWN + MULTIPLY_SLOWDOWN_ALONE / resident) + FRAGMENT_LOAD_SHARE * loads + stores
+    sm_secs = -(-blocks // gpu.sm_count) * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    min_bytes = gemm.a.size_bytes + gemm.b.size_bytes + m * n * out_bytes(gemm)
+    l2_secs = blocks * (copied_bytes + stored_bytes) / gpu.l2_bytes_per_s
+    return p_norm(sm_secs, l2_secs, min_bytes / gpu.dram_bytes_per_s, exponent=TENSOR_CORE_OVERLAP) + gpu.launch_secs

@@ -1,4 +1,4 @@
-"""Owns what the policies for products on GPUs share: tiles that suit an extent, traffic under rasterisation, the ranking.
+"""Owns what the GEMM policies for GPUs share: tiles that suit an extent, traffic under rasterization, the best-first search.
 
 Knows nothing of TVM, of templates or of which unit computes.
 """
@@ -12,80 +12,75 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
-from kerneldecl.model import Candidate, Gpu, Proposal, dtype_bytes
+from kerneldecl.analysis.params import Params
+from kerneldecl.model import Gpu, Proposal, dtype_bytes
 
-MAX_GRID_Z = 65535
-"""The launch's limit, which a batch must keep to (CUDA C++ Programming Guide, technical specifications)."""
-RASTER_ROWS = 16
+MAX_RASTER_GROUP = 16
+"""Rows of tiles in a rasterization group at most."""
 RIVAL_EVERY = 4
-"""Of so many candidates one is not of the policy that predicts the least time."""
-
-
-class Tiling(Protocol):
-    """A template's parameters, which become a candidate only where they are proposed: hundreds are not."""
-
-    def candidate(self) -> Candidate: ...
+"""One in this many candidates comes from a policy other than the one that predicts the least time."""
 
 
 class Estimate(NamedTuple):
-    """A tiling, its predicted time, and what makes it alike to others."""
+    """A tiling with its predicted time, and its tile: tilings of one tile are near-duplicates of one another."""
 
-    tiling: Tiling
+    tiling: Params
     secs: float
     tile: tuple[int, ...]
 
 
-class Form(NamedTuple):
-    """Tilings that differ in little, to be timed, and a time that none of them is below."""
+class Group(NamedTuple):
+    """Tilings that differ in little, and a lower bound of their times: they are timed only once nothing is faster (branch and bound)."""
 
     secs: float
-    timed: Callable[[], Iterable[Form | Estimate]]
+    """The lower bound."""
+    timed: Callable[[], Iterable[Group | Estimate]]
 
 
-def ranked(found: Iterable[Form | Estimate], alike: int) -> Iterator[Proposal]:
-    """Yield proposals, the quickest first; of one tile at most `alike`, since the model may be wrong about it.
+def best_first(found: Iterable[Group | Estimate], same_tile: int) -> Iterator[Proposal]:
+    """Yield proposals, the fastest first; at most `same_tile` with one tile, since the model may be wrong about it.
 
-    No form is timed before what it makes may come next.
+    No group is timed before one of its tilings may come next.
     """
     seen: Counter[tuple[int, ...]] = Counter()
     for estimate in _in_order(found):
         seen[estimate.tile] += 1
-        if seen[estimate.tile] <= alike:
+        if seen[estimate.tile] <= same_tile:
             yield Proposal(estimate.tiling.candidate(), estimate.secs)
 
 
-def _in_order(found: Iterable[Form | Estimate]) -> Iterator[Estimate]:
-    """Yield estimates, the quickest first, equal ones by their parameters."""
-    for _, equal in itertools.groupby(_quickest(found), key=operator.attrgetter("secs")):
+def _in_order(found: Iterable[Group | Estimate]) -> Iterator[Estimate]:
+    """Yield estimates, the fastest first, equal ones by their parameters."""
+    for _, equal in itertools.groupby(_fastest_first(found), key=operator.attrgetter("secs")):
         ties = list(equal)
         yield from sorted(ties, key=lambda estimate: estimate.tiling.candidate().params) if len(ties) > 1 else ties
 
 
-def _quickest(found: Iterable[Form | Estimate]) -> Iterator[Estimate]:
-    """Yield estimates of finite times, the quickest first."""
+def _fastest_first(found: Iterable[Group | Estimate]) -> Iterator[Estimate]:
+    """Yield estimates of finite times, the fastest first."""
     numbers = itertools.count()  # so that nothing but times is compared
     waiting = [(each.secs, next(numbers), each) for each in found]
     heapq.heapify(waiting)
     while waiting and math.isfinite(waiting[0][0]):
-        quickest = heapq.heappop(waiting)[-1]
-        if isinstance(quickest, Estimate):
-            yield quickest
+        fastest = heapq.heappop(waiting)[-1]
+        if isinstance(fastest, Estimate):
+            yield fastest
         else:
-            for each in quickest.timed():
+            for each in fastest.timed():
                 heapq.heappush(waiting, (each.secs, next(numbers), each))
 
 
-def mixed(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield the rivals among the first, and what is left of either."""
-    mine, theirs = iter(first), iter(rivals)
-    for proposal in mine:
+def interleaved(first: Iterable[Proposal], rivals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield the first policy's proposals with a rival in every RIVAL_EVERY-th place, and what is left of either."""
+    own, others = iter(first), iter(rivals)
+    for proposal in own:
         yield proposal
-        yield from itertools.islice(mine, RIVAL_EVERY - 2)
-        yield from itertools.islice(theirs, 1)
-    yield from theirs
+        yield from itertools.islice(own, RIVAL_EVERY - 2)
+        yield from itertools.islice(others, 1)
+    yield from others
 
 
 def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
@@ -98,42 +93,47 @@ def block_extents(extent: int, sizes: Iterable[int]) -> list[int]:
     return kept
 
 
-def parts_of(blocks: int, steps: int, least_steps: int, gpu: Gpu, resident: int = 1) -> list[int]:
-    """Return into how many parts the reduction may be cut: so many that blocks of all parts fill the SMs once, or twice, or hold all
-    that are resident."""
+def split_k_choices(blocks: int, k_tiles: int, min_k_tiles: int, gpu: Gpu, resident: int = 1) -> list[int]:
+    """Return values of split-K: 1, and those with which the thread blocks fill the SMs once, twice, or with all that are resident.
+
+    `blocks` are the thread blocks without split-K, `min_k_tiles` the fewest that each of them must have.
+    """
     filling = [gpu.sm_count // blocks, 2 * gpu.sm_count // blocks] if 2 * blocks <= gpu.sm_count else []
     filling.append(resident * gpu.sm_count // blocks)
-    return list(dict.fromkeys([1, *(split_k for split_k in filling if split_k and steps // split_k >= least_steps)]))
+    return list(dict.fromkeys([1, *(split_k for split_k in filling if split_k and k_tiles // split_k >= min_k_tiles)]))
 
 
-def adding_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
-    """Return the time of the kernel that adds the parts of a reduction."""
+def split_k_reduction_secs(gemm: Contraction, split_k: int, gpu: Gpu) -> float:
+    """Return the time of the kernel that adds up the partial results of split-K."""
     batch, m, n, _ = gemm.extents
     return gpu.launch_secs + batch * m * n * dtype_bytes(gemm.accum_dtype) * split_k / gpu.l2_bytes_per_s
 
 
 @functools.cache
-def raster_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
-    """Return how many rows of tiles to walk before the next column: a divisor of the rows with which the tiles at work need least."""
-    divisors = [size for size in range(1, min(rows, RASTER_ROWS) + 1) if rows % size == 0]
+def raster_group_of(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
+    """Return the rasterization group with the least traffic: a divisor of the rows of tiles, computed before the next column."""
+    divisors = [size for size in range(1, min(rows, MAX_RASTER_GROUP) + 1) if rows % size == 0]
     return min(divisors, key=lambda group: (wave_items(group, columns, resident, block_m, block_n), group))
 
 
 def wave_items(group: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
-    """Return the rows and columns of operands that the tiles at work need, walked in groups of so many rows of tiles."""
+    """Return the rows of A plus the columns of B that the resident tiles need together, with rasterization groups of `group` rows."""
     wide = min(columns, -(-resident // group))
     panels = -(-resident // (group * wide))
     return panels * group * block_m + wide * block_n
 
 
 def out_bytes(gemm: Contraction) -> int:
-    """Return the bytes of one result: as wide as a factor; sums of integers, as they are."""
+    """Return the bytes of one result: as wide as an operand's element, or an accumulator where operands are integers."""
     item_bytes = dtype_bytes(gemm.a.dtype)
     return item_bytes if item_bytes > 1 else dtype_bytes(gemm.accum_dtype)
 
 
 def dram_bytes(gemm: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident: int) -> float:
-    """Return what comes from and goes to DRAM: operands once if they fit L2, else once for each wave of tiles that shares them."""
+    """Return the bytes to and from DRAM: operands once if they fit L2, else once for each wave of tiles that shares them.
+
+    `tile` is block_m, block_n and the rasterization group.
+    """
     batch, m, n, k = gemm.extents
     block_m, block_n, group = tile
     once, out = _operands_bytes(gemm), _results_bytes(gemm)
@@ -145,12 +145,12 @@ def dram_bytes(gemm: Contraction, gpu: Gpu, tile: tuple[int, int, int], resident
 
 
 def least_dram_bytes(gemm: Contraction) -> int:
-    """Return what `dram_bytes` is not below for any tile."""
+    """Return a lower bound of `dram_bytes` for all tiles."""
     return _operands_bytes(gemm) + _results_bytes(gemm)
 
 
 def _operands_bytes(gemm: Contraction) -> int:
-    """Return the bytes of both operands, but for what a convolution with steps between its windows leaves out of its image."""
+    """Return the bytes of both operands, without pixels that a strided convolution skips."""
     batch, m, _, k = gemm.extents
     return min(gemm.a.size_bytes, batch * m * k * dtype_bytes(gemm.a.dtype)) + gemm.b.size_bytes
 
@@ -158,3 +158,8 @@ def _operands_bytes(gemm: Contraction) -> int:
 def _results_bytes(gemm: Contraction) -> int:
     batch, m, n, _ = gemm.extents
     return batch * m * n * out_bytes(gemm)
+
+
+def epilogue_smem_bytes(gemm: Contraction, rows: int, columns: int) -> int:
+    """Return the shared memory of an epilogue through it: the tile's accumulators, each row padded against bank conflicts."""
+    return rows * (-(-columns // 32) * 32 + 8) * dtype_bytes(gemm.accum_dtype)

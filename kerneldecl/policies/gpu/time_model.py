@@ -10,68 +10,70 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES
 from kerneldecl.model import Candidate, Gpu, Proposal, Value
 
 DRAM_LATENCY_SECS = 7e-7
-"""Of a load that misses all caches while many others do, too: about 1.5 times the idle latency that microbenchmarks
+"""Seconds of a load that misses all caches while many others do, too: about 1.5 times the idle latency that microbenchmarks
 publish (Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking, 2018, section 3)."""
 WARP_CYCLES = 20.0
-"""Of an SM to start a warp that reduces rows, one after the other: what kernels of few microseconds wait for that fill it with threads.
-From the times of products of a matrix of 1024 x 1024 and a vector on an H200; kernels without reductions start faster."""
+"""Cycles in which an SM starts one warp that reduces rows, warps one after another: kernels of few microseconds that fill it with threads
+wait for that. Fitted to GEMVs of 1024 x 1024 on an H200; kernels without reductions start faster."""
 BARRIER_SECS = 3e-8
-"""Of a block's threads to meet and read what the others left in shared memory: some 50 cycles."""
+"""Seconds in which a block's threads meet and read what the others left in shared memory: some 50 cycles."""
 COMBINE_SECS = 1.1e-7
-"""Of a block's threads to combine what each of them has: exchanges within warps, a barrier, and again. Measured on an H200."""
+"""Seconds in which a block's threads combine their partial results: shuffles within warps, a barrier, and again. Measured on an H200."""
 DRAM_SHARE = 0.92
-"""Of the bandwidth on the data sheet that copies and additions reach: 4.41 of 4.8 TB/s on an H200."""
+"""Fraction of the data sheet's bandwidth that copies and additions reach: 4.41 of 4.8 TB/s on an H200."""
 OVERLAP = 3.5
-"""How well times overlap: 1 would be not at all, infinity perfectly. Measured on an H200, over all kernels of this kind."""
+"""Exponent of the p-norm of times that overlap: 1 would be no overlap, infinity a perfect one. Fitted to all memory-bound kernels on an
+H200."""
 SM_BYTES_PER_CLOCK = 64.0
-"""What one SM can draw from the second-level cache."""
+"""Bytes that one SM can draw from L2 in a cycle."""
 THREAD_BYTES = 64
-"""What a thread has on its way at once, as nvcc orders loads: measured, sums of columns on an H200."""
+"""Bytes that a thread has in flight at once, as nvcc orders loads: measured with sums of columns on an H200."""
 ACCESS_FLOPS = 4.0
-"""What an access costs a thread beside the waiting: it and its address are two instructions, each as long as a multiply-add."""
-ONE_WIDTH = 12
-"""So many candidates of one width come first: the model may be wrong about what an access costs."""
+"""Operations that an access costs a thread besides the latency: it and its address are two instructions, each as long as a multiply-add."""
+SAME_WIDTH = 12
+"""Candidates of one vector width that come before all others: the model may be wrong about what an access costs."""
 LINE_BYTES = 128
-"""What neighbouring threads should read together: a line of the caches, and of DRAM as much as is worth a new row."""
-WARP_GRANULARITY = 4
-"""An SM has four partitions, and a warp's registers lie in one of them."""
+"""Bytes that neighbouring threads should read together: a line of the caches, and as much of a DRAM row as is worth opening it."""
+SMEM_LOAD_CYCLES = 1.2
+"""Cycles of a scheduler for a 16-byte load of a warp from shared memory. Fitted to the times of 320 SIMT GEMMs on an H200."""
 
 
 class Work(NamedTuple):
-    """What one kernel does, all blocks together, and what each of them takes of an SM."""
+    """What all thread blocks of one kernel do, and what each of them takes of an SM."""
 
     blocks: int
     threads: int
-    """Of one block."""
+    """Threads of one block."""
     regs_per_thread: int = 32
     smem_bytes: int = 0
-    """Of one block."""
+    """Shared memory of one block."""
     flops: float = 0.0
     flops_per_s: float = 1.0
-    """Of the whole GPU, for the unit and the dtype that compute."""
+    """Rate of the whole GPU, for the unit and the dtype that compute."""
     dram_bytes: float = 0.0
     l2_bytes: float = 0.0
-    """Moved between the second-level cache and all SMs."""
+    """Bytes moved between L2 and all SMs."""
     moved_smem_bytes: float = 0.0
-    """Moved between shared memory and registers."""
+    """Bytes moved between shared memory and registers."""
     rounds: float = 1.0
     """How often one thread waits for memory: loads that are in flight together count once."""
     barriers: int = 0
     """How often the threads of one block wait for one another."""
     serial_cycles: float = 0.0
-    """Of what one thread computes on its own, each instruction after the one before."""
+    """Cycles of instructions of one thread that depend on one another."""
     warp_cycles: float = 0.0
-    """Of an SM to start one warp."""
+    """Cycles in which an SM starts one warp."""
 
 
 def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> int:
     """Return how many blocks an SM holds at once, 0 where it cannot hold one.
 
-    Registers are given to warps in units, and shared memory to blocks with a share of the system's, as in NVIDIA's
-    occupancy calculator.
+    Warps get registers in units, from one of the SM's partitions; each block's shared memory includes what the system reserves. Both
+    follow NVIDIA's occupancy calculator.
     """
     warps = -(-threads // gpu.warp_size)
     warp_registers = -(-regs_per_thread * gpu.warp_size // gpu.register_allocation_unit) * gpu.register_allocation_unit
@@ -79,7 +81,7 @@ def occupancy(gpu: Gpu, threads: int, regs_per_thread: int, smem_bytes: int) -> 
         return 0
     if regs_per_thread > gpu.max_registers_per_thread or warps * warp_registers > gpu.registers_per_block:
         return 0
-    by_registers = gpu.registers_per_sm // warp_registers // WARP_GRANULARITY * WARP_GRANULARITY // warps
+    by_registers = gpu.registers_per_sm // warp_registers // SM_PARTITIONS * SM_PARTITIONS // warps
     by_smem = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes) if smem_bytes else gpu.max_blocks_per_sm
     return min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // (warps * gpu.warp_size), by_registers, by_smem)
 
@@ -91,7 +93,7 @@ def waves(gpu: Gpu, work: Work) -> float:
 
 
 def busiest_share(gpu: Gpu, work: Work) -> float:
-    """Return how much longer the busiest SM works than an average one: blocks are dealt out whole, so the last wave is a part of one."""
+    """Return how much longer the busiest SM works than an average one: the last wave of blocks may leave SMs idle."""
     return -(-work.blocks // gpu.sm_count) * gpu.sm_count / work.blocks
 
 
@@ -99,8 +101,8 @@ def predicted_secs(gpu: Gpu, work: Work) -> float:
     """Return the largest of compute, shared memory, L2, DRAM and latency times, plus the launch; infinite if no SM holds a block.
 
     The roofline model (Williams, Waterman, Patterson, CACM 2009, section 3) with one roof for each memory. Compute,
-    shared memory and the way to L2 belong to an SM, so the busiest SM decides; L2 and DRAM belong to all of them.
-    Latency is Little's law read backwards: what a wave of blocks cannot have in flight at once, it waits for in turn.
+    shared memory and an SM's bandwidth from L2 belong to an SM, so the busiest SM decides; L2 and DRAM belong to all of them.
+    Latency follows from Little's law: what a wave of blocks cannot have in flight at once, it waits for in turn.
     """
     filled = waves(gpu, work)
     if math.isinf(filled):
@@ -110,26 +112,37 @@ def predicted_secs(gpu: Gpu, work: Work) -> float:
 
 
 def streamed_secs(gpu: Gpu, work: Work) -> float:
-    """Return what `predicted_secs` is for, of a kernel that memory limits: there, what is nearly as slow as the slowest shows, too.
+    """Return the time of a kernel that memory limits: a p-norm of `predicted_secs`'s times, not the largest of them.
 
-    Instead of the largest, a norm of the same times, so that of two ways to fill the memory's bandwidth the one wins
+    What is nearly as slow as the slowest shows in such kernels, so that among those that fill the memory's bandwidth the one wins
     that has more to spare.
     """
     resident = occupancy(gpu, work.threads, work.regs_per_thread, work.smem_bytes)
     if not resident:
         return math.inf
-    share = -(-work.blocks // gpu.sm_count)
-    turns = max(1.0, share / resident)
+    blocks_per_sm = -(-work.blocks // gpu.sm_count)
+    turns = max(1.0, blocks_per_sm / resident)
     serial_secs = work.serial_cycles / gpu.clock_hz
-    # What starts later does so while others work.
-    start_secs = work.warp_cycles * min(share, resident) * -(-work.threads // gpu.warp_size) / gpu.clock_hz
+    # Later blocks start while others work.
+    start_secs = work.warp_cycles * min(blocks_per_sm, resident) * -(-work.threads // gpu.warp_size) / gpu.clock_hz
     latency = start_secs + turns * (work.rounds * DRAM_LATENCY_SECS + work.barriers * COMBINE_SECS + serial_secs)
     times = (*_throughput_secs(gpu, work), work.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE), latency)
-    return float(math.fsum(secs**OVERLAP for secs in times) ** (1 / OVERLAP)) + gpu.launch_secs
+    return p_norm(*times, exponent=OVERLAP) + gpu.launch_secs
+
+
+def p_norm(*secs: float, exponent: float) -> float:
+    """Return the time of activities that overlap: hardly more than the longest alone, unless others are as long."""
+    return float(sum([each**exponent for each in secs]) ** (1 / exponent))
+
+
+def warp_fma_cycles(gpu: Gpu, dtype: str) -> float:
+    """Return the cycles that a multiply-add of a whole warp keeps a partition's CUDA cores busy."""
+    rate = gpu.simt_rate(dtype) or gpu.simt_rate("float32")
+    return 2.0 * gpu.warp_size * SM_PARTITIONS * gpu.sm_count * gpu.clock_hz / rate
 
 
 def _throughput_secs(gpu: Gpu, work: Work) -> tuple[float, float, float, float]:
-    """Return the times of compute, of shared memory, of an SM's way to L2 and of L2."""
+    """Return the times of compute, of shared memory, of an SM's bandwidth from L2 and of L2."""
     share = busiest_share(gpu, work)
     sm_bytes_per_s = gpu.sm_count * gpu.clock_hz
     return (
@@ -143,28 +156,28 @@ def _throughput_secs(gpu: Gpu, work: Work) -> tuple[float, float, float, float]:
 def access_widths(extent: int, element_bytes: int) -> list[int]:
     """Return how many neighbours a thread may access at once: divisors of the extent, powers of 2, at most 16 bytes; widest first.
 
-    Beside the widest, its half: more threads may hide latency better.
+    Half of the widest comes second: more threads may hide latency better.
     """
-    width = math.gcd(extent, max(1, 16 // element_bytes))
+    width = math.gcd(extent, max(1, VECTOR_BYTES // element_bytes))
     return [width, width // 2] if width > 1 else [1]
 
 
 def in_flight_bytes(nbytes: int) -> int:
-    """Return how much one thread has on its way at once of what it could load together: nvcc gives no more registers to that."""
+    """Return how many of the bytes that a thread could load together are in flight at once: nvcc gives no more registers to that."""
     return min(nbytes, THREAD_BYTES)
 
 
 def rounds(nbytes: int) -> int:
-    """Return how often a thread waits for memory that loads so many bytes one after another, however its loop is unrolled."""
+    """Return how often a thread that loads so many bytes waits for memory, however its loop is unrolled."""
     return max(1, -(-nbytes // THREAD_BYTES))
 
 
 Timed = tuple[Mapping[str, Value], tuple[Work, ...]]
-"""Parameters of a template, and the work of each kernel that it makes of them."""
+"""Parameters of a template, and the work of each kernel that they lead to."""
 
 
 def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple[Proposal, ...]:
-    """Return distinct candidates that an SM can hold, least predicted time first, those of one width beyond so many last."""
+    """Return distinct candidates that an SM can hold, least predicted time first, but those beyond `SAME_WIDTH` of one width last."""
     proposals: dict[Candidate, float] = {}
     for params, works in timed:
         secs = sum(streamed_secs(gpu, work) for work in works)
@@ -177,7 +190,7 @@ def ranked(template: str, gpu: Gpu, timed: Iterable[Timed], top_k: int) -> tuple
     for candidate, secs in order:
         width = dict(candidate.params).get("width", 1)
         seen[width] += 1
-        (first if seen[width] <= ONE_WIDTH else later).append(Proposal(candidate, secs))
+        (first if seen[width] <= SAME_WIDTH else later).append(Proposal(candidate, secs))
         if len(first) == top_k:
             break
     return tuple([*first, *later][:top_k])

@@ -21,7 +21,7 @@ from kerneldecl.analysis.hopper_limits import (
 )
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, Form, dram_bytes, wave_items
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import are_tma_loadable, k_tile_items, register_load_bytes, smem_rows_unit
 
@@ -151,7 +151,7 @@ class _TileWork(NamedTuple):
         return stages * self.stage_bytes + self.other_smem_bytes
 
 
-def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Form | Estimate]]:
+def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
     """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name of its kernel schedule or `STREAM_K`.
 
     Those without stream-K are yielded as one group with a lower bound of their times.
@@ -159,7 +159,7 @@ def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Form | Estima
     work = _tile_work(problem, tiling)
     if work.max_stages < MIN_STAGES:
         return
-    yield tiling.kernel_schedule, Form(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
+    yield tiling.kernel_schedule, Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
     for stream_k in _stream_k_choices(problem, work):
         pipeline = _pipeline(problem.gpu, work, work.max_stages)._replace(stream_k=stream_k)
         chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)

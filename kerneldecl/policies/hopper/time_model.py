@@ -20,8 +20,8 @@ from kerneldecl.analysis.hopper_limits import (
     fitting_epilogue_buffers,
 )
 from kerneldecl.model import Gpu, dtype_bytes
-from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SM_BYTES_PER_CYCLE, SUSTAINED_CLOCK, together
-from kerneldecl.policies.gpu.time_model import DRAM_SHARE
+from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
 
 ACCUM_BYTES = 4
 """Bytes of an accumulator at most."""
@@ -237,7 +237,7 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
-        stage_bytes(cta.block_m, cta.block_n) / (SM_BYTES_PER_CYCLE * cycles_per_s),
+        stage_bytes(cta.block_m, cta.block_n) / (SM_BYTES_PER_CLOCK * cycles_per_s),
         via_registers,
     )
 
@@ -281,7 +281,7 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
     if pipeline.stream_k > 0:
         k_tiles, tile_ends, reduction = _stream_k(gpu, grid, cta, pipeline.stream_k)
     sm_secs = k_tiles * _k_tile_secs(cost, pipeline, ctas) + tile_ends * between_tiles
-    steady_secs = together(sm_secs, *cost.kernel_secs, exponent=KERNEL_P_NORM)
+    steady_secs = p_norm(sm_secs, *cost.kernel_secs, exponent=KERNEL_P_NORM)
     cluster = CLUSTER_SECS if grid.cluster_ctas > 1 else 0.0
     return PROLOGUE_SECS + pipeline.stages * STAGE_FILL_SECS + steady_secs + epilogue + reduction + cluster
 
@@ -289,7 +289,7 @@ def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: fl
 def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
     """Return how long an SM is busy with one k-tile of each of its CTAs, which wait for loads at the same time."""
     busy = [secs * ctas for secs in cost.k_tile_secs]
-    return together(*busy, LOAD_LATENCY_SECS / (pipeline.stages - 1), MIN_K_TILE_SECS, exponent=K_TILE_P_NORM)
+    return p_norm(*busy, LOAD_LATENCY_SECS / (pipeline.stages - 1), MIN_K_TILE_SECS, exponent=K_TILE_P_NORM)
 
 
 def _stream_k(gpu: Gpu, grid: TileGrid, cta: CtaTile, stream_k: int) -> tuple[int, int, float]:

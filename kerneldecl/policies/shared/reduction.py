@@ -1,105 +1,61 @@
-"""Owns the parameters and predicted times of one reduction that reads its largest operand once, along or across memory.
+"""Owns what an iteration space says of its reductions: which one is alone, along which axes it runs, how often it uses an element.
 
-Knows nothing of templates or TVM.
+Knows nothing of devices, operators, templates or TVM.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
 
-from kerneldecl.model import Block, Cpu, IterSpace, Value, dtype_bytes
-from kerneldecl.policies.cpu.time_model import compute_lanes, spread_cycles
-from kerneldecl.policies.shared.traffic import (
-    COMBINE_CYCLES,
-    LOOP_CYCLES,
-    Stream,
-    access_cycles,
-    contiguous_axis,
-    largest,
-    moved_bytes,
-    points,
-    stream_secs,
-    vector_cycles,
-)
+from kerneldecl.model import Block, IterSpace
+from kerneldecl.policies.shared.traffic import contiguous_axis, largest, points
 
 MAX_REUSE = 2
-"""How often the largest operand's elements are used: once, or twice where two values share a byte."""
-STEPS = (1, 4, 2)
-COLUMN_VECTORS = (4, 16)
+"""Uses of each element of the largest operand up to which memory limits a reduction: one, or two where two values share a byte."""
 
-Timed = tuple[Mapping[str, Value], float]
+
+def only_reduction(space: IterSpace) -> tuple[Block, tuple[Block, ...]] | None:
+    """Return the one reduction and the blocks after it, None unless these compute one element for each of its results."""
+    found = [at for at, block in enumerate(space.blocks) if block.is_reduction]
+    if len(found) != 1:
+        return None
+    block, *after = space.blocks[found[0] :]
+    is_elementwise = all(points(later) == points(block, "spatial") for later in after)
+    return (block, tuple(after)) if is_elementwise and block.reads else None
+
+
+def streamed_reduction(space: IterSpace) -> Block | None:
+    """Return the one reduction of a function if memory limits it, None where there are several or operands are used again and again."""
+    found = only_reduction(space)
+    return None if found is None or reuse(found[0]) > MAX_REUSE else found[0]
+
+
+def matrix_vector(space: IterSpace) -> Block | None:
+    """Return the one reduction of a matrix-vector multiplication, None where the matrix is used more often than a vector would."""
+    block = streamed_reduction(space)
+    return None if block is None or len({access.operand for access in block.reads}) < 2 else block
+
+
+def rowwise_reductions(space: IterSpace) -> list[Block]:
+    """Return the reductions of a function that runs along rows, its blocks' leading axes; none where they do not share their rows.
+
+    None either where the function is one reduction and what follows it elementwise: there are better schedules for that.
+    """
+    reductions = [block for block in space.blocks if block.is_reduction]
+    rows = {tuple(axis.extent for axis in block.axes if axis.kind == "spatial") for block in reductions}
+    if only_reduction(space) is not None or len(rows) != 1 or any(not block.reads or is_across(block) for block in reductions):
+        return []
+    (shape,) = rows
+    leading = space.blocks[-1].axes[: len(shape)]
+    return reductions if shape and tuple(axis.extent for axis in leading) == shape else []
 
 
 def reuse(block: Block) -> float:
+    """Return how often a block uses each element of its largest operand."""
     return points(block) / max(1, math.prod(largest(block).shape))
 
 
 def is_across(block: Block) -> bool:
+    """Say whether a reduction runs across the contiguous axis of its largest operand, not along it."""
     axis = contiguous_axis(block, largest(block))
     return axis is not None and block.axes[axis].kind == "spatial"
-
-
-def along(space: IterSpace, block: Block, cpu: Cpu, vectors: Sequence[int], rows: Sequence[int]) -> Iterator[Timed]:
-    """Yield cuts of a reduction along contiguous memory; with `rows`, also how many rows are computed together."""
-    lanes = compute_lanes(cpu, block.writes[0].dtype)
-    count, size = points(block, "spatial"), points(block, "reduce")
-    fitting = [row for row in rows if count % row == 0] or [1]
-    for row, vector, chunks, is_parallel in itertools.product(fitting, vectors, _chunks(cpu, block, count), (True, False)):
-        if vector > 1 and vector * lanes > size:
-            continue
-        turns = count // row * -(-size // (lanes * vector))
-        operations = points(block) / lanes * block.flops_per_point
-        loads = sum(points(block) * dtype_bytes(access.dtype) / (1 if access == largest(block) else row) for access in block.reads)
-        # One chain of additions advances by a vector a latency; several vectors, rows and cores' windows hide that.
-        latency = points(block) / lanes / (row * vector) * COMBINE_CYCLES
-        combining = count * chunks * (vector - 1 + min(lanes, size)) * LOOP_CYCLES
-        cycles = max(vector_cycles(cpu, operations), access_cycles(cpu, loads), latency) + turns * LOOP_CYCLES + combining
-        tasks = count // row * chunks
-        if is_parallel and tasks < 2:
-            continue
-        params: dict[str, Value] = {"vectors": vector, "chunks": chunks, "parallel": is_parallel}
-        if rows:
-            params["rows"] = row
-        yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)
-
-
-def across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
-    """Yield cuts of a reduction across contiguous memory."""
-    axis = contiguous_axis(block, largest(block))
-    assert axis is not None
-    width, size = block.axes[axis].extent, points(block, "reduce")
-    others = points(block, "spatial") // width
-    element, out = dtype_bytes(largest(block).dtype), dtype_bytes(block.writes[0].dtype)
-    for columns, steps, chunks, is_parallel in itertools.product(_columns(cpu, block, width), STEPS, _chunks(cpu, block, 1), (True, False)):
-        if steps > size:
-            continue
-        groups = -(-width // columns)
-        tasks = others * groups * chunks
-        if is_parallel and tasks < 2:
-            continue
-        # Partial results are loaded and stored once for each step of rows.
-        loads = points(block) * (element + 2 * out / steps)
-        jumps = others * groups * size * spread_cycles(cpu, width * element, min(columns, width) * element)
-        # Rows read in turn are one stream; a part of each row, or several at a time, is not.
-        cycles = access_cycles(cpu, loads) + (jumps if groups > 1 or steps > 1 else 0.0) + others * groups * size / steps * LOOP_CYCLES
-        params: Mapping[str, Value] = {"columns": columns, "steps": steps, "chunks": chunks, "parallel": is_parallel}
-        yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)
-
-
-def _chunks(cpu: Cpu, block: Block, rows: int) -> list[int]:
-    """Return into how many parts to cut a reduction: one, and where rows may leave cores idle, as many as there are cores."""
-    size = points(block, "reduce")
-    counts = [cpu.cores, 2 * cpu.cores] if cpu.cores > 1 and rows < 4 * cpu.cores else []
-    return [1, *(count for count in counts if size >= 8 * count and size % count == 0)]
-
-
-def _columns(cpu: Cpu, block: Block, width: int) -> list[int]:
-    """Return how many columns to compute together: all, if their results stay in the first cache; a core's share; a few vectors."""
-    lanes = compute_lanes(cpu, block.writes[0].dtype)
-    most = cpu.l1d_bytes // (2 * dtype_bytes(block.writes[0].dtype))
-    share = -(-width // (cpu.cores * lanes)) * lanes
-    sizes = [width, share, *(lanes * vectors for vectors in COLUMN_VECTORS)]
-    fitting = [size for size in sizes if size <= min(width, most)]
-    return list(dict.fromkeys(fitting or [min(width, most)]))

@@ -1,65 +1,13 @@
-"""Owns the time model of kernels that touch each operand once: bytes through the caches, cycles of vector code, threads.
+"""Owns what an iteration space says of memory: operands' bytes, points, the axes along which an operand is contiguous.
 
-Knows nothing of operators, templates or TVM.
+Knows nothing of devices, operators, templates or TVM.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from kerneldecl.model import Access, Block, Candidate, Cpu, IterSpace, Proposal, Value, dtype_bytes
-from kerneldecl.policies.cpu.time_model import Work, busiest_share, predicted_secs
-
-CORE_DRAM_BYTES_PER_S = 12e9
-"""What one core can have in flight: by Little's law, some 16 lines of 64 bytes every 85 ns (McCalpin, on single-core bandwidth, 2010)."""
-LOOP_CYCLES = 1.0
-"""Of one turn of a loop around the work in it: counter, comparison, branch."""
-COMBINE_CYCLES = 3.0
-"""Latency of an addition, which the lanes of a vector pay one after another when they are combined."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What a kernel moves and computes, whoever does it."""
-
-    moved_bytes: int
-    """Each operand once."""
-    cycles: float
-    """Of all cores together."""
-    tasks: int
-    """Equal parts that can run at once."""
-
-
-def stream_secs(cpu: Cpu, stream: Stream, *, is_parallel: bool) -> float:
-    """Return the roofline time: the slowest of compute, each cache and memory, plus the start of threads.
-
-    Data come from the first level that holds all of them, as they do when a kernel runs again on the same operands.
-    """
-    share = busiest_share(stream.tasks, cpu.cores) if is_parallel else 1.0
-    own_bytes = stream.moved_bytes * share
-    is_in_dram = stream.moved_bytes > max(cpu.l3_bytes, cpu.l2_bytes)
-    # A core that works alone does not draw what the whole socket can.
-    alone = max(1.0, share * cpu.dram_bytes_per_s / CORE_DRAM_BYTES_PER_S)
-    work = Work(
-        compute_cycles=stream.cycles * share,
-        l2_bytes=own_bytes if own_bytes > cpu.l1d_bytes else 0.0,
-        l3_bytes=own_bytes if own_bytes > cpu.l2_bytes and cpu.l3_bytes else 0.0,
-        dram_bytes=stream.moved_bytes * alone if is_in_dram else 0.0,
-        parallel_regions=int(is_parallel),
-    )
-    return predicted_secs(cpu, work)
-
-
-def access_cycles(cpu: Cpu, nbytes: float) -> float:
-    """Return the cycles in which one core loads or stores that many bytes in vectors, from its first cache."""
-    return nbytes / cpu.l1_bytes_per_cycle
-
-
-def vector_cycles(cpu: Cpu, operations: float) -> float:
-    """Return the cycles of that many operations on whole vectors."""
-    return operations / cpu.fma_per_cycle
+from kerneldecl.model import Access, Block, IterSpace, dtype_bytes
 
 
 def moved_bytes(space: IterSpace) -> int:
@@ -78,14 +26,14 @@ def points(block: Block, kind: str = "") -> int:
     return math.prod(axis.extent for axis in block.axes if kind in {"", axis.kind})
 
 
-def only_reduction(space: IterSpace) -> tuple[Block, tuple[Block, ...]] | None:
-    """Return the one reduction and the blocks after it, None unless these compute one element for each of its results."""
-    found = [at for at, block in enumerate(space.blocks) if block.is_reduction]
-    if len(found) != 1:
-        return None
-    block, *after = space.blocks[found[0] :]
-    is_elementwise = all(points(later) == points(block, "spatial") for later in after)
-    return (block, tuple(after)) if is_elementwise and block.reads else None
+def is_elementwise(space: IterSpace) -> bool:
+    """Say whether a function has no reduction and one output, which its last block writes."""
+    return not any(block.is_reduction for block in space.blocks) and len(space.outputs) == len(space.blocks[-1].writes) == 1
+
+
+def axes_of(access: Access) -> set[int]:
+    """Return the axes that occur in an operand's affine indices."""
+    return {axis for index in access.index for axis, _ in index or ()}
 
 
 def largest(block: Block) -> Access:
@@ -102,11 +50,3 @@ def contiguous_axis(block: Block, access: Access) -> int | None:
         if extent > 1:
             return None
     return None
-
-
-def ranked(template: str, timed: Iterable[tuple[Mapping[str, Value], float]], top_k: int) -> tuple[Proposal, ...]:
-    """Return distinct candidates of one template, least predicted time first."""
-    secs = {Candidate.of(template, params): predicted for params, predicted in timed}
-    proposals = [Proposal(candidate, predicted) for candidate, predicted in secs.items()]
-    # The order in which a policy lists them decides between equals.
-    return tuple(sorted(proposals, key=lambda proposal: proposal.predicted_secs)[:top_k])

@@ -1,0 +1,158 @@
+"""Owns the parameters that GPU policies choose and the templates of the same families read, with the layouts that both must know.
+
+Knows nothing of TVM, of how a policy chooses parameters or of how a template applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from kerneldecl.model import Candidate, Value
+
+SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
+"""Lanes of a warp along the rows and the columns of a tile on CUDA cores; in a convolution, along pixels and channels."""
+PERMUTED_ROWS = (32, 64, 128, 256)
+"""Lengths, in 16-bit elements, of the rows in shared memory that are permuted against bank conflicts; other rows are padded."""
+CONV_TC_MAX_K_TILES = 16
+"""K-tiles of 16 elements of `ConvTcParams`'s template at most: it unrolls all of them."""
+I4_STEP, I4_STEP_BYTES = 1024, 512
+"""4-bit weights of one row that a warp copies and multiplies together, and their bytes: 16 per lane."""
+I4_ROWS = (2, 4, 8)
+"""Rows whose weights a warp copies and multiplies together."""
+I4_GROUPS = (128, 256, 512, 1024)
+"""4-bit weights that share a scale: at least as many as the four lanes hold whose weights a tensor core accumulates."""
+
+
+class GemmTcParams(NamedTuple):
+    """The parameters of `gpu_matmul_tc`: a GEMM tile per thread block, on tensor cores by mma.sync."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    """K-tiles of both operands in shared memory at once; 1 copies and computes in turn."""
+    raster_group: int = 1
+    """Rows of tiles that are computed before the next column of tiles."""
+    smem_epilogue: int = 0
+    """1 stores results through shared memory, in whole rows; 0 has each lane store its own."""
+    split_k: int = 1
+    double_buffer: int = 0
+    """1 loads the next fragments into registers while the current ones are multiplied."""
+
+    @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    @property
+    def warp_tile(self) -> tuple[int, int]:
+        """Return the rows and columns of the result that one warp computes."""
+        return self.block_m // self.warps_m, self.block_n // self.warps_n
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_matmul_tc", self._asdict())
+
+
+class GemmSimtParams(NamedTuple):
+    """The parameters of `gpu_matmul_simt`: a GEMM tile per thread block, on CUDA cores."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    stages: int
+    """1 copies and computes in turn; 2 holds the next k-tiles in registers while it computes; more are copied by cp.async, so many of
+    them in shared memory at once."""
+    raster_group: int = 1
+    """Rows of tiles that are computed before the next column of tiles."""
+    split_k: int = 1
+
+    @property
+    def threads(self) -> int:
+        return self.block_m // self.thread_m * (self.block_n // self.thread_n)
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_matmul_simt", self._asdict())
+
+
+class ConvTcParams(NamedTuple):
+    """The parameters of `gpu_conv2d_tc`: a rectangle of output pixels per thread block, its receptive field in shared memory."""
+
+    rows: int
+    columns: int
+    block_n: int
+    """Output channels of a thread block."""
+    warps_rows: int
+    warps_columns: int
+    warps_n: int
+    smem_epilogue: int
+    """1 stores results through shared memory, in whole rows; 0 has each lane store its own."""
+
+    @property
+    def warps(self) -> int:
+        return self.warps_rows * self.warps_columns * self.warps_n
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_conv2d_tc", self._asdict())
+
+
+class ConvSimtParams(NamedTuple):
+    """The parameters of `gpu_conv2d_simt`: rectangles of output pixels per thread block, their receptive fields in shared memory."""
+
+    rows: int
+    columns: int
+    row_tiles: int
+    """Rectangles below one another that a thread block computes in turn; the next receptive field is copied meanwhile."""
+    block_n: int
+    """Output channels of a thread block."""
+    thread_m: int
+    """Neighbouring output pixels of a thread."""
+    thread_n: int
+    """Output channels of a thread."""
+
+    @property
+    def groups(self) -> int:
+        """Return the runs of `thread_m` pixels in a rectangle."""
+        return self.rows * self.columns // self.thread_m
+
+    @property
+    def threads(self) -> int:
+        return self.groups * self.block_n // self.thread_n
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_conv2d_simt", self._asdict())
+
+
+class GemvI4Params(NamedTuple):
+    """The parameters of `gpu_gemv_i4`: warps that stream rows of 4-bit weights through shared memory."""
+
+    rows: int
+    """Rows that a warp computes together."""
+    warps: int
+    """Warps of a thread block."""
+    stages: int
+    """Pieces of `rows` x `I4_STEP` weights that a warp has in shared memory or on their way to it."""
+    blocks: int
+    """Thread blocks that share an SM."""
+    warps_k: int
+    """Warps that share rows, each with its part of the reduction."""
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("gpu_gemv_i4", self._asdict())
+
+
+class Params(Protocol):
+    """Parameters of a template, which become a candidate only where they are proposed: most of a search space is not."""
+
+    def candidate(self) -> Candidate: ...
+
+
+_ParamsT = TypeVar("_ParamsT", GemmTcParams, GemmSimtParams, ConvTcParams, ConvSimtParams, GemvI4Params)
+
+
+def read_params(kind: type[_ParamsT], params: Mapping[str, Value]) -> _ParamsT:
+    """Return a candidate's parameters as a family's type; raise TypeError where one without a default is missing."""
+    return kind(**{name: value for name, value in params.items() if name in kind._fields})  # type: ignore[arg-type]
