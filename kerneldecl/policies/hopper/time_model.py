@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
     K_TILE_BYTES,
@@ -104,10 +105,6 @@ REGISTER_LOAD_BYTES_IN_FLIGHT = 64
 """Bytes that each thread of the producer warpgroup loads at once."""
 REGISTER_LOAD_INSTRUCTIONS = 60.0
 """Instructions for each `VECTOR_BYTES` that go through registers."""
-VECTOR_BYTES = 16
-"""Bytes that a thread stores to shared memory at once."""
-SM_SCHEDULERS = 4
-"""Warp schedulers of an SM, each of which issues an instruction per cycle."""
 
 
 class CtaTile(NamedTuple):
@@ -233,7 +230,7 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
-    via_registers += instructions / (gpu.warp_size * SM_SCHEDULERS * cycles_per_s)
+    via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
