@@ -185,7 +185,7 @@ def _convolution(space: IterSpace, gemm: Contraction) -> Convolution | None:
     image = block.reads[gemm.a.position]
     if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not adds_only_margins(stored(space, image), image):
         return None
-    *dims, channel = ([(axis, step) for axis, step in index or () if block.axes[axis].extent > 1] for index in image.index)
+    *dims, channel = ([(axis, coefficient) for axis, coefficient in index or () if block.axes[axis].extent > 1] for index in image.index)
     read = [dim for dim in (_dimension(block, terms, gemm) for terms in dims) if dim is not None]
     if len(read) < len(dims) or len(channel) != 1 or channel[0][1] != 1 or channel[0][0] not in gemm.k:
         return None

@@ -35,7 +35,7 @@ TILE_W_CHOICES = (16, 32, 64)
 MMA_TILES_CHOICES = (1, 2, 4)
 STAGE_CHOICES = (2, 3, 4)
 FIXED_BLOCK_N = (64, 128)
-"""Filters of a tile to try besides the least that covers all, up to the largest of these."""
+"""Widths of tiles to try besides the one that covers all filters; no tile is wider than the last of these."""
 FILTERS_UNIT = 8
 """Filters of which `block_n` is a multiple."""
 MAX_BLOCKS = 8
@@ -50,7 +50,7 @@ FRAGMENT_REGISTERS = 4
 HELD_FRAGMENTS = 4
 """Fragments of A that a thread should have registers for; with fewer, one wgmma waits for another."""
 OTHER_REGISTERS = 48
-"""Registers of a thread besides fragments and accumulators. Assumed."""
+"""Registers of a thread besides fragments and accumulators, as in the template."""
 SAME_TILE = 4
 """Proposals of one tile at most; see `gemm_tiles.ranked`."""
 
@@ -172,7 +172,9 @@ def convolution_of(space: IterSpace, gemm: Contraction) -> Convolution | None:
     if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not adds_only_margins(source, image):
         return None
     dims = [_dimension(block, tuple(index or ()), gemm) for index in image.index[:3]]
-    channels = [axis for axis, step in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or step == 1)]
+    channels = [
+        axis for axis, coefficient in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or coefficient == 1)
+    ]
     read = [dim for dim in dims if dim is not None]
     if len(read) < len(dims) or len(channels) > 1 or any(axis not in gemm.k for axis in channels):
         return None
@@ -190,7 +192,7 @@ def convolution_of(space: IterSpace, gemm: Contraction) -> Convolution | None:
 
 def _dimension(block: Block, index: tuple[tuple[int, int], ...], gemm: Contraction) -> Dimension | None:
     """Return how receptive fields cover a dimension with this index, None where several outputs' or filters' axes do."""
-    terms = [(axis, step) for axis, step in index if block.axes[axis].extent > 1]
+    terms = [(axis, coefficient) for axis, coefficient in index if block.axes[axis].extent > 1]
     spatial = [term for term in terms if term[0] in gemm.m]
     reduced = [term for term in terms if term[0] in gemm.k]
     if len(spatial) > 1 or len(reduced) > 1 or len(spatial) + len(reduced) < len(terms):

@@ -5,7 +5,7 @@ Knows nothing of tiles or of times.
 
 from __future__ import annotations
 
-from kerneldecl.analysis.contraction import Contraction, Operand
+from kerneldecl.analysis.contraction import NOT_MULTIPLY_ACCUMULATE, Contraction, Operand
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS, TMA_ALIGN_BYTES
 from kerneldecl.analysis.tensor_cores import accumulators
 from kerneldecl.model import Gpu, dtype_bytes
@@ -19,7 +19,7 @@ def why_no_wgmma(gemm: Contraction, gpu: Gpu) -> str:
     dtype, other = gemm.a.dtype, gemm.b.dtype
     reasons = (
         (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not gemm.is_plain, "its reduction is not a multiply-accumulate"),
+        (not gemm.is_plain, NOT_MULTIPLY_ACCUMULATE),
         (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
         (gemm.accum_dtype not in accumulators("wgmma", dtype), f"there is no wgmma of {dtype} with {gemm.accum_dtype} accumulators"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
@@ -55,7 +55,7 @@ def is_k_last_in_smem(operand: Operand) -> bool:
 def smem_rows_unit(operand: Operand) -> int:
     """Return the rows of A (or columns of B) of which a tile in shared memory has a multiple.
 
-    With k last these are the rows that TMA's swizzle permutes together; else 64 of them are contiguous, one swizzled row.
+    That is 8 with k last, the rows that TMA's swizzle permutes together; else 64, which are contiguous in one swizzled row.
     """
     return SWIZZLE_ROWS if is_k_last_in_smem(operand) else MMA_TILE_ROWS
 

@@ -71,9 +71,10 @@ def _rounded_up(width: int, dtype: str) -> int:
 
 
 def can_multicast(extent: int, unit: int, ctas: int) -> bool:
-    """Say whether CTAs of a cluster can share the loads of a tile of `extent` rows or columns, of which `unit` cannot be divided.
+    """Say whether each CTA of a cluster can load a part of a tile of `extent` rows (or columns) and multicast it to the others.
 
-    All TMA boxes have one size, which divides the tile; each CTA loads at most `MAX_TMA_BOXES` of them, the last one maybe fewer.
+    All TMA boxes of the tile have one size, a multiple of `unit` rows; each CTA loads at most `MAX_TMA_BOXES` of them, the last CTA
+    maybe fewer.
     """
     if ctas == 1:
         return True

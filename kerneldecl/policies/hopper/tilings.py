@@ -39,20 +39,20 @@ SKINNY_EXTENT = 128
 SHARED_A_FACTOR = 1.0005
 """Ratio of the times of clusters that share tiles of A and of those that share tiles of B: it breaks ties."""
 SKINNY_PDL_SECS = 5e-5
-"""Least seconds of a skinny GEMM below which PDL is tried: it may gain or cost."""
+"""Least time of a skinny GEMM, in seconds, below which it is short and PDL is tried: that may gain or cost."""
 PDL_SECS = 1.2e-4
-"""Least seconds of other GEMMs below which PDL is always used. Longer ones use it where a CTA fills an SM: at 4096 x 4096 x 4096 they
-gained up to 2 %, and none lost (H200, 2026-11)."""
+"""Least time of any other GEMM, in seconds, below which it is short and always uses PDL. Longer ones use PDL where a CTA fills an SM: they
+gained up to 2 % at 4096 x 4096 x 4096, and none lost (H200, 2026-11)."""
 PINGPONG_MANY_WAVES = 4
-"""Waves of tiles from which on each ping-pong consumer counts as a tile under way: both load at once."""
+"""Waves of tiles above which both tiles of a ping-pong CTA are loaded at once; in fewer waves, one comes after the other."""
 STREAM_K = "stream_k"
 """The name under which tilings with stream-K are ranked, as if it were a kernel schedule."""
 STREAM_K_CHOICES = (1, 2)
-"""Last waves that stream-K may spread."""
+"""Last waves that stream-K may distribute evenly over all SMs."""
 STREAM_K_MAX_FILL = 0.8
-"""Part of the last wave from which on it is full enough to be left as it is."""
+"""Filled part of the last wave below which stream-K is tried."""
 STREAM_K_MAX_WAVES = 64
-"""Full waves from which on the last one hardly matters."""
+"""Number of full waves below which stream-K is tried: among more, the last one hardly matters."""
 
 
 class Tiling(NamedTuple):
@@ -114,7 +114,7 @@ class Problem(NamedTuple):
     is_skinny: bool
     """Whether m or n is at most `SKINNY_EXTENT`."""
     is_short: bool
-    """Whether a launch is a large part of the least time that the GEMM can take."""
+    """Whether the least time that multiplying and reading can take is below `SKINNY_PDL_SECS` or `PDL_SECS`."""
 
 
 def problem_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Problem:
@@ -282,7 +282,7 @@ def _resident_ctas(gpu: Gpu, work: _TileWork, smem_bytes: int) -> int:
 
 
 def _stream_k_choices(problem: Problem, work: _TileWork) -> tuple[int, ...]:
-    """Return how many last waves stream-K may spread: one or two, where the very last one would leave SMs idle."""
+    """Return how many last waves stream-K may distribute: one or two, where the very last one would leave SMs idle."""
     if not _allows_stream_k(problem, work.tiling):
         return ()
     resident = model.resident_clusters(problem.gpu, work.tiling.cluster_ctas)
@@ -290,7 +290,7 @@ def _stream_k_choices(problem: Problem, work: _TileWork) -> tuple[int, ...]:
     is_last_wave_short = 0 < rest < STREAM_K_MAX_FILL * resident and full_waves < STREAM_K_MAX_WAVES
     if not is_last_wave_short:
         return ()
-    # Neighbours begin at different k-tiles, so that they share operands only through L2: what exceeds it keeps a wave of whole tiles.
+    # Neighbouring CTAs begin at different k-tiles, so that they share operands only through L2: larger ones keep a wave of whole tiles.
     fits_l2 = problem.gemm.a.size_bytes + problem.gemm.b.size_bytes <= problem.gpu.l2_bytes
     return tuple(waves for waves in STREAM_K_CHOICES if waves <= full_waves + int(fits_l2))
 

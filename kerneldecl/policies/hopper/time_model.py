@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
     K_TILE_BYTES,
@@ -90,10 +91,10 @@ STREAM_K_BYTES_PER_CYCLE = 70.0
 PDL_LAUNCH_FRACTION = 0.5
 """Part of a launch's time that remains with PDL. Fitted."""
 UNEVEN_PDL_FACTOR = 1.08
-"""Ratio of times where PDL spreads CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
+"""Ratio of times where PDL distributes CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
 GEMMs of 8 to 128 rows (H200, 2026-11)."""
 FULL_GPU_FRACTION = 0.9
-"""Part of the SMs (or of all places for CTAs) from which on having a CTA counts as all having one. Assumed."""
+"""Part of the SMs (or of all places for CTAs) that counts as all of them. Assumed."""
 
 # Operands that TMA cannot load
 
@@ -104,10 +105,6 @@ REGISTER_LOAD_BYTES_IN_FLIGHT = 64
 """Bytes that each thread of the producer warpgroup loads at once."""
 REGISTER_LOAD_INSTRUCTIONS = 60.0
 """Instructions for each `VECTOR_BYTES` that go through registers."""
-VECTOR_BYTES = 16
-"""Bytes that a thread stores to shared memory at once."""
-SM_SCHEDULERS = 4
-"""Warp schedulers of an SM, each of which issues an instruction per cycle."""
 
 
 class CtaTile(NamedTuple):
@@ -154,7 +151,7 @@ class Pipeline(NamedTuple):
     resident_ctas: int = 1
     """CTAs on an SM at once."""
     stream_k: int = 0
-    """Last waves whose k-tiles stream-K spreads over all SMs."""
+    """Last waves whose k-tiles stream-K distributes evenly over all SMs."""
 
 
 class TileCost(NamedTuple):
@@ -188,7 +185,7 @@ def resident_ctas(gpu: Gpu, smem_bytes: int, accum_registers: int) -> int:
 
 
 def pdl_factor(gpu: Gpu, ctas: int, resident: int) -> float:
-    """Return the ratio by which PDL makes CTAs slower that an SM holds `resident` of: 1 where PDL spreads them evenly.
+    """Return the ratio by which PDL slows down so many CTAs, of which an SM holds `resident`; 1 where they are evenly distributed.
 
     That is so where all CTAs find room beside those of the preceding kernel, or none.
     """
@@ -233,7 +230,7 @@ def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, flo
     smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
     via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
     instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
-    via_registers += instructions / (gpu.warp_size * SM_SCHEDULERS * cycles_per_s)
+    via_registers += instructions / (gpu.warp_size * SM_PARTITIONS * cycles_per_s)
     return (
         multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
         smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
@@ -293,7 +290,7 @@ def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
 
 
 def _stream_k(gpu: Gpu, grid: TileGrid, cta: CtaTile, stream_k: int) -> tuple[int, int, float]:
-    """Return what each CTA does where stream-K spreads the last waves: its k-tiles, its whole tiles, its seconds to add pieces.
+    """Return what each CTA does where stream-K distributes the last waves: its k-tiles, its whole tiles, its seconds to add pieces.
 
     A CTA leaves the accumulators of at most one piece in L2, and reads those of all pieces of the tile that it began.
     """

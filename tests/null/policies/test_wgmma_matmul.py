@@ -15,6 +15,7 @@ from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
+from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast
 from kerneldecl.policies.hopper.tilings import Tiling
 from kerneldecl.policies.hopper.time_model import pdl_factor
 
@@ -278,6 +279,34 @@ def test_loads_through_registers_take_longer(
     assert {tiling.cluster_m * tiling.cluster_n for tiling in tilings(of(dtype, size, layout)) if not tiling.pack} == {1}
 
 
+@pytest.mark.parametrize(
+    ("n", "dtype", "is_skinny", "widths"),
+    [
+        (20, "float16", False, [8, 16, 24]),
+        (20, "float16", True, [24]),  # one tile covers few columns
+        (100, "float16", True, [64, 96, 128]),  # two tiles at most
+        (40, "int8", False, [8, 16, 32, 48]),  # there is no wgmma of int8 with 40 columns, nor two with 20
+        (600, "bfloat16", False, [32, 64, 96, 128, 160, 192, 224, 256]),
+    ],
+)
+def test_widths_of_tiles_reach_from_narrow_ones_to_the_one_that_covers_n(n: int, dtype: str, is_skinny: bool, widths: list[int]) -> None:
+    assert block_n_choices(n, dtype, is_skinny=is_skinny) == widths
+
+
+@pytest.mark.parametrize(
+    ("extent", "unit", "ctas", "is_possible"),
+    [
+        (8, 8, 1, True),
+        (256, 8, 2, True),
+        (256, 64, 2, True),
+        (248, 8, 2, False),  # 31 units are prime: each CTA would load 16 TMA boxes of 8 rows
+        (24, 8, 2, True),
+    ],
+)
+def test_ctas_share_tiles_that_few_equal_tma_boxes_cover(extent: int, unit: int, ctas: int, is_possible: bool) -> None:
+    assert can_multicast(extent, unit, ctas) == is_possible
+
+
 # How policies compete
 
 
@@ -323,8 +352,8 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
 
 def test_a_rival_without_tensor_cores_may_win_by_its_time() -> None:
     space = of("float16", (1, 4096, 4096))
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is right and faster"
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is correct and faster"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
 
 
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])
