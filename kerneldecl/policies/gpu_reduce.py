@@ -60,8 +60,7 @@ def tilings(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int] = ())
 class _Rows(NamedTuple):
     """What all tilings of one reduction along rows share."""
 
-    count: int
-    """Rows."""
+    row_count: int
     elements: int
     """Elements of the largest operand in one row."""
     element: int
@@ -98,13 +97,13 @@ def _along(space: IterSpace, block: Block, gpu: Gpu, tiles: Sequence[int]) -> It
     widths = access_widths(_contiguous(block), rows.element)
     for width, row_threads, threads, unroll, tile in itertools.product(widths, ROW_THREADS, BLOCK_THREADS, UNROLL, tiles or (1,)):
         vectors = rows.elements // width
-        if row_threads > threads or rows.count % tile or not _fits(row_threads, vectors, unroll):
+        if row_threads > threads or rows.row_count % tile or not _fits(row_threads, vectors, unroll):
             continue
-        block_rows = largest_divisor(rows.count // tile, threads // row_threads)
-        for chunks in _chunks(gpu, rows.count // (block_rows * tile), vectors, row_threads):
+        block_rows = largest_divisor(rows.row_count // tile, threads // row_threads)
+        for chunks in _chunks(gpu, rows.row_count // (block_rows * tile), vectors, row_threads):
             tiling = _RowTiling(width=width, threads=row_threads, rows=block_rows, unroll=unroll, tile=tile, chunks=chunks)
             params = {"strided": False, "threads": row_threads, "rows": block_rows, "width": width, "unroll": unroll, "chunks": chunks}
-            works = (_row_work(rows, gpu, tiling), *_combining(gpu, rows.count, chunks))
+            works = (_row_work(rows, gpu, tiling), *_combining(gpu, rows.row_count, chunks))
             yield params | ({"tile": tile} if tiles else {}), works
 
 
@@ -114,7 +113,7 @@ def _rows(space: IterSpace, block: Block) -> _Rows:
     others = [access for access in block.reads if access != main and access.index]
     row_bytes = [_row_bytes(block, access, count) for access in others]
     return _Rows(
-        count=count,
+        row_count=count,
         elements=elements,
         element=dtype_bytes(main.dtype),
         operands=len(block.reads),
@@ -155,7 +154,7 @@ def _row_work(rows: _Rows, gpu: Gpu, tiling: _RowTiling) -> Work:
     # Lanes without a vector in the last step wait for the others.
     waste = steps * tiling.threads * tiling.chunks / vectors
     return Work(
-        blocks=rows.count // (tiling.rows * tiling.tile) * tiling.chunks,
+        blocks=rows.row_count // (tiling.rows * tiling.tile) * tiling.chunks,
         threads=tiling.threads * tiling.rows,
         regs_per_thread=OTHER_REGISTERS
         + in_flight_bytes(tiling.unroll * (tiling.tile + rows.operands - 1) * access_bytes) // 4
