@@ -1,7 +1,7 @@
-"""Owns the comparison of tuned kernels on a GPU with TVM's default schedules, torch and Triton, and the figures asked of them.
+"""Owns the comparison of tuned kernels on a GPU with TVM's default schedules, torch and Triton, and its goals.
 
-Knows nothing of how kernels are timed or what a rival runs: it reads what workloads.toml declares for a target, builds,
-holds one contest for each entry, and prints what came of it.
+Knows nothing of how kernels are timed or what a rival runs: it reads the entries of workloads.toml for a target, tunes
+them, compares each, and prints the results.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from _gpu_contest import GpuProcess, Row, add_bytes_per_s, gpu_described
-from _gpu_figures import alone_ratio, bandwidth, dlight_ratio, figures, lattice_figure, torch_ratio, tuning_figures
-from _gpu_kernels import Case
-from _gpu_run import Asked, contests, tuned_rows
-from _table import machine, show, show_machine, write_json
+from bench_support.gpu.comparison import GpuProcess, Row, add_bytes_per_s, gpu_described
+from bench_support.gpu.figures import alone_ratio, bandwidth, dlight_ratio, figures, search_space_figure, torch_ratio, tuning_figures
+from bench_support.gpu.kernels import Entry
+from bench_support.gpu.run import Settings, comparisons, tuned_rows
+from bench_support.table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = (
@@ -34,7 +34,7 @@ QUICK_TOP_K = 4
 QUICK_ROUNDS = 5
 
 
-def cases_of(root: Path, target: str, patterns: Sequence[str], policy: str = "") -> list[Case]:
+def entries_of(root: Path, target: str, patterns: Sequence[str], policy: str = "") -> list[Entry]:
     """Return the entries of a workspace for a target that the patterns select, tuned by another policy if one is named."""
     from kerneldecl.declare.document import declare
     from kerneldecl.declare.select import select
@@ -43,22 +43,22 @@ def cases_of(root: Path, target: str, patterns: Sequence[str], policy: str = "")
     declaration = declare(root)
     arch = load_arch(root, dict(declaration.targets)[target])
     chosen = select(declaration.workloads, [f"{pattern}@{target}" for pattern in patterns])
-    return [Case(root, replace(workload, policy=policy or workload.policy), arch) for workload in chosen]
+    return [Entry(root, replace(workload, policy=policy or workload.policy), arch) for workload in chosen]
 
 
 def table_row(row: Row) -> Row:
-    """Return what the table shows of a row: ratios are theirs by ours, over 1 means that ours is faster."""
+    """Return the table's columns for a row: ratios are theirs by ours, over 1 means that ours is faster."""
     verified = sum("secs" in each for each in row["candidates"])
     if "rivals" not in row:
         return {"entry": row["entry"], "verified": f"{verified} of {len(row['candidates'])}", "failure": row["failure"]}
-    is_product = row["rule"] in {"matmul", "conv2d"}
-    rate = row["flops"] / row["secs"] / 1e12 if is_product else bandwidth(row) / 1e9
+    is_gemm = row["rule"] in {"matmul", "conv2d"}
+    rate = row["flops"] / row["secs"] / 1e12 if is_gemm else bandwidth(row) / 1e9
     triton = row["rivals"].get("triton")
     return {
         "entry": row["entry"],
         "us": row["secs"] * 1e6,
         "rate": rate,
-        "unit": "TFLOP/s" if is_product else "GB/s",
+        "unit": "TFLOP/s" if is_gemm else "GB/s",
         "torch": _rounded(torch_ratio(row)),
         "alone": _rounded(alone_ratio(row)),
         "dlight": _rounded(dlight_ratio(row)),
@@ -75,10 +75,10 @@ def _rounded(value: float | None) -> float | None:
 
 
 def say(row: Row, seconds: float) -> None:
-    """Print what came of an entry as soon as it is known, with every failure."""
+    """Print an entry's result, with every failure."""
     shown = table_row(row)
-    words = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}"
-    print(f"[{seconds:.0f} s] {row['entry']}: {words}", flush=True)
+    result = shown.get("failure") or f"{shown['us']:.5g} us, {shown['rate']:.4g} {shown['unit']}, {row['label']}"
+    print(f"[{seconds:.0f} s] {row['entry']}: {result}", flush=True)
     failures = [f"{each['label']}: {each['failure']}" for each in row["candidates"] if "failure" in each]
     failures += [f"{name}: {why}" for name, why in row.get("rival_failures", {}).items()]
     for failure in failures:
@@ -90,7 +90,7 @@ def say(row: Row, seconds: float) -> None:
 
 
 def clocks() -> str:
-    """Return what the driver says of clocks, power and throttling just now."""
+    """Return the GPU's clocks, power and throttling at this moment, as nvidia-smi reports them."""
     query = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active,driver_version"
     done = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
     return done.stdout.strip()
@@ -102,77 +102,80 @@ def main() -> None:
     parser.add_argument("--target", default="h200", help="target of workloads.toml that this GPU is")
     parser.add_argument("--policy", default="", help="the one policy to ask, such as gpu_matmul_tc, instead of each entry's own")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
-    parser.add_argument("--lattice", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals")
-    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final contest")
-    parser.add_argument("--rivals", default="torch,dlight,triton", help="who else takes part")
+    parser.add_argument(
+        "--search-space", type=int, metavar="N", help="compare the best of --top-k candidates with the best of N; no rivals"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender in the final comparison")
+    parser.add_argument("--rivals", default="torch,dlight,triton", help="what to compare with")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TOP_K} candidates and {QUICK_ROUNDS} replays each")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
     given = parser.parse_args()
     if find_spec("torch") is None:
-        sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
-    cases = cases_of(ROOT, given.target, given.only or ["*"], given.policy)
+        sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
+    entries = entries_of(ROOT, given.target, given.only or ["*"], given.policy)
     top_k = QUICK_TOP_K if given.quick else given.top_k
-    asked = Asked(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
+    settings = Settings(top_k, QUICK_ROUNDS if given.quick else given.rounds, given.jobs, frozenset(given.rivals.split(",")))
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = lattice(cases, asked, given.lattice, Path(folder)) if given.lattice else compared(cases, asked, Path(folder), _judged)
+        most = given.search_space
+        found = searched(entries, settings, most, Path(folder)) if most else compared(entries, settings, Path(folder), _judged)
     show("Figures", found["figures"])
-    write_json(given.json, found.pop("machine"), {"asked": vars(asked) | {"rivals": given.rivals}, **found})
+    write_json(given.json, found.pop("machine"), {"asked": vars(settings) | {"rivals": given.rivals}, **found})
 
 
 Judge = Callable[[Sequence[Row], float, Mapping[str, float]], list[dict[str, Any]]]
-"""Makes figures of rows, of what torch's addition moves in a second, and of the seconds that tuning each entry took."""
+"""Makes figures of rows, of the bandwidth of torch's addition, and of the seconds of tuning by entry."""
 
 
-def compared(cases: Sequence[Case], asked: Asked, folder: Path, judge: Judge) -> dict[str, Any]:
-    """Tune all cases, hold their contests, print their rows; return what the JSON holds."""
+def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: Judge) -> dict[str, Any]:
+    """Tune and compare all entries, print their rows; return the content of the JSON."""
     start = time.perf_counter()
     gpu = GpuProcess()
-    described = _described(cases[0], gpu)
-    ceiling = gpu.ask(add_bytes_per_s, cases[0])
-    print(f"torch's addition: {ceiling / 1e9:.0f} GB/s; {len(cases)} entries, {asked.top_k} candidates each", flush=True)
-    rows, found, tuning_secs = tuned_rows(cases, asked, folder)
+    described = _described(entries[0], gpu)
+    peak = gpu.ask(add_bytes_per_s, entries[0])
+    print(f"torch's addition: {peak / 1e9:.0f} GB/s; {len(entries)} entries, {settings.top_k} candidates each", flush=True)
+    rows, found, tuning_secs = tuned_rows(entries, settings, folder)
     print(f"tuned in {time.perf_counter() - start:.0f} s", flush=True)
-    for name, result in contests(cases, found, asked, gpu, folder):
+    for name, result in comparisons(entries, found, settings, gpu, folder):
         row = next(row for row in rows if row["entry"] == name)
         row.update(result)
         say(row, time.perf_counter() - start)
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show(TITLE, [table_row(row) for row in rows])
-    verdicts = judge(rows, ceiling, tuning_secs)
-    return {"machine": described, "add_bytes_per_s": ceiling, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
+    verdicts = judge(rows, peak, tuning_secs)
+    return {"machine": described, "add_bytes_per_s": peak, "tuning_secs": tuning_secs, "figures": verdicts, "entries": rows}
 
 
 def _judged(rows: Sequence[Row], add_bytes_per_s: float, tuning_secs: Mapping[str, float]) -> list[dict[str, Any]]:
     return [*figures(rows, add_bytes_per_s), *tuning_figures(tuning_secs, rows)]
 
 
-def lattice(cases: Sequence[Case], asked: Asked, most: int, folder: Path) -> dict[str, Any]:
-    """Tune all cases twice, with the usual number of candidates and with `most`, and hold contests of both winners."""
+def searched(entries: Sequence[Entry], settings: Settings, most: int, folder: Path) -> dict[str, Any]:
+    """Tune all entries with the usual number of candidates and with `most`, and compare both winners."""
     gpu = GpuProcess()
-    described = _described(cases[0], gpu)
+    described = _described(entries[0], gpu)
     gpu.close()
-    _, few, _ = tuned_rows(cases, asked, folder / "few")
-    rows, many, tuning_secs = tuned_rows(cases, replace(asked, top_k=most), folder / "many")
+    _, few, _ = tuned_rows(entries, settings, folder / "few")
+    rows, many, tuning_secs = tuned_rows(entries, replace(settings, top_k=most), folder / "many")
     found = {name: replace(many[name], first=few[name].winner) for name in few.keys() & many.keys()}
-    for name, result in contests(cases, found, replace(asked, rivals=frozenset()), gpu, folder):
+    for name, result in comparisons(entries, found, replace(settings, rivals=frozenset()), gpu, folder):
         next(row for row in rows if row["entry"] == name).update(result)
     gpu.close()
-    show(f"Best of {most} candidates (first: the best of {asked.top_k}, as a share of it)", [table_row(row) for row in rows])
-    return {"machine": described, "tuning_secs": tuning_secs, "figures": [lattice_figure(rows)], "entries": rows}
+    show(f"Best of {most} candidates (first: the best of {settings.top_k}, as a share of it)", [table_row(row) for row in rows])
+    return {"machine": described, "tuning_secs": tuning_secs, "figures": [search_space_figure(rows)], "entries": rows}
 
 
-def _described(case: Case, gpu: GpuProcess) -> Row:
-    """Return and print where this runs; end the program if that is not the case's GPU."""
+def _described(entry: Entry, gpu: GpuProcess) -> Row:
+    """Return and print the machine's description; exit if its GPU is not the entry's."""
     try:
         described: Row = machine() | gpu.ask(gpu_described)
     except RuntimeError as error:
         sys.exit(f"no GPU that torch can use: {error}")
-    if described["gpu"] != case.arch.model:
-        sentence = f"target {case.workload.target} is {case.arch.model}, this is {described['gpu']}"
+    if described["gpu"] != entry.arch.model:
+        sentence = f"target {entry.workload.target} is {entry.arch.model}, this is {described['gpu']}"
         sys.exit(f"{sentence}: declare a target for it in workloads.toml and name it by --target")
     show_machine(described)
     print(f"{described['gpu']}, torch {described['torch']}, cuDNN {described['cudnn']}, TVM {described['tvm']}; {clocks()}", flush=True)

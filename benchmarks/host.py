@@ -1,9 +1,10 @@
 """Owns the comparison of tuned kernels with NumPy on the host CPU, operator by operator.
 
-Knows nothing of how candidates are chosen: it builds a workspace of its own through the public interface and calls what
-comes out of it, with NumPy arrays.
+Knows nothing of how candidates are chosen: it builds a workspace of its own through the public interface and calls the
+kernels with NumPy arrays.
 
-Kernel and NumPy take turns in one process, on the same arrays, with preallocated outputs and equal numbers of threads.
+Calls of kernel and NumPy alternate in one process, on the same arrays, with preallocated outputs and equal numbers of
+threads.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _table import machine, quantiles, show, show_machine, write_json
+from bench_support.table import machine, quantiles, show, show_machine, write_json
 
-if TYPE_CHECKING:  # NumPy's BLAS counts its threads when it is imported, which must wait for main()
+if TYPE_CHECKING:  # NumPy's BLAS counts its threads when it is imported, which must not happen before main()
     from kerneldecl.artifact.load import Artifact
     from kerneldecl.tuning.events import Event
 
@@ -35,7 +36,7 @@ Call = Callable[[], object]
 MATMUL_RATIO_LIMIT = 0.8
 TUNING_SECS_LIMIT = 20.0
 SAMPLE_SECS = 1e-2
-"""A sample is as many calls as take this long."""
+"""Approximate seconds of a sample, which has as many calls as fit."""
 ERROR_LIMIT = 1e-4
 HEAD = """\
 edition = 1
@@ -53,7 +54,7 @@ policy = "auto"
 """
 
 
-# What NumPy does in place of each rule: given attributes, inputs and the output, a call without arguments
+# NumPy's baselines: each takes attributes, inputs and the output, and returns a call without arguments
 
 
 def _matmul(attrs: Mapping[str, Any], inputs: Arrays, out: Any) -> Call:
@@ -148,14 +149,14 @@ WORKLOADS: Mapping[str, Mapping[str, Any]] = {
 
 
 def toml_of(names: Sequence[str], top_k: int) -> str:
-    """Return the workspace's file. JSON writes these values as TOML does."""
+    """Return the content of workloads.toml. JSON writes these values as TOML does."""
     blocks = ({"name": name, **WORKLOADS[name]} for name in names)
     tables = ("".join(f"{key} = {json.dumps(value)}\n" for key, value in block.items()) for block in blocks)
     return f"{HEAD}top_k = {top_k}\n" + "".join(f"\n[[workload]]\n{table}" for table in tables)
 
 
 class Stopwatch:
-    """Hears a build's events and takes the time of each entry's tuning, from the end of the one before."""
+    """Receives a build's events and times each entry's tuning, from the end of the entry before."""
 
     def __init__(self) -> None:
         self.secs: dict[str, float] = {}
@@ -173,7 +174,7 @@ class Stopwatch:
 
 
 def built(root: Path, names: Sequence[str], top_k: int) -> tuple[Artifact, dict[str, float]]:
-    """Return the artifact and the seconds that tuning took, of those entries that had to be tuned."""
+    """Return the artifact, and the seconds of tuning for entries that had to be tuned."""
     import kerneldecl
 
     root.mkdir(parents=True, exist_ok=True)
@@ -187,14 +188,14 @@ def built(root: Path, names: Sequence[str], top_k: int) -> tuple[Artifact, dict[
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Two ways to compute the same."""
+class Comparison:
+    """An entry's kernel, and NumPy's call that computes the same."""
 
     kernel: Call
     numpy: Call
 
     def pairs(self, rounds: int) -> list[tuple[float, float]]:
-        """Return seconds a call of kernel and NumPy, sampled in turn; every other round NumPy goes first."""
+        """Return seconds a call of kernel and NumPy, alternating; every other round NumPy runs first."""
         calls = {call: max(1, math.ceil(SAMPLE_SECS / _secs(call, 1))) for call in (self.kernel, self.numpy) for _ in range(2)}
         samples: list[tuple[float, float]] = []
         for index in range(rounds):
@@ -206,14 +207,14 @@ class Contest:
 
 def _sample(call: Call, calls: int) -> float:
     _settle()
-    _secs(call, max(1, calls // 4))  # wakes the threads, brings code and data into the caches
+    _secs(call, max(1, calls // 4))  # warms up threads and caches
     return _secs(call, calls)
 
 
 def _settle() -> None:
     """Wait until all threads sleep.
 
-    After a call TVM's spin for 0.2 s and OpenBLAS's for 0.05 s (measured on an AMD EPYC), on cores that the other needs.
+    After a call TVM's threads spin for 0.2 s and OpenBLAS's for 0.05 s (measured on an AMD EPYC), on cores that the other needs.
     """
     busy_secs = math.inf
     while busy_secs > 1e-3:
@@ -229,8 +230,8 @@ def _secs(call: Call, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def contest(artifact: Artifact, entry: Mapping[str, Any], root: Path) -> Contest:
-    """Return the entry's kernel and NumPy's way on the same random inputs; end the program if their results differ."""
+def comparison(artifact: Artifact, entry: Mapping[str, Any], root: Path) -> Comparison:
+    """Return the entry's kernel and NumPy's call on the same random inputs; exit if their results differ."""
     import numpy as np
 
     from kerneldecl.arrays import aligned, poisoned, relative_error
@@ -241,7 +242,7 @@ def contest(artifact: Artifact, entry: Mapping[str, Any], root: Path) -> Contest
     inputs = [aligned(array) for array in rule.inputs(np.random.default_rng(0))]
     (arg,) = rule.signature().outputs
     ours, theirs = aligned(poisoned(arg)), aligned(poisoned(arg))
-    both = Contest(functools.partial(artifact[entry["name"]], *inputs, ours), BASELINES[entry["rule"]](entry["attrs"], inputs, theirs))
+    both = Comparison(functools.partial(artifact[entry["name"]], *inputs, ours), BASELINES[entry["rule"]](entry["attrs"], inputs, theirs))
     both.kernel()
     both.numpy()
     error = relative_error(ours, theirs)
@@ -252,7 +253,7 @@ def contest(artifact: Artifact, entry: Mapping[str, Any], root: Path) -> Contest
 
 def measured(artifact: Artifact, entry: Mapping[str, Any], root: Path, rounds: int) -> dict[str, Any]:
     """Return the entry's row of the table."""
-    samples = contest(artifact, entry, root).pairs(rounds)
+    samples = comparison(artifact, entry, root).pairs(rounds)
     kernel_secs, numpy_secs = (quantiles(column)[1] for column in zip(*samples, strict=True))
     low, ratio, high = quantiles([theirs / ours for ours, theirs in samples])
     best_kernel, best_numpy = (min(column) for column in zip(*samples, strict=True))
@@ -293,7 +294,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*", default=["*"], help=f"which of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--rounds", type=int, default=21, help="pairs of samples of each entry")
-    parser.add_argument("--folder", type=Path, help="where the workspace lies, to be used again; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder of the workspace, which a later run reuses; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     asked = parser.parse_args()
     names = [name for name in WORKLOADS if any(fnmatch.fnmatch(name, pattern) for pattern in asked.patterns)]

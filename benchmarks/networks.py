@@ -1,7 +1,7 @@
-"""Owns the comparison of whole networks on a GPU: with tuned kernels, with TVM's default schedules, and torch.
+"""Owns the comparison of whole networks on a GPU: with tuned kernels, with TVM's default schedules, and in torch.
 
-Knows nothing of how they are timed: it tunes each network by the commands that users run, has a contest held, and prints
-what came of it.
+Knows nothing of how they are timed: it tunes each network by the commands that users run, compares, and prints the
+results.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _gpu_contest import GpuProcess, gpu_described
-from _networks import Network, networks
-from _networks_contest import Contest, Row, held, kernels
-from _table import machine, show, show_machine, write_json
+from bench_support.gpu.comparison import GpuProcess, gpu_described
+from bench_support.networks.comparison import Job, Row, compare, kernels
+from bench_support.networks.definitions import Network, networks
+from bench_support.table import machine, show, show_machine, write_json
 
 MODES = {"torch": "eager", "compile": "compile", "max-autotune": "max-autotune"}
-CONTEST_SECS = 900.0
+COMPARISON_SECS = 900.0
 WORKSPACE = """\
 edition = 1
 
@@ -48,8 +48,8 @@ def name_of(network: Network) -> str:
 
 
 def tuned(network: Network, arch: str, top_k: int, folder: Path) -> Row:
-    """Declare what the network calls, build that and link the network; return what took how long, and which functions have kernels."""
-    from _networks_relax import module_of
+    """Extract and build the network's workloads, and link the network; return seconds by phase, and which functions have kernels."""
+    from bench_support.networks.relax_ops import module_of
     from tvm.ir import save_json
 
     name = name_of(network)
@@ -93,7 +93,7 @@ def entries_of(artifact: Path) -> dict[str, str]:
 
 def linked(network: Network, artifact: Path, library: Path) -> Any:
     """Compile the network with calls of the artifact's kernels; return the report on its functions."""
-    from _networks_relax import module_of
+    from bench_support.networks.relax_ops import module_of
     from tvm import relax
 
     from kerneldecl.relax import export_model, pipeline, target_of
@@ -108,22 +108,22 @@ def default_library(network: Network, folder: Path) -> tuple[str, float, str]:
     """Compile the network by TVM's own default pipeline; return the library or nothing, the seconds, and why there is none."""
     import tvm
     import tvm.support.nvcc  # registers what compiles device code
-    from _networks_relax import module_of
+    from bench_support.networks.relax_ops import module_of
     from tvm import relax
 
     start = time.perf_counter()
     library = folder / f"{name_of(network)}.dlight.so"
-    # Of sm_90a TVM's default schedules do not know that it has tensor cores.
+    # TVM's default schedules use no tensor cores on sm_90a.
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152})
     try:
         relax.build(module_of(network), target).export_library(str(library))
-    except Exception as error:  # noqa: BLE001  it is a contender; that it cannot compete is a result
+    except Exception as error:  # noqa: BLE001  a contender that cannot be compared is a result
         return "", time.perf_counter() - start, f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[-1][:300]}"
     return str(library), time.perf_counter() - start, ""
 
 
 def table_row(row: Row) -> Row:
-    """Return what the table shows: milliseconds, and others' time by ours, over 1 ours is faster."""
+    """Return the table's columns: milliseconds, and others' time by ours, over 1 ours is faster."""
     took = row.get("took_secs", {})
     shown: Row = {"network": row["network"], "tuning s": took.get("tuning"), "second s": took.get("second")}
     secs = row.get("secs")
@@ -138,7 +138,7 @@ def table_row(row: Row) -> Row:
 
 
 def say(row: Row) -> None:
-    """Print what came of a network as soon as it is known."""
+    """Print a network's result."""
     print(f"\n{row['network']}: {row.get('functions', row.get('failure'))}", flush=True)
     print("  took " + ", ".join(f"{name} {secs:.1f} s" for name, secs in row["took_secs"].items()))
     for name, secs in row.get("secs", {}).items():
@@ -153,13 +153,13 @@ def main() -> None:
     parser.add_argument("--arch", default="h200", help="arch that this GPU is")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each function")
     parser.add_argument("--rounds", type=int, default=9, help="samples of each contender")
-    parser.add_argument("--rivals", default="torch,compile,max-autotune,dlight", help="who else takes part")
+    parser.add_argument("--rivals", default="torch,compile,max-autotune,dlight", help="what to compare with")
     parser.add_argument("--kernels", action="store_true", help="also print the time of each kernel, ours and torch's")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--folder", type=Path, help="where the workspaces lie, to be used again; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
     given = parser.parse_args()
     if find_spec("torch") is None:
-        sys.exit("this needs torch, built for CUDA: it is compared with, and its graphs and events take the times")
+        sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
     chosen = [network for network in networks() if any(fnmatch(name_of(network), pattern) for pattern in given.only or ["*"])]
     if not chosen:
         sys.exit(f"no network matches; there are {', '.join(map(name_of, networks()))}")
@@ -170,13 +170,13 @@ def main() -> None:
 
 
 def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path) -> tuple[Mapping[str, Any], list[Row]]:
-    """Tune all networks and hold their contests; return where this ran, and a row for each."""
+    """Tune and compare all networks; return the machine's description, and a row for each."""
     from kerneldecl.plugins.find import STANDARD
     from kerneldecl.plugins.load import load_arch
 
     gpu, rivals, arch = GpuProcess(), given.rivals.split(","), load_arch(STANDARD, given.arch)
     described = machine() | gpu.ask(gpu_described)
-    gpu.close()  # tuning wants the GPU for itself
+    gpu.close()  # tuning needs the GPU alone
     if described["gpu"] != arch.model:
         sys.exit(f"arch {given.arch} is {arch.model}, this is {described['gpu']}")
     show_machine(described)
@@ -185,16 +185,17 @@ def compared(chosen: Sequence[Network], given: argparse.Namespace, folder: Path)
         for network in chosen:
             row = tuned(network, given.arch, given.top_k, folder / name_of(network))
             if "failure" not in row:
-                # Not while something is tuned: that is timed, and wants all cores. In a process of its own, where TVM compiles by itself.
+                # Not during tuning, which is timed and needs all cores; in a process of its own, where TVM compiles by itself.
                 default = pool.submit(default_library, network, folder).result() if "dlight" in rivals else None
-                row |= contested(network, row, default, given, gpu)
+                row |= result_of(network, row, default, given, gpu)
             rows.append(row)
             say(row)
             gpu.close()
     return described, rows
 
 
-def contested(network: Network, row: Row, default: tuple[str, float, str] | None, given: argparse.Namespace, gpu: GpuProcess) -> Row:
+def result_of(network: Network, row: Row, default: tuple[str, float, str] | None, given: argparse.Namespace, gpu: GpuProcess) -> Row:
+    """Compare a tuned network; return the fields for its row."""
     from kerneldecl.plugins.find import STANDARD
     from kerneldecl.plugins.load import load_arch
 
@@ -208,14 +209,14 @@ def contested(network: Network, row: Row, default: tuple[str, float, str] | None
             failures["dlight"] = failure
     modes = [mode for name, mode in MODES.items() if name in given.rivals.split(",")]
     l2_bytes = load_arch(STANDARD, given.arch).the_gpu.l2_bytes
-    contest = Contest(network, libraries, modes, l2_bytes, given.rounds, row["entries"])
+    job = Job(network=network, libraries=libraries, modes=modes, l2_bytes=l2_bytes, rounds=given.rounds, entries=row["entries"])
     try:
-        result: Row = gpu.ask(held, contest, limit_secs=CONTEST_SECS)
+        result: Row = gpu.ask(compare, job, limit_secs=COMPARISON_SECS)
         for name in ("ours", f"torch {modes[-1]}")[: 1 + bool(modes)] if given.kernels else ():
-            result[f"kernels of {name}"] = gpu.ask(kernels, contest, name, limit_secs=CONTEST_SECS)
+            result[f"kernels of {name}"] = gpu.ask(kernels, job, name, limit_secs=COMPARISON_SECS)
             show(f"{name_of(network)}: kernels of {name}", result[f"kernels of {name}"][:40])
     except RuntimeError as error:
-        return {"failures": {**failures, "contest": str(error)}}
+        return {"failures": {**failures, "comparison": str(error)}}
     return {**result, "failures": {**failures, **result["failures"]}}
 
 

@@ -1,8 +1,8 @@
 """Owns the measurement of builds that have nothing to do: kerneldecl beside ninja, GNU make and doit, whole processes.
 
 Knows nothing of how fast kernels are. Tuning ten thousand kernels would take days; the workspaces are therefore built by
-the real flow with workers and a linker that answer at once. All that a null build or a plan reads is what a real build
-leaves: records, blobs, artifact, lock, stamp, memo.
+the real flow with workers and a linker that answer at once. A null build and a plan read the files that a real build
+writes: records, blobs, artifact, lock, stamp, memo.
 
 The other tools copy N files to N outputs.
 """
@@ -25,16 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from _table import machine, show, show_machine, take_turns, write_json
+from bench_support.table import interleaved, machine, show, show_machine, write_json
 
 import kerneldecl
 from kerneldecl.api import run_build
-from kerneldecl.flow import Options
 from kerneldecl.model import Access, Axis, Block, IterSpace, frozen
 from kerneldecl.planning.workspace import open_workspace
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
+from kerneldecl.stages.session import Options
 from kerneldecl.store.keys import digest
 
 LIMITS_MS = {100: 50, 1_000: 65, 10_000: 120}
@@ -99,7 +99,7 @@ def shapes_of(count: int) -> list[Shape]:
 
 
 class InstantRunner:
-    """Answers requests at once, with answers of the form that workers give."""
+    """Answers requests at once, in the form of a worker's answers."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,16 +110,16 @@ class InstantRunner:
     def start(self, count: int) -> None:
         pass
 
-    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        del limit_secs, turn
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+        del limit_secs, priority
         actions = {"lower": _lowered, "build": _built, "describe": _described}
         for index, request in enumerate(requests):
-            yield index, actions[request["do"]](request)
+            yield index, actions[request["action"]](request)
 
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         del limit_secs
         answers: dict[str, Answer] = {"verify": {"error": 1e-7, "secs": 1e-6}, "sample": {"samples": [1e-6]}}
-        return answers.get(request["do"], {})
+        return answers.get(request["action"], {})
 
 
 def _lowered(request: Mapping[str, Any]) -> Answer:
@@ -130,7 +130,9 @@ def _lowered(request: Mapping[str, Any]) -> Answer:
     axes = tuple(Axis(f"i{i}", extent, "spatial") for i, extent in enumerate(output.shape))
     index = tuple(((dim, 1),) for dim in range(len(axes)))
     reads, writes = (tuple(Access(arg.name, arg.shape, arg.dtype, index) for arg in args) for args in (signature.inputs, signature.outputs))
-    space = IterSpace((Block(output.name, axes, reads, writes, 1),), tuple(a.name for a in signature.inputs), (output.name,))
+    space = IterSpace(
+        (Block(output.name, axes, reads, writes, flops_per_point=1),), tuple(a.name for a in signature.inputs), (output.name,)
+    )
     return {
         "computation": digest(repr((request["rule"], sorted(attrs.items()))).encode()),
         "signature": to_json(signature),
@@ -142,14 +144,14 @@ def _lowered(request: Mapping[str, Any]) -> Answer:
 
 
 def _built(request: Mapping[str, Any]) -> Answer:
-    content = repr(sorted(request["case"]["attrs"].items())).encode().ljust(2000, b"\0")
+    content = repr(sorted(request["spec"]["attrs"].items())).encode().ljust(2000, b"\0")
     code = digest(content)
     (Path(request["folder"]) / f"{code}.o").write_bytes(content)
-    return {"scheduled": digest(b"scheduled" + content), "code": code, "code_bytes": len(content)}
+    return {"schedule_digest": digest(b"scheduled" + content), "code_digest": code, "code_bytes": len(content)}
 
 
 def _described(request: Mapping[str, Any]) -> Answer:
-    attrs = repr(sorted(request["case"]["attrs"].items()))
+    attrs = repr(sorted(request["spec"]["attrs"].items()))
     return {"database": f'{{"workloads": ["{digest(attrs.encode())}"], "trace": [], "target": {{}}, "args": []}}', "source": f"# {attrs}\n"}
 
 
@@ -158,13 +160,13 @@ def _linked(library: Path, objects: Sequence[Path]) -> None:
 
 
 def make_workspace(root: Path, text: str, like: Path | None) -> None:
-    """Leave a workspace in which everything is up to date. Records of `like`, which declares the same work, are used."""
+    """Build a workspace in which everything is up to date, with the records of `like`, which declares the same workloads."""
     (root / "policies").mkdir(parents=True, exist_ok=True)
     (root / "workloads.toml").write_text(text, encoding="utf-8")
     _write_if_other(root / "policies" / "first.py", POLICY)
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.json", "memo.json"))
-    done = run_build(open_workspace(root), (), Options(), None, lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
+    done = run_build(open_workspace(root), (), Options(), lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
 
@@ -174,12 +176,12 @@ def _write_if_other(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-# Jobs: a command in a folder, and what it says when it has nothing to do
+# Jobs: a command in a folder, and its output when it has nothing to do
 
 
 @dataclass(frozen=True)
 class Took:
-    """What a process took: from its start to its end, and of the processors, which a busy machine changes less."""
+    """Times of a process: wall time, and processor time, which a busy machine changes less."""
 
     secs: float
     cpu_secs: float
@@ -191,29 +193,31 @@ class Job:
 
     command: tuple[str, ...]
     folder: Path
-    says: str
-    """What its output must match, so that no other kind of run is timed by mistake."""
+    expected: str
+    """Pattern of its output, so that no other kind of run is timed by mistake."""
 
     def run(self) -> Took:
         cpu_before, start = _cpu_secs(), time.perf_counter()
         process = subprocess.run(self.command, cwd=self.folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         took = Took(time.perf_counter() - start, _cpu_secs() - cpu_before)
-        if process.returncode or not re.fullmatch(self.says, process.stdout.strip(), re.DOTALL):
-            sys.exit(f"{' '.join(self.command)} in {self.folder} was to say {self.says!r}:\n{process.stdout[-500:]}{process.stderr[-500:]}")
+        if process.returncode or not re.fullmatch(self.expected, process.stdout.strip(), re.DOTALL):
+            sys.exit(
+                f"{' '.join(self.command)} in {self.folder} was to print {self.expected!r}:\n{process.stdout[-500:]}{process.stderr[-500:]}"
+            )
         return took
 
 
 def _cpu_secs() -> float:
-    """Return the processor time of all processes that this one has waited for."""
+    """Return the processor time of all finished child processes."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def copying_jobs(folder: Path, count: int) -> dict[str, Job]:
     """Return the other tools' null builds, after their first builds; those that are not installed are left out."""
-    makers: dict[str, Callable[[Path, int], Job]] = {"ninja": _ninja, "make": _make, "doit": _doit}
+    tools: dict[str, Callable[[Path, int], Job]] = {"ninja": _ninja, "make": _make, "doit": _doit}
     jobs: dict[str, Job] = {}
-    for tool, maker in makers.items():
+    for tool, job_of in tools.items():
         if not has_tool(tool):
             continue
         place = folder / tool
@@ -222,7 +226,7 @@ def copying_jobs(folder: Path, count: int) -> dict[str, Job]:
                 (place / name).mkdir(parents=True, exist_ok=True)
             for index in range(count):
                 (place / "src" / str(index)).write_text(f"{index}\n", encoding="utf-8")
-        jobs[tool] = maker(place, count)
+        jobs[tool] = job_of(place, count)
         subprocess.run(jobs[tool].command, cwd=place, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
     return jobs
 
@@ -242,7 +246,7 @@ def _ninja(place: Path, count: int) -> Job:
 def _make(place: Path, count: int) -> Job:
     outputs = " ".join(f"out/{index}" for index in range(count))
     rules = "".join(f"out/{index}: src/{index}\n\tcp src/{index} out/{index}\n" for index in range(count))
-    # Without built-in rules, as makefiles of this size are written: make would look for a source of each source.
+    # Without built-in rules, as large makefiles are written: make would look for a source of each source.
     _write_if_other(place / "Makefile", f"MAKEFLAGS += -rR\n.PHONY: all\nall: {outputs}\n{rules}")
     return Job(("make",), place, "make: Nothing to be done for 'all'.")
 
@@ -265,19 +269,19 @@ def _doit(place: Path, count: int) -> Job:
 
 def null_builds(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
     """Measure builds with nothing to do."""
-    says = f"{count} entries: {count} up to date"
+    expected = f"{count} entries: {count} up to date"
     jobs: dict[str, Job] = {}
     before: Path | None = None
     for name, layout in LAYOUTS.items():
         root = folder / name.replace(" ", "-")
         make_workspace(root, layout(shapes_of(count)), before)
         before = root
-        jobs[f"kerneldecl, {name}"] = Job((*KERNELDECL, "build"), root, says)
+        jobs[f"kerneldecl, {name}"] = Job((*KERNELDECL, "build"), root, expected)
     script = Path(sys.executable).with_name("kerneldecl")
     if script.exists():
-        jobs["kerneldecl's script, a table each"] = Job((str(script), "build"), folder / "a-table-each", says)
+        jobs["kerneldecl's script, a table each"] = Job((str(script), "build"), folder / "a-table-each", expected)
     jobs |= copying_jobs(folder, count)
-    samples = take_turns({name: job.run for name, job in jobs.items()}, rounds)
+    samples = interleaved({name: job.run for name, job in jobs.items()}, rounds)
     limits = {name: LIMITS_MS.get(count) for name in samples if name.startswith("kerneldecl")}
     return [_row({"entries": count, "tool": name}, secs, limits.get(name)) for name, secs in samples.items()]
 
@@ -293,15 +297,15 @@ def edited(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
             "build, a comment changed": lambda e=editor: e.after_comment("build"),
             "plan, one entry changed": lambda e=editor: e.after_change(),
         }
-        samples = take_turns(cases, rounds) | take_turns({"plan, memo lost": editor.without_memo}, min(rounds, 3))
+        samples = interleaved(cases, rounds) | interleaved({"plan, memo lost": editor.without_memo}, min(rounds, 3))
         editor.restore()
-        limits = {case: limit for case in samples if "changed" in case}
-        rows += [_row({"entries": count, "file": name, "case": case}, secs, limits.get(case)) for case, secs in samples.items()]
+        limits = {spec: limit for spec in samples if "changed" in spec}
+        rows += [_row({"entries": count, "file": name, "spec": spec}, secs, limits.get(spec)) for spec, secs in samples.items()]
     return rows
 
 
 class Editor:
-    """Edits a workspace's file before each run, every time in another way."""
+    """Edits a workspace's file before each run, each time differently."""
 
     def __init__(self, root: Path, layout: Layout, shapes: Sequence[Shape]) -> None:
         self._root, self._layout, self._shapes, self._edits = root, layout, shapes, 0
@@ -339,10 +343,10 @@ class Editor:
 
 
 def imports(rounds: int) -> dict[str, Any]:
-    """Measure what `import kerneldecl` adds to an interpreter that does nothing."""
+    """Measure the time of `import kerneldecl`, less that of an interpreter that does nothing."""
     here = Path.cwd()
     cases = {code: Job((sys.executable, "-c", code), here, "").run for code in ("pass", "import kerneldecl")}
-    samples = take_turns(cases, rounds)
+    samples = interleaved(cases, rounds)
     pairs = zip(samples["pass"], samples["import kerneldecl"], strict=True)
     differences = [Took(after.secs - before.secs, after.cpu_secs - before.cpu_secs) for before, after in pairs]
     nothing = _row({"case": "python -c pass"}, samples["pass"], None)
@@ -350,12 +354,12 @@ def imports(rounds: int) -> dict[str, Any]:
 
 
 def imported_modules(root: Path) -> list[str]:
-    """Return the modules that a null build imports beyond those of the bare interpreter."""
+    """Return the modules that a null build imports, without those of the bare interpreter."""
     found: list[set[str]] = []
     for rest in (("-c", "pass"), ("-m", "kerneldecl", "build")):
         command = (sys.executable, "-X", "importtime", *rest)
-        told = subprocess.run(command, cwd=root, env=ENVIRONMENT, capture_output=True, text=True, check=True).stderr
-        found.append(set(re.findall(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)", told)))
+        report = subprocess.run(command, cwd=root, env=ENVIRONMENT, capture_output=True, text=True, check=True).stderr
+        found.append(set(re.findall(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)", report)))
     bare, build = found
     return sorted(build - bare)
 
@@ -372,7 +376,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time builds that have nothing to do: kerneldecl beside ninja, GNU make and doit.")
     parser.add_argument("--entries", type=int, nargs="+", default=list(LIMITS_MS), help="sizes of the workspaces")
     parser.add_argument("--rounds", type=int, default=11, help="runs of each")
-    parser.add_argument("--folder", type=Path, help="where the workspaces lie, to be used again; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     asked = parser.parse_args()
     described = machine()

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing itself would be a quarter of a null build's imports
 if TYPE_CHECKING:
-    from kerneldecl.api import Artifact, build, load, plan
+    from kerneldecl.api import build, plan
+    from kerneldecl.artifact.load import Artifact, load
 
 __all__ = ["Artifact", "build", "load", "plan"]
+_MODULES = {
+    "Artifact": "kerneldecl.artifact.load",
+    "build": "kerneldecl.api",
+    "load": "kerneldecl.artifact.load",  # needs neither planner nor linker
+    "plan": "kerneldecl.api",
+}
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'kerneldecl' has no attribute {name!r}")
-    from kerneldecl import api
+    import importlib
 
-    return getattr(api, name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

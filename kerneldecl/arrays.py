@@ -1,4 +1,4 @@
-"""Owns how arguments of kernels are made, poisoned and compared in NumPy.
+"""Owns kernels' arguments in NumPy: random values, poison, comparison.
 
 Knows nothing of rules, kernels or devices.
 """
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 Result = TypeVar("Result")
 
 ALIGNMENT_BYTES = 64
-"""Kernels load whole vectors and crash the process where memory is aligned to less (TVM's kAllocAlignment); NumPy gives 16."""
+"""TVM's kAllocAlignment: kernels load whole vectors and crash the process where memory is aligned to less. NumPy aligns to 16."""
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -31,7 +31,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def aligned(array: Array) -> Array:
-    """Return the array in C order at an address that kernels can take; itself where it is so already, else a copy."""
+    """Return the array in C order at an aligned address: itself where it is so already, else a copy."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0:
         return array
     memory = np.empty(array.nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -46,16 +46,16 @@ def is_float(dtype: str) -> bool:
 
 
 BLOCK_ELEMENTS = 1_048_583
-"""Random numbers for hundreds of millions of elements would take seconds; so many are repeated instead.
+"""Random numbers of a large array; further elements repeat them, for hundreds of millions would take seconds.
 
-A prime: an index that is off by a few rows, tiles or vectors still meets another number.
+A prime: an index that is off by a few rows, tiles or vectors still reads another number.
 """
 
 
 def random_array(rng: np.random.Generator, arg: Arg, scale: float = 1.0) -> Array:
-    """Return random values: `scale` times standard normal ones for floating point, whole numbers else.
+    """Return random values: for floating point standard normal ones times `scale`, else integers.
 
-    Whole numbers have the dtype's range, cut to [-128, 127]; they are not scaled.
+    Integers are from the dtype's range, cut to [-128, 127], and are not scaled.
     """
     return np.resize(_random(rng, arg.dtype, min(math.prod(arg.shape), BLOCK_ELEMENTS), scale), arg.shape)
 
@@ -70,14 +70,14 @@ def _random(rng: np.random.Generator, dtype: str, count: int, scale: float) -> A
 
 
 PERIOD = 2039
-"""Rows of a large factor that differ; the others repeat them, so that a reference need not compute the same sums again.
+"""Distinct rows of a large GEMM operand; further rows repeat them, so that a reference computes fewer dot products.
 
-A prime: a tile, or a few, further on there are other rows.
+A prime: rows that are a few tiles apart differ.
 """
 
 
 def repeated(array: Array, extent: int, axis: int) -> Array:
-    """Return the array, repeated along an axis up to an extent."""
+    """Return the array repeated along an axis up to an extent."""
     have = array.shape[axis]
     if have == extent:
         return array
@@ -85,36 +85,36 @@ def repeated(array: Array, extent: int, axis: int) -> Array:
     source, target = np.moveaxis(array, axis, 0), np.moveaxis(out, axis, 0)
 
     def fill(start: int) -> None:
-        part = target[start : start + have]
-        part[...] = source[: len(part)]
+        block = target[start : start + have]
+        block[...] = source[: len(block)]
 
     _on_all_cores(fill, range(0, extent, have))
     return out
 
 
 def distinct(array: Array, axis: int) -> int:
-    """Return after how many slices along an axis the array repeats itself: PERIOD, or the whole extent."""
+    """Return the period of an array along an axis: PERIOD if its slices repeat after it, else the whole extent."""
     along = np.moveaxis(array, axis, 0)
     if len(along) <= PERIOD:
         return len(along)
 
     def is_same(start: int) -> bool:
-        part = along[start : start + PERIOD]
-        return np.array_equal(part, along[: len(part)])
+        block = along[start : start + PERIOD]
+        return np.array_equal(block, along[: len(block)])
 
     return PERIOD if all(_on_all_cores(is_same, range(PERIOD, len(along), PERIOD))) else len(along)
 
 
-_PART_ELEMENTS = 1 << 18
-"""What a core works on at a time: its temporaries stay in its caches."""
+_SLICE_ELEMENTS = 1 << 18
+"""Elements that a core works on at a time: temporaries stay in its caches."""
 
 
 def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -> Array:
-    """Fill `out[rows] = function(rows)` for slices of the first axis, on all cores, and return it: NumPy itself uses one.
+    """Fill `out[rows] = function(rows)` for slices of the first axis on all cores, and return it: NumPy itself uses one core.
 
-    `row_elements` says how many elements, of all arrays together, a row stands for.
+    `row_elements` is the number of elements in a row, of all arrays together.
     """
-    count = max(1, _PART_ELEMENTS // max(1, row_elements))
+    count = max(1, _SLICE_ELEMENTS // max(1, row_elements))
 
     def fill(start: int) -> None:
         rows = slice(start, start + count)
@@ -126,22 +126,22 @@ def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -
 
 def _on_all_cores(function: Callable[[int], Result], items: Sequence[int]) -> list[Result]:
     cores = len(os.sched_getaffinity(0))
-    # Where every core has products of its own, more threads for each would only take turns with each other.
+    # Where every core runs its own GEMM, more threads per GEMM would only compete for the cores.
     with ThreadPoolExecutor(cores) as pool, one_thread() if len(items) >= cores else contextlib.nullcontext():
         return list(pool.map(function, items))
 
 
 def widened(array: Array, dtype: Any) -> Array:
-    """Return the array as another dtype, its axes in memory in the order in which they were, converted on all cores."""
+    """Return the array as another dtype, with the same order of axes in memory, converted on all cores."""
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     inner = array.transpose(order)
     flat = inner.reshape(-1)
-    made = by_rows(np.empty(flat.shape, dtype), lambda part: flat[part], 1).reshape(inner.shape)
-    return made.transpose(np.argsort(order))
+    converted = by_rows(np.empty(flat.shape, dtype), lambda rows: flat[rows], 1).reshape(inner.shape)
+    return converted.transpose(np.argsort(order))
 
 
 def poisoned(arg: Arg) -> Array:
-    """Return an array that no kernel leaves as it is by chance: NaN for floating point, bytes 0xA5 else."""
+    """Return an output that no right kernel leaves unchanged: NaN for floating point, bytes 0xA5 else."""
     dtype = numpy_dtype(arg.dtype)
     if is_float(arg.dtype):
         return np.full(arg.shape, np.nan, dtype)
@@ -151,7 +151,7 @@ def poisoned(arg: Arg) -> Array:
 def relative_error(got: Array, want: Array) -> float:
     """Return the largest |got - want| / (|want| + rms(want)) over all elements; infinity where `got` has a NaN that `want` has not.
 
-    The root mean square keeps elements near zero, which are sums that cancelled, from being judged by their own size.
+    The root mean square keeps elements near zero, where terms cancelled, from being judged by their own size.
     """
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))

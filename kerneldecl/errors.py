@@ -24,9 +24,9 @@ class ExitCode(IntEnum):
     """No entry matches the pattern."""
     INTERNAL = 5
     INTEGRITY = 6
-    """An artifact or a store entry is not what its digests say."""
+    """An artifact or a store entry does not match its digests."""
     VERIFICATION = 7
-    """A kernel computes something else than its reference."""
+    """A kernel disagrees with its reference."""
     LOCK_HELD = 9
     """Another process holds a lock and --no-wait was given."""
     ENVIRONMENT = 10
@@ -39,13 +39,13 @@ class Problem:
     """One mistake of the user: where it stands, what is the case, what to do."""
 
     file: str
-    """As the user would type it: relative to the workspace where it lies inside."""
-    line: int
-    """Counted from 1; 0 where no line is to blame."""
-    entry: str
-    """Name of the entry, or empty."""
+    """Path as the user would type it: relative to the workspace where it lies inside."""
     sentence: str
     hint: str = ""
+    line: int = 0
+    """Line counted from 1; 0 where no line is to blame."""
+    entry: str = ""
+    """Name of the entry; empty where the mistake belongs to none."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
@@ -60,7 +60,7 @@ class KerneldeclError(Exception):
 
 
 class DeclarationError(KerneldeclError):
-    """What the user wrote in workloads.toml, a rule, an arch or another plug-in is wrong: all mistakes, in order of their place."""
+    """Mistakes in workloads.toml, a rule, an arch or another plug-in: all of them, in order of their place."""
 
     exit_code = ExitCode.USAGE
 
@@ -97,7 +97,7 @@ class ArtifactError(KerneldeclError):
 
 
 class UnmatchedError(KerneldeclError):
-    """A function of a model has no kernel in the artifact that was to have one for each; the message is the whole report."""
+    """A function of a model has no kernel in an artifact that must have one for each; the message is the whole report."""
 
     exit_code = ExitCode.FAILED
 
@@ -109,7 +109,7 @@ class VerificationError(KerneldeclError):
 
 
 class LockHeldError(KerneldeclError):
-    """Another process works here, and the user does not want to wait."""
+    """Another process holds the lock, and --no-wait was given."""
 
     exit_code = ExitCode.LOCK_HELD
 

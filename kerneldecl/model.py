@@ -278,6 +278,10 @@ class Candidate:
     def of(cls, template: str, params: Mapping[str, Value]) -> Candidate:
         return cls(template, tuple(sorted(params.items())))
 
+    def __str__(self) -> str:
+        """Return the candidate in one line: `cpu_matmul(m=14 n=32)`."""
+        return f"{self.template}({' '.join(f'{name}={_shown(value)}' for name, value in self.params)})"
+
     def to_json(self) -> dict[str, object]:
         return {"template": self.template, "params": dict(self.params)}
 
@@ -305,9 +309,9 @@ class Trial:
 
     candidate: Candidate
     predicted_secs: float
-    scheduled: str = ""
+    schedule_digest: str = ""
     """Digest of the scheduled module; empty if no schedule came about."""
-    code: str = ""
+    code_digest: str = ""
     """Digest of the generated code; empty if it was not built."""
     code_bytes: int = 0
     registers: int = 0
@@ -320,8 +324,8 @@ class Trial:
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
     """Seconds of one call each; empty unless the error is within the tolerance."""
-    is_specialised: bool = False
-    """Whether no schedule's trace leads to the function."""
+    is_traceless: bool = False
+    """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
     """Why there are no samples."""
 
@@ -330,6 +334,10 @@ class Trial:
         """Median of the samples."""
         ranked, middle = sorted(self.samples), len(self.samples) // 2
         return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+
+
+def _shown(value: Value) -> str:
+    return "x".join(map(_shown, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 
 def frozen(value: object) -> Value:

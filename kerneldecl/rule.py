@@ -1,4 +1,4 @@
-"""Owns what a rule is: a frozen dataclass whose fields are the operator's attributes and whose methods say what it computes.
+"""Owns the base class of rules: a frozen dataclass with the operator's attributes, and methods for what it computes.
 
 Knows nothing of policies, schedules, keys or files. Importing it imports neither TVM nor NumPy.
 """
@@ -22,7 +22,7 @@ __all__ = ["Arg", "Dtype", "Extent", "FloatDtype", "Rule", "Signature", "Size", 
 Extent = Annotated[int, Gt(0)]
 """A positive number of elements."""
 Size = Annotated[int, Ge(0)]
-"""A number of elements that may be zero: padding, say."""
+"""A number of elements that may be zero, such as padding."""
 FloatDtype = Literal["float16", "bfloat16", "float32", "float64"]
 Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int16", "int32", "int64"]
 
@@ -32,7 +32,7 @@ WorkspaceFile = NewType("WorkspaceFile", str)
 
 
 class Rule:
-    """Says of one operator what it computes, for one set of attributes.
+    """One operator with one set of attributes: what it computes.
 
     A rule file holds one subclass, a frozen dataclass; the file's stem is the rule's name. Attributes are its fields.
     `signature`, `lower`, `reference` and `flops` must be given; the rest has defaults that suit most operators.
@@ -41,12 +41,12 @@ class Rule:
 
     @classmethod
     def of(cls, root: Path, attrs: Mapping[str, Any]) -> Self:
-        """Return the rule with declared attributes, its files as paths that can be opened from anywhere."""
+        """Return the rule with declared attributes, its files as paths below `root`."""
         files = {name for name, hint in get_type_hints(cls).items() if hint is WorkspaceFile}
         return cls(**{name: str(root / value) if name in files and value else frozen(value) for name, value in attrs.items()})
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each combination of attributes that makes no sense, each valid by itself."""
+        """Yield a sentence for each invalid combination of attributes that are valid by themselves."""
         return iter(())
 
     def signature(self) -> Signature:
@@ -70,7 +70,7 @@ class Rule:
         return sum(math.prod(arg.shape) * dtype_bytes(arg.dtype) for arg in self.signature().args)
 
     def inputs(self, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-        """Return fresh random inputs in the signature's order: normal for floating point, small whole numbers else."""
+        """Return new random inputs in the signature's order: normal for floating point, small integers otherwise."""
         from kerneldecl.arrays import random_array
 
         return [random_array(rng, arg) for arg in self.signature().inputs]

@@ -14,8 +14,8 @@ from kerneldecl.arrays import Array, by_rows, random_array
 from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
-from ._epilogue import Epilogue, Step
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, reference_dtype, sum_problems, sum_tolerance
+from .shared.epilogue import Epilogue, Step
+from .shared.precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, out_dtype, reference_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class Conv2d(Rule):
     dilation: Extent = 1
     """Step between the kernel's elements, in both directions."""
     groups: Extent = 1
-    """Groups of channels convolved apart; c for a depthwise convolution."""
-    dtype: FactorDtype = "float32"
-    """Of X and W."""
+    """Groups of channels, each convolved by itself; c for a depthwise convolution."""
+    dtype: OperandDtype = "float32"
+    """Dtype of X and W."""
     accum_dtype: AccumDtype | Literal[""] = ""
-    """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
+    """Dtype of the accumulators and the epilogue; by default float32, int32 for integers, float64 for float64."""
     out_dtype: Dtype | Literal[""] = ""
-    """Of Y, the bias and the residual; by default dtype, int32 for integers."""
+    """Dtype of Y, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step, ...] = ()
-    """Steps in order: bias adds a vector [f], add a residual like Y, scale and scale_columns multiply by float32 factors."""
+    """Steps in order: bias adds a vector [f], add a residual like Y, scale and scale_columns multiply by float32 scales."""
 
     @property
     def _accum(self) -> str:
@@ -59,7 +59,7 @@ class Conv2d(Rule):
 
     @property
     def _epilogue(self) -> Epilogue:
-        rows, columns = self._steps(self.h, self.kh), self._steps(self.w, self.kw)
+        rows, columns = self._outputs(self.h, self.kh), self._outputs(self.w, self.kw)
         y = Arg("Y", (self.n, rows, columns, self.f), out_dtype(self.dtype, self.out_dtype))
         return Epilogue(self.epilogue, self._accum, y)
 
@@ -67,20 +67,20 @@ class Conv2d(Rule):
     def _terms(self) -> int:
         return self.kh * self.kw * (self.c // self.groups)
 
-    def _steps(self, image: int, kernel: int) -> int:
-        """Return the positions that a kernel takes along one side of an image; none or fewer where it does not fit."""
+    def _outputs(self, image: int, kernel: int) -> int:
+        """Return the outputs along one side of an image; 0 or fewer where the kernel does not fit."""
         return (image + 2 * self.padding - self.dilation * (kernel - 1) - 1) // self.stride + 1
 
     def problems(self) -> Iterator[str]:
         for side, image, kernel in (("rows", self.h, self.kh), ("columns", self.w, self.kw)):
-            if self._steps(image, kernel) < 1:
-                reach = self.dilation * (kernel - 1) + 1
-                yield f"the kernel spans {reach} {side}, but the padded image has {image + 2 * self.padding}"
+            if self._outputs(image, kernel) < 1:
+                extent = self.dilation * (kernel - 1) + 1
+                yield f"the kernel spans {extent} {side}, but the padded image has {image + 2 * self.padding}"
         if self.c % self.groups:
             yield f"groups {self.groups} does not divide c {self.c}"
         if self.f % self.groups:
             yield f"groups {self.groups} does not divide f {self.f}"
-        yield from sum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
+        yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         yield from self._epilogue.problems()
 
     def signature(self) -> Signature:
@@ -112,21 +112,21 @@ class Conv2d(Rule):
         weights = w.astype(wide).reshape(self._terms, self.groups, -1).swapaxes(0, 1)
 
         def images(part: slice) -> Array:
-            sums = self._pixels(x[part].astype(wide)) @ weights
-            return sums.swapaxes(0, 1).reshape(-1, *out.shape[1:])
+            found = self._im2col(x[part].astype(wide)) @ weights
+            return found.swapaxes(0, 1).reshape(-1, *out.shape[1:])
 
-        sums = by_rows(np.empty(out.shape, wide), images, math.prod(out.shape[1:3]) * self._terms * self.groups)
-        return self._epilogue.reference(sums, operands)
+        accumulated = by_rows(np.empty(out.shape, wide), images, math.prod(out.shape[1:3]) * self._terms * self.groups)
+        return self._epilogue.reference(accumulated, operands)
 
-    def _pixels(self, x: Array) -> Array:
-        """Return the factors of each sum, [groups, outputs of all images, terms]: every pixel as often as a kernel meets it."""
+    def _im2col(self, x: Array) -> Array:
+        """Return the im2col matrices [groups, outputs of all images, terms]: every pixel as often as the kernel reads it."""
         p, (_, rows, columns, _) = self.padding, self._epilogue.out.shape
         padded = np.pad(x, ((0, 0), (p, p), (p, p), (0, 0))).reshape(len(x), self.h + 2 * p, self.w + 2 * p, self.groups, -1)
         image, row, column, group, channel = padded.strides
         steps = (row * self.stride, column * self.stride, row * self.dilation, column * self.dilation)
         shape = (self.groups, len(x), rows, columns, self.kh, self.kw, self.c // self.groups)
-        met = np.lib.stride_tricks.as_strided(padded, shape, (group, image, *steps, channel), writeable=False)
-        return met.reshape(self.groups, -1, self._terms)
+        columns_of_outputs = np.lib.stride_tricks.as_strided(padded, shape, (group, image, *steps, channel), writeable=False)
+        return columns_of_outputs.reshape(self.groups, -1, self._terms)
 
     def flops(self) -> int:
         """Return the operations, those on padding included."""
@@ -134,20 +134,20 @@ class Conv2d(Rule):
 
     def least_bytes(self) -> int:
         """Return the bytes that must move, without those of pixels that a stride or a dilation skips."""
-        met = self._met(self.h, self.kh) * self._met(self.w, self.kw)
-        skipped = self.n * (self.h * self.w - met) * self.c
+        read = self._pixels_read(self.h, self.kh) * self._pixels_read(self.w, self.kw)
+        skipped = self.n * (self.h * self.w - read) * self.c
         return super().least_bytes() - skipped * dtype_bytes(self.dtype)
 
-    def _met(self, image: int, kernel: int) -> int:
-        """Return how many places along one side of an image the kernel's elements meet."""
-        firsts = range(-self.padding, self._steps(image, kernel) * self.stride - self.padding, self.stride)
+    def _pixels_read(self, image: int, kernel: int) -> int:
+        """Return how many pixels along one side of an image the kernel reads."""
+        firsts = range(-self.padding, self._outputs(image, kernel) * self.stride - self.padding, self.stride)
         return len({first + at * self.dilation for first in firsts for at in range(kernel)} & set(range(image)))
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        """Return weights such that sums have unit variance."""
+        """Return weights with which results have unit variance."""
         x, w, *_ = self.signature().inputs
         weights = random_array(rng, w, 1 / math.sqrt(self._terms))
         return [random_array(rng, x), weights, *self._epilogue.inputs(rng, self._terms, self.dtype)]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._epilogue.out.dtype, self._accum, self._terms, self.dtype)
+        return accum_tolerance(self._epilogue.out.dtype, self._accum, self._terms, self.dtype)

@@ -13,8 +13,8 @@ import numpy as np
 from kerneldecl.arrays import Array, by_rows, numpy_dtype
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
-from ._pointwise import OPERATIONS, cast, lower, stage
-from ._precision import is_integer, reference_dtype
+from .shared.pointwise import OPERATIONS, cast, lower, stage
+from .shared.precision import is_integer, reference_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Elementwise(Rule):
     ]  # fmt: skip
     """The operation; gelu is the exact one, with erf."""
     shape: tuple[Extent, ...]
-    """Of every operand and of the result."""
+    """Shape of every operand and of the result."""
     dtype: Dtype = "float32"
-    """Of every operand and of the result; what rounds more than once is computed in 32 bits at least."""
+    """Dtype of every operand and of the result; what rounds more than once is computed in 32 bits at least."""
 
     @property
     def _compute_dtype(self) -> str:

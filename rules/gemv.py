@@ -1,6 +1,6 @@
-"""Owns the product of a matrix and a vector.
+"""Owns GEMV: a matrix times a vector.
 
-Knows nothing of tiles, targets or how the product is scheduled.
+Knows nothing of tiles, targets or how it is scheduled.
 """
 
 import math
@@ -13,8 +13,8 @@ import numpy as np
 from kerneldecl.arrays import Array, by_rows, random_array
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
-from ._epilogue import Epilogue
-from ._precision import AccumDtype, FactorDtype, accum_dtype, out_dtype, sum_problems, sum_tolerance
+from .shared.epilogue import Epilogue
+from .shared.precision import AccumDtype, OperandDtype, accum_dtype, accum_problems, accum_tolerance, out_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,15 @@ class Gemv(Rule):
     n: Extent
     """Elements of y."""
     k: Extent
-    """Elements of x: terms of each sum."""
+    """Elements of x: extent of the reduction."""
     layout: Literal["n", "t"] = "n"
-    """Of W: n stores it as [n, k], t as [k, n]."""
-    dtype: FactorDtype = "float32"
-    """Of W and x."""
+    """Layout of W: n stores it as [n, k], t as [k, n]."""
+    dtype: OperandDtype = "float32"
+    """Dtype of W and x."""
     accum_dtype: AccumDtype | Literal[""] = ""
-    """Of the sums; by default float32, int32 for integers, float64 for float64."""
+    """Dtype of the accumulators; by default float32, int32 for integers, float64 for float64."""
     out_dtype: Dtype | Literal[""] = ""
-    """Of y; by default dtype, int32 for integers."""
+    """Dtype of y; by default dtype, int32 for integers."""
 
     @property
     def _accum(self) -> str:
@@ -43,7 +43,7 @@ class Gemv(Rule):
         return Arg("y", (self.n,), out_dtype(self.dtype, self.out_dtype))
 
     def problems(self) -> Iterator[str]:
-        yield from sum_problems(self.dtype, self._accum, self._out.dtype)
+        yield from accum_problems(self.dtype, self._accum, self._out.dtype)
 
     def signature(self) -> Signature:
         w = (self.n, self.k) if self.layout == "n" else (self.k, self.n)
@@ -74,4 +74,4 @@ class Gemv(Rule):
         return [random_array(rng, w, 1 / math.sqrt(self.k)), random_array(rng, x)]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._out.dtype, self._accum, self.k)
+        return accum_tolerance(self._out.dtype, self._accum, self.k)

@@ -1,4 +1,4 @@
-"""Owns the product of a matrix of 4-bit weights and a vector.
+"""Owns GEMV with 4-bit weights.
 
 Knows nothing of how the weights came to be quantised.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from kerneldecl.arrays import Array, by_rows, numpy_dtype
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from ._epilogue import Epilogue
-from ._precision import accum_dtype, sum_tolerance
+from .shared.epilogue import Epilogue
+from .shared.precision import accum_dtype, accum_tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class GemvI4(Rule):
     n: Extent
     """Elements of y."""
     k: Extent
-    """Elements of x: terms of each sum."""
+    """Elements of x: extent of the reduction."""
     group: Extent = 128
     """Weights along k that share a scale; even, and a divisor of k."""
     dtype: FloatDtype = "float32"
-    """Of the scales, x and y; 16-bit ones are summed in float32."""
+    """Dtype of the scales, x and y; 16-bit ones are accumulated in float32."""
 
     def problems(self) -> Iterator[str]:
         if self.k % self.group:
@@ -55,8 +55,8 @@ class GemvI4(Rule):
             packed = w(row, group * group_bytes + byte)
             weight = ((packed >> (nibble * 4).astype("uint8")) & tirx.const(15, "uint8")).astype("int32") - 8
             dequantised = weight.astype(accum) * scale(row, group).astype(accum)
-            factor = x(group * self.group + byte * 2 + nibble).astype(accum)
-            return te.sum(dequantised * factor, axis=[group, byte, nibble])
+            element_of_x = x(group * self.group + byte * 2 + nibble).astype(accum)
+            return te.sum(dequantised * element_of_x, axis=[group, byte, nibble])
 
         cast = Epilogue((), accum, self.signature().outputs[0])
         return [*inputs, cast.lower(lambda name: te.compute((self.n,), element, name=name), [])]
@@ -85,4 +85,4 @@ class GemvI4(Rule):
         ]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self.dtype, accum_dtype(self.dtype), self.k)
+        return accum_tolerance(self.dtype, accum_dtype(self.dtype), self.k)

@@ -14,8 +14,8 @@ from annotated_types import Gt
 from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from ._pointwise import cast
-from ._precision import accum_dtype
+from .shared.pointwise import cast
+from .shared.precision import accum_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class LayerNorm(Rule):
     """Y = (X - mean) / sqrt(variance + eps) * gamma + beta, over the last axis."""
 
     shape: tuple[Extent, ...]
-    """Of X and Y; gamma and beta have the last extent."""
+    """Shape of X and Y; gamma and beta have the last extent."""
     eps: Annotated[float, Gt(0)] = 1e-5
     """Added to the variance."""
     dtype: FloatDtype = "float32"
-    """Of all arguments; 16-bit ones are computed in float32."""
+    """Dtype of all arguments; 16-bit ones are computed in float32."""
 
     def problems(self) -> Iterator[str]:
         if not self.shape:

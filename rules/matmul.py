@@ -1,6 +1,6 @@
-"""Owns the matrix product, with an optional epilogue in the same kernel.
+"""Owns GEMM, with an optional epilogue in the same kernel.
 
-Knows nothing of tiles, targets or how the product is scheduled.
+Knows nothing of tiles, targets or how it is scheduled.
 """
 
 import math
@@ -13,34 +13,43 @@ import numpy as np
 from kerneldecl.arrays import PERIOD, Array, distinct, random_array, repeated, widened
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
-from ._epilogue import Epilogue, RowStep, Step
-from ._precision import AccumDtype, FactorDtype, accum_dtype, as_tfloat32, out_dtype, reference_dtype, sum_problems, sum_tolerance
+from .shared.epilogue import Epilogue, RowStep, Step
+from .shared.precision import (
+    AccumDtype,
+    OperandDtype,
+    accum_dtype,
+    accum_problems,
+    accum_tolerance,
+    as_tfloat32,
+    out_dtype,
+    reference_dtype,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul(Rule):
-    """C = epilogue(A @ B): a matrix product, or a batch of them."""
+    """C = epilogue(A @ B): a GEMM, or a batch of them."""
 
     m: Extent
     """Rows of C."""
     n: Extent
     """Columns of C."""
     k: Extent
-    """Terms of each sum."""
+    """Extent of the reduction."""
     batch: Size = 0
-    """Products in the batch, along a leading axis of A, B and C; 0 for a single product without that axis."""
+    """GEMMs in the batch, along a leading axis of A, B and C; 0 for a single GEMM without that axis."""
     layout: Literal["nn", "nt", "tn", "tt"] = "nn"
-    """Of A, then of B: n stores A as [m, k] and B as [k, n]; t stores A as [k, m] and B as [n, k]."""
-    dtype: FactorDtype = "float32"
-    """Of A and B."""
+    """Layout of A, then of B: n stores A as [m, k] and B as [k, n]; t stores A as [k, m] and B as [n, k]."""
+    dtype: OperandDtype = "float32"
+    """Dtype of A and B."""
     accum_dtype: AccumDtype | Literal[""] = ""
-    """Of the sums and the epilogue; by default float32, int32 for integers, float64 for float64."""
+    """Dtype of the accumulators and the epilogue; by default float32, int32 for integers, float64 for float64."""
     precision: Literal["", "tfloat32"] = ""
-    """Of A and B in float32: tfloat32 drops the last 13 bits of each, which tensor cores do not read; by default all count."""
+    """Precision of float32 A and B: tfloat32 drops the last 13 bits, which tensor cores do not read; by default all bits count."""
     out_dtype: Dtype | Literal[""] = ""
-    """Of C, the bias and the residual; by default dtype, int32 for integers."""
+    """Dtype of C, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step | RowStep, ...] = ()
-    """Steps in order: bias adds a vector [n], add a residual like C, scale, scale_columns, scale_rows multiply by float32 factors."""
+    """Steps in order: bias adds a vector [n], add a residual like C, scale, scale_columns, scale_rows multiply by float32 scales."""
 
     @property
     def _accum(self) -> str:
@@ -56,9 +65,9 @@ class Matmul(Rule):
         return (self.batch,) if self.batch else ()
 
     def problems(self) -> Iterator[str]:
-        yield from sum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
+        yield from accum_problems(self.dtype, self._accum, self._epilogue.out.dtype)
         if self.precision and self.dtype != "float32":
-            yield f"precision {self.precision} is of dtype float32, not of {self.dtype}"
+            yield f"precision {self.precision} is for dtype float32, not {self.dtype}"
         yield from self._epilogue.problems()
 
     def signature(self) -> Signature:
@@ -94,27 +103,27 @@ class Matmul(Rule):
         rhs = b if self.layout[1] == "n" else b.swapaxes(-1, -2)
         wide = reference_dtype(self._epilogue.out.dtype, self.dtype)
         rows, columns = distinct(lhs, -2), distinct(rhs, -1)
-        sums = widened(lhs[..., :rows, :], wide) @ widened(rhs[..., :columns], wide)
-        return self._epilogue.reference(repeated(repeated(sums, self.n, -1), self.m, -2), operands)
+        accumulated = widened(lhs[..., :rows, :], wide) @ widened(rhs[..., :columns], wide)
+        return self._epilogue.reference(repeated(repeated(accumulated, self.n, -1), self.m, -2), operands)
 
     def flops(self) -> int:
         return math.prod(self._epilogue.out.shape) * (2 * self.k + self._epilogue.flops_per_element())
 
     def inputs(self, rng: np.random.Generator) -> list[Array]:
-        """Return factors whose product has unit variance. Of large ones rows of A and columns of B repeat: see `PERIOD`."""
+        """Return operands whose GEMM has unit variance. In large ones, rows of A and columns of B repeat: see `PERIOD`."""
         a, b, *_ = self.signature().inputs
         return [
-            _factor(rng, a, -2 if self.layout[0] == "n" else -1, 1.0),
-            _factor(rng, b, -1 if self.layout[1] == "n" else -2, 1 / math.sqrt(self.k)),
+            _operand(rng, a, -2 if self.layout[0] == "n" else -1, 1.0),
+            _operand(rng, b, -1 if self.layout[1] == "n" else -2, 1 / math.sqrt(self.k)),
             *self._epilogue.inputs(rng, self.k, self.dtype),
         ]
 
     def tolerance(self) -> float:
-        return sum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.precision or self.dtype)
+        return accum_tolerance(self._epilogue.out.dtype, self._accum, self.k, self.precision or self.dtype)
 
 
-def _factor(rng: np.random.Generator, arg: Arg, axis: int, scale: float) -> Array:
-    """Return a factor whose slices along an axis, the one that the product keeps, repeat after PERIOD of them."""
+def _operand(rng: np.random.Generator, arg: Arg, axis: int, scale: float) -> Array:
+    """Return an operand whose slices along an axis of C, m or n, repeat after PERIOD of them."""
     shape = list(arg.shape)
     shape[axis] = min(shape[axis], PERIOD)
     return repeated(random_array(rng, Arg(arg.name, tuple(shape), arg.dtype), scale), arg.shape[axis], axis)

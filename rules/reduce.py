@@ -1,4 +1,4 @@
-"""Owns sums, means and extrema over chosen axes.
+"""Owns reductions over chosen axes: sum, mean, maximum, minimum.
 
 Knows nothing of how a schedule divides a reduction.
 """
@@ -13,9 +13,9 @@ import numpy as np
 from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
-from ._axes import axes_problems, positions
-from ._pointwise import cast, stage
-from ._precision import accum_dtype, is_integer, sum_tolerance
+from .shared.axes import axes_problems, positions
+from .shared.pointwise import cast, stage
+from .shared.precision import accum_dtype, accum_tolerance, is_integer
 
 WRAPPING = {"int8", "uint8", "int16"}
 
@@ -25,15 +25,15 @@ class Reduce(Rule):
     """Y = op of X over chosen axes."""
 
     op: Literal["sum", "max", "min", "mean"]
-    """What becomes of the elements along the axes."""
+    """The reduction along the axes."""
     shape: tuple[Extent, ...]
-    """Of X."""
+    """Shape of X."""
     axes: tuple[int, ...]
     """Axes to reduce, each once; negative ones count from the last."""
     keepdims: bool = False
-    """Whether reduced axes stay, with extent 1."""
+    """True keeps reduced axes, with extent 1."""
     dtype: Dtype = "float32"
-    """Of X and Y; narrow floating-point dtypes are summed in float32."""
+    """Dtype of X and Y; narrow floating-point dtypes are accumulated in float32."""
 
     @property
     def _reduced(self) -> tuple[int, ...]:
@@ -96,4 +96,4 @@ class Reduce(Rule):
         return math.prod(self.shape) + (math.prod(self.signature().outputs[0].shape) if self.op == "mean" else 0)
 
     def tolerance(self) -> float:
-        return sum_tolerance(self.dtype, accum_dtype(self.dtype), self._terms if self._is_sum else 1)
+        return accum_tolerance(self.dtype, accum_dtype(self.dtype), self._terms if self._is_sum else 1)

@@ -14,8 +14,8 @@ from annotated_types import Gt
 from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from ._pointwise import cast, stage
-from ._precision import accum_dtype
+from .shared.pointwise import cast, stage
+from .shared.precision import accum_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class RmsNorm(Rule):
     """Y = X / sqrt(mean(X * X) + eps) * gamma, over the last axis."""
 
     shape: tuple[Extent, ...]
-    """Of X and Y; gamma has the last extent."""
+    """Shape of X and Y; gamma has the last extent."""
     eps: Annotated[float, Gt(0)] = 1e-5
     """Added to the mean of squares."""
     dtype: FloatDtype = "float32"
-    """Of all arguments; 16-bit ones are computed in float32."""
+    """Dtype of all arguments; 16-bit ones are computed in float32."""
 
     def problems(self) -> Iterator[str]:
         if not self.shape:
@@ -53,8 +53,8 @@ class RmsNorm(Rule):
             return te.sum(square(*row, k), axis=k)
 
         total = te.compute(rows, sum_of_squares, name="total")
-        factor = te.compute(rows, lambda *row: tirx.rsqrt(total(*row) / count + eps), name="factor")
-        wide = te.compute(self.shape, lambda *i: factor(*i[:-1]) * x(*i) * gamma(i[-1]), name="wide")
+        inverse_rms = te.compute(rows, lambda *row: tirx.rsqrt(total(*row) / count + eps), name="factor")
+        wide = te.compute(self.shape, lambda *i: inverse_rms(*i[:-1]) * x(*i) * gamma(i[-1]), name="wide")
         return [*inputs, stage(self.shape, "Y", lambda v: v, cast(wide, self.dtype))]
 
     def reference(self, *inputs: Array) -> Array:
@@ -62,5 +62,5 @@ class RmsNorm(Rule):
         return np.asarray(x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + self.eps) * gamma)
 
     def flops(self) -> int:
-        """Return four operations for each element: square, plus, times factor, times gamma."""
+        """Return four operations for each element: square, plus, times 1 / rms, times gamma."""
         return 4 * math.prod(self.shape)

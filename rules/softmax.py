@@ -13,9 +13,9 @@ import numpy as np
 from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
-from ._axes import axes_problems, positions
-from ._pointwise import cast
-from ._precision import accum_dtype
+from .shared.axes import axes_problems, positions
+from .shared.pointwise import cast
+from .shared.precision import accum_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class Softmax(Rule):
     """Y = exp(X - max) / sum(exp(X - max)) along one axis."""
 
     shape: tuple[Extent, ...]
-    """Of X and Y."""
+    """Shape of X and Y."""
     axis: int = -1
     """The axis along which Y sums to 1; a negative one counts from the last."""
     dtype: FloatDtype = "float32"
-    """Of X and Y; 16-bit ones are computed in float32."""
+    """Dtype of X and Y; 16-bit ones are computed in float32."""
 
     def problems(self) -> Iterator[str]:
         yield from axes_problems([self.axis], len(self.shape))
@@ -54,7 +54,7 @@ class Softmax(Rule):
         highest = te.compute(rows, along(te.max, wide), name="highest")
         powers = te.compute(self.shape, lambda *i: te.exp(wide(*i) - highest(*row_of(i))), name="powers")
         total = te.compute(rows, along(te.sum, powers), name="total")
-        # Relax marks the last block so, and a kernel is found there only if its blocks are marked alike.
+        # Relax marks the last block so, and a kernel is found there only if its blocks have the same marks.
         y = te.compute(self.shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(self.dtype), name="Y", attrs={"axis": axis})
         return [x, y]
 

@@ -1,6 +1,6 @@
-"""Owns functions that are given as TensorIR themselves, in TVMScript or as saved IR.
+"""Owns functions that are given as TensorIR, in TVMScript or as saved IR.
 
-Knows nothing of what they compute. Only here does `signature` need TVM, for it is in the file; attributes and problems do not.
+Knows nothing of what they compute. Only this rule's `signature` needs TVM, since it is in the file; attributes and problems do not.
 """
 
 import functools
@@ -34,7 +34,7 @@ class TensorIr(Rule):
         if Path(self.file).suffix not in {".py", ".json"}:
             yield f"file {self.file} is neither TVMScript (.py) nor saved IR (.json)"
         if self.reference_file and Path(self.reference_file).suffix != ".py":
-            yield f"reference_file {self.reference_file} is no Python file (.py)"
+            yield f"reference_file {self.reference_file} is not a Python file (.py)"
 
     def signature(self) -> Signature:
         """Return the function's parameters; raise ValueError unless they are inputs of fixed shapes, then outputs."""
@@ -66,7 +66,7 @@ class TensorIr(Rule):
         return expected_outputs(self.lower(), inputs, self.signature().outputs)
 
     def tolerance(self) -> float:
-        """Return the tolerance of the least precise argument, and what sums in the function's own dtypes may add to it."""
+        """Return the tolerance of the least precise argument plus the rounding of accumulations in the function's own dtypes."""
         from kerneldecl.compiler.reference import rounding
 
         return super().tolerance() + rounding(self.lower())

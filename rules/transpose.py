@@ -12,7 +12,7 @@ import numpy as np
 from kerneldecl.arrays import Array
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
-from ._axes import axes_problems, positions
+from .shared.axes import axes_problems, positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,11 @@ class Transpose(Rule):
     """Y = X with its axes permuted, as numpy.transpose."""
 
     shape: tuple[Extent, ...]
-    """Of X."""
+    """Shape of X."""
     axes: tuple[int, ...]
-    """For each axis of Y the axis of X that it is; negative ones count from the last."""
+    """Axis of X for each axis of Y; negative ones count from the last."""
     dtype: Dtype = "float32"
-    """Of X and Y."""
+    """Dtype of X and Y."""
 
     def problems(self) -> Iterator[str]:
         yield from axes_problems(self.axes, len(self.shape))

@@ -106,21 +106,21 @@ class FakeRunner:
     @property
     def counts(self) -> Counter[str]:
         """How many requests of each kind there were; samples count once for each candidate, builds as far as they compile."""
-        sampled = {request["library"] for request in self.asked if request["do"] == "sample"}
-        asked = Counter(request["do"] for request in self.asked if request["do"] not in {"sample", "build"})
+        sampled = {request["library"] for request in self.asked if request["action"] == "sample"}
+        asked = Counter(request["action"] for request in self.asked if request["action"] not in {"sample", "build"})
         return +(asked + Counter(sample=len(sampled), compile=self.compiled))
 
     def cases(self, *kinds: str) -> set[str]:
         """Return rule and attributes, as JSON, of the requests of some kinds."""
-        cases = [request.get("case", request) for request in self.asked if request["do"] in kinds]
-        return {json.dumps([case["rule"], case["attrs"]], sort_keys=True) for case in cases}
+        cases = [request.get("spec", request) for request in self.asked if request["action"] in kinds]
+        return {json.dumps([spec["rule"], spec["attrs"]], sort_keys=True) for spec in cases}
 
     def start(self, count: int) -> None:
         self.started = 0 if self.asked else count
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+    def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
-        assert turn >= 0
+        assert priority >= 0
         for position in reversed(range(len(requests))):
             yield position, self._answer(requests[position])
 
@@ -131,8 +131,8 @@ class FakeRunner:
     def _answer(self, request: Request) -> Answer:
         self.asked.append(request)
         # What a worker gets has been through JSON.
-        fields = {name: value for name, value in json.loads(json.dumps(request)).items() if name not in {"do", "device", "model"}}
-        answer: Answer = json.loads(json.dumps(_ACTIONS[request["do"]](**fields)))
+        fields = {name: value for name, value in json.loads(json.dumps(request)).items() if name not in {"action", "device", "model"}}
+        answer: Answer = json.loads(json.dumps(_ACTIONS[request["action"]](**fields)))
         self.compiled += answer.pop("compiled", 0)
         return answer
 
@@ -143,8 +143,8 @@ class DieRunner:
     def start(self, count: int) -> None:
         assert not count
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        assert not requests, f"asked within {limit_secs} s, in turn {turn}: {requests}"
+    def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+        assert not requests, f"asked within {limit_secs} s, of priority {priority}: {requests}"
         return iter(())
 
     def measure(self, request: Request, limit_secs: float) -> Answer:
@@ -197,61 +197,61 @@ def _lower(root: str, rule: str, attrs: Mapping[str, Any]) -> Answer:
     }
 
 
-def _scheduled(case: Answer, candidate: Answer, arch: Arch) -> str | None:
-    text = _computation(case["root"], case["rule"], case["attrs"])
-    assert digest(text.encode()) == case["computation"]
-    root, name = Path(case["root"]), candidate["template"]
+def _scheduled(spec: Answer, candidate: Answer, arch: Arch) -> str | None:
+    text = _computation(spec["root"], spec["rule"], spec["attrs"])
+    assert digest(text.encode()) == spec["computation"]
+    root, name = Path(spec["root"]), candidate["template"]
     if name == "specialize":
-        return _own(case, arch)[candidate["params"]["variant"]]
+        return _own(spec, arch)[candidate["params"]["variant"]]
     template = _loaded(_load_template, root, name, (root / f"templates/{name}.py").read_bytes())
     made = template.apply(text, candidate["params"], arch)
     return None if made is None else str(made)
 
 
-def _own(case: Answer, arch: Arch) -> list[str]:
-    return custom_kernels(Path(case["root"]), case["specialize"], _computation(case["root"], case["rule"], case["attrs"]), arch)
+def _own(spec: Answer, arch: Arch) -> list[str]:
+    return custom_kernels(Path(spec["root"]), spec["specialize"], _computation(spec["root"], spec["rule"], spec["attrs"]), arch)
 
 
-def _specialize(case: Answer, arch: Answer) -> Answer:
+def _specialize(spec: Answer, arch: Answer) -> Answer:
     try:
-        return {"variants": len(_own(case, arch_from_json(arch)))}
+        return {"variants": len(_own(spec, arch_from_json(arch)))}
     except DeclarationError as error:
         return {"failure": str(error)}
 
 
-def _build(case: Answer, candidate: Answer, arch: Answer, toolchain: Answer, folder: str, *, afresh: bool) -> Answer:
+def _build(spec: Answer, candidate: Answer, arch: Answer, toolchain: Answer, folder: str, *, force: bool) -> Answer:
     parsed = arch_from_json(arch)
-    scheduled = _scheduled(case, candidate, parsed)
+    scheduled = _scheduled(spec, candidate, parsed)
     if scheduled is None:
         return {"failure": "the template does not apply"}
-    symbol = f"kd_{case['computation'][:20]}"
+    symbol = f"kd_{spec['computation'][:20]}"
     manifest = build_manifest(digest(scheduled.encode()), symbol, parsed, toolchain)
-    store = LocalStore(Path(case["root"]) / "cache")
+    store = LocalStore(Path(spec["root"]) / "cache")
     known = store.read("build", key(manifest), is_local=True)
-    if isinstance(known, Record) and not afresh:
-        return {"scheduled": digest(scheduled.encode()), **known.result}
+    if isinstance(known, Record) and not force:
+        return {"schedule_digest": digest(scheduled.encode()), **known.result}
     content = f"{symbol}: {scheduled} for {dict(parsed.tvm_target)}\n".encode()
-    built = {"code": digest(content), "code_bytes": len(content)}
+    built = {"code_digest": digest(content), "code_bytes": len(content)}
     for suffix in (".o", ".so"):
-        (Path(folder) / f"{built['code']}{suffix}").write_bytes(content)
+        (Path(folder) / f"{built['code_digest']}{suffix}").write_bytes(content)
     store.write("build", manifest, built, is_local=True)
-    return {"scheduled": digest(scheduled.encode()), **built, "compiled": 1}
+    return {"schedule_digest": digest(scheduled.encode()), **built, "compiled": 1}
 
 
-def _describe(case: Answer, candidate: Answer, arch: Answer) -> Answer:
-    scheduled = _scheduled(case, candidate, arch_from_json(arch))
+def _describe(spec: Answer, candidate: Answer, arch: Answer) -> Answer:
+    scheduled = _scheduled(spec, candidate, arch_from_json(arch))
     database = {"workloads": [json.dumps([scheduled])], "trace": [candidate], "target": arch["tvm_target"], "args": []}
     return {"database": json.dumps(database, sort_keys=True), "source": f"# {scheduled}\n"}
 
 
-def _prepare(case: Answer) -> Answer:
-    assert case["seed"]
-    assert _rule(case["root"], case["rule"], case["attrs"])
+def _prepare(spec: Answer) -> Answer:
+    assert spec["seed"]
+    assert _rule(spec["root"], spec["rule"], spec["attrs"])
     return {}
 
 
-def _verify(case: Answer, library: str, symbol: str) -> Answer:
-    _prepare(case)
+def _verify(spec: Answer, library: str, symbol: str) -> Answer:
+    _prepare(spec)
     code = Path(library).read_text(encoding="utf-8")
     assert code.startswith(f"{symbol}: ")
     if "crashing" in code:
@@ -259,15 +259,15 @@ def _verify(case: Answer, library: str, symbol: str) -> Answer:
     return {"error": 0.5 if "wrong" in code else 1e-6, "secs": _secs(library)}
 
 
-def _sample(case: Answer, library: str, symbol: str, calls: int, samples: int) -> Answer:
+def _sample(spec: Answer, library: str, symbol: str, calls: int, samples: int) -> Answer:
     code = Path(library).read_text(encoding="utf-8")
-    assert case["seed"]
+    assert spec["seed"]
     assert calls >= 1
     assert code.startswith(f"{symbol}: ")
     return {"samples": [_secs(library)] * samples}
 
 
-def _ceilings() -> Answer:
+def _measured_peaks() -> Answer:
     return {"flops_per_s": 1e11, "bytes_per_s": 1e10}
 
 
@@ -281,9 +281,9 @@ _ACTIONS = {
     "specialize": _specialize,
     "build": _build,
     "describe": _describe,
-    "foresee": _prepare,
     "prepare": _prepare,
+    "prepare_next": _prepare,
     "verify": _verify,
     "sample": _sample,
-    "ceilings": _ceilings,
+    "measured_peaks": _measured_peaks,
 }

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from kerneldecl.compiler.canonical import symbol
 from kerneldecl.model import Arch, Candidate, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.serial import space_from_json, to_json
+from kerneldecl.store.keys import symbol
 
 H200 = load_arch(STANDARD, "h200")
 CORES = len(os.sched_getaffinity(0))
@@ -117,7 +117,7 @@ class Kernels:
         for name, text in case.files.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text, encoding="utf-8")
-        lowered = self._answer({"do": "lower", **self.described(case)})
+        lowered = self._answer({"action": "lower", **self.described(case)})
         assert "failure" not in lowered, lowered
         arch = replace(H200, gpu=replace(H200.the_gpu, sm_count=case.sms)) if case.sms else H200
         chosen = case.choice(space_from_json(lowered["space"]), arch)
@@ -127,10 +127,10 @@ class Kernels:
         folder = self.root / "kernels" / str(next(self._number))
         folder.mkdir(parents=True)
         described = {**self.described(case), "computation": computation}
-        fields = {"candidate": candidate.to_json(), "arch": to_json(arch), "toolchain": TOOLS, "folder": str(folder), "afresh": True}
-        answer = self._answer({"do": "build", "case": described, **fields})
+        fields = {"candidate": candidate.to_json(), "arch": to_json(arch), "toolchain": TOOLS, "folder": str(folder), "force": True}
+        answer = self._answer({"action": "build", "spec": described, **fields})
         library = folder / f"{answer.get('code', '')}.so"
-        return Kernel(candidate, library, symbol(computation), f"{answer.get('failure', '')} {answer.get('words', '')}".strip())
+        return Kernel(candidate, library, symbol(computation), f"{answer.get('failure', '')} {answer.get('diagnostics', '')}".strip())
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         [(_, answer)] = self._runner.run_all([request], LIMIT_SECS)
@@ -162,7 +162,7 @@ class Checked:
         if kernel.failure:
             return kernel.failure
         at_hand = {"device": "cuda", "model": H200.model, "case": {**self._kernels.described(case), "seed": 0}}
-        request = {"do": "verify", **at_hand, "library": str(kernel.library), "symbol": kernel.symbol}
+        request = {"action": "verify", **at_hand, "library": str(kernel.library), "symbol": kernel.symbol}
         answer = self._runner.measure(request, LIMIT_SECS)
         if "failure" in answer:
             return str(answer["failure"])

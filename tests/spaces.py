@@ -27,6 +27,7 @@ from kerneldecl import api, flow
 from kerneldecl.declare.select import select
 from kerneldecl.planning.plan import Plan
 from kerneldecl.planning.workspace import Workspace, open_workspace
+from kerneldecl.stages.session import Options, Session, make_plan
 from kerneldecl.store.keys import digest
 from kerneldecl.tuning.events import Event
 from kerneldecl.tuning.task import Runner
@@ -104,7 +105,7 @@ shape = [24, 32]
 tags = ["activation"]
 
 [[workload]]
-name = "product"
+name = "gemm"
 rule = "matmul"
 m = 16
 n = 24
@@ -139,7 +140,7 @@ def apply(mod, params, arch):
 class Built:
     """A build with fakes: what it returned, what its collaborators were asked, what it reported."""
 
-    build: flow.Build
+    build: Session
     runner: FakeRunner | DieRunner
     links: int
     events: list[Event] = field(default_factory=list)
@@ -264,7 +265,7 @@ class Space:
         return open_workspace(self.root)
 
     def plan(self) -> Plan:
-        return flow.make_plan(self.open())
+        return make_plan(self.open())
 
     def build(self, runner: FakeRunner | DieRunner | None = None, patterns: Sequence[str] = (), **options: bool) -> Built:
         """Build with fakes; entries that fail are left to the caller to look at."""
@@ -277,7 +278,7 @@ class Space:
             yield built.runner
 
         linkers = dict.fromkeys(("cpu", "cuda"), linker)
-        built.build = flow.build(workspace, flow.Options(selected=chosen, **options), runners, linkers, built.events.append)
+        built.build = flow.build(workspace, Options(selected=chosen, **options), runners, linkers, built.events.append)
         built.links = linker.calls
         return built
 

@@ -1,4 +1,4 @@
-"""Owns workspaces whose kernels are specialised functions: one tile of a product by wgmma, and sums by plain TIRx and S-TIR.
+"""Owns workspaces whose kernels are traceless functions: a GEMM of one tile by wgmma, and an addition in TIRx.
 
 Knows nothing of what a test expects.
 """
@@ -17,7 +17,7 @@ MMA = "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16"
 
 def tile(promotion=2):
     @T.prim_func
-    def product(A: T.Buffer((M, K), "float16"), B: T.Buffer((N, K), "float16"), C: T.Buffer((M, N), "float32")):
+    def gemm(A: T.Buffer((M, K), "float16"), B: T.Buffer((N, K), "float16"), C: T.Buffer((M, N), "float32")):
         A_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", A_map, "float16", 2, A.data, K, M, 2 * K, K, M, 1, 1, 0, 3, promotion, 0)
         B_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
@@ -59,15 +59,15 @@ def tile(promotion=2):
                 for v in T.vectorized(2):
                     C[warp * 16 + h * 8 + lane // 4, nb * 8 + (lane % 4) * 2 + v] = acc[nb * 4 + h * 2 + v]
 
-    return product
+    return gemm
 """
-"""A matrix product of one tile: TMA, an mbarrier, wgmma."""
-SUMS = """\
+"""A GEMM of one tile: TMA, an mbarrier, wgmma."""
+ADDITION = """\
 import tvm
 from tvm.script import tirx as T
 
 
-def sums(size, threads=128, cluster=1):
+def addition(size, threads=128, cluster=1):
     @T.prim_func
     def add(A: T.Buffer((size,), "float16"), B: T.Buffer((size,), "float16"), C: T.Buffer((size,), "float16")):
         T.device_entry()
@@ -78,7 +78,7 @@ def sums(size, threads=128, cluster=1):
 
     return add
 """
-"""A sum of vectors, an element a thread."""
+"""An addition of vectors, one element per thread."""
 POLICY = """\
 from kerneldecl.model import Candidate, Proposal
 
@@ -88,7 +88,7 @@ TEMPLATES = ("tile",)
 def propose(space, arch, top_k):
     return (Proposal(Candidate.of("tile", {}), 1e-6),)
 """
-PRODUCT = {"m": 64, "n": 16, "k": 64, "layout": "nt", "dtype": "float16", "out_dtype": "float32"}
+GEMM = {"m": 64, "n": 16, "k": 64, "layout": "nt", "dtype": "float16", "out_dtype": "float32"}
 """Attributes of rule matmul that the tile computes."""
 WORKLOADS = """\
 edition = 1
@@ -101,7 +101,7 @@ version = "0.1.0"
 arch = "h200"
 
 [[workload]]
-name = "product"
+name = "gemm"
 rule = "matmul"
 m = 64
 n = 16
@@ -112,18 +112,18 @@ out_dtype = "float32"
 policy = "plain"
 
 [[workload]]
-name = "sums"
+name = "addition"
 rule = "elementwise"
 op = "add"
 shape = [4096]
 dtype = "float16"
 top_k = 2
-specialize = "own/sums.py"
+specialize = "own/addition.py"
 """
 FILES = {
     "workloads.toml": WORKLOADS,
     "policies/plain.py": POLICY,
-    "templates/tile.py": f"{TILE}\n\ndef apply(mod, params, arch):\n    return tvm.IRModule({{'product': tile()}})\n",
-    "own/sums.py": f"{SUMS}\n\ndef specialize(mod, arch):\n    yield sums(4096)\n    yield sums(4096, cluster=2)\n",
+    "templates/tile.py": f"{TILE}\n\ndef apply(mod, params, arch):\n    return tvm.IRModule({{'gemm': tile()}})\n",
+    "own/addition.py": f"{ADDITION}\n\ndef specialize(mod, arch):\n    yield addition(4096)\n    yield addition(4096, cluster=2)\n",
 }
-"""A workspace for a GPU whose product is a template's TIRx, and whose sum has functions of the user's own."""
+"""A workspace for a GPU whose GEMM is a template's TIRx, and whose addition has custom kernels."""

@@ -1,4 +1,4 @@
-"""Owns the small products and convolutions that the templates for wgmma are tested with, on the emulated GPU and on a real one.
+"""Owns the small GEMMs and convolutions that the templates for wgmma are tested with, on the emulated GPU and on a real one.
 
 Knows nothing of how they are run. A case is a line: attributes and parameters that differ from the plain ones.
 """
@@ -9,10 +9,10 @@ from typing import Any
 
 from kerneldecl.model import Value
 
-Form = tuple[dict[str, Any], dict[str, Value]]
+Case = tuple[dict[str, Any], dict[str, Value]]
 """Attributes of the rule, parameters of the template."""
 SMS = 3
-"""Of the GPU that products are made for, so that blocks have several tiles."""
+"""SMs of the GPU that kernels are built for: so few that CTAs have several tiles."""
 PLAIN: dict[str, Value] = {
     "block_m": 128,
     "block_n": 64,
@@ -32,15 +32,15 @@ FLOAT16: dict[str, Any] = {"m": 136, "n": 136, "k": 200, "layout": "nt", "dtype"
 TFLOAT32 = {"dtype": "float32", "precision": "tfloat32"}
 ONE = {"block_m": 64, "consumers": 1}
 PACKED = {"block_n": 128, "pack": 1}
-PRODUCTS: dict[str, Form] = {
+GEMMS: dict[str, Case] = {
     "nn": ({"layout": "nn"}, {}),
     "nt": ({"layout": "nt", "m": 300}, {}),
     "tn": ({"layout": "tn"}, {}),
     "tt": ({"layout": "tt", "batch": 2}, {}),
     "attention": ({"layout": "nn", "batch": 3, "m": 70, "n": 64, "k": 72}, {"pdl": 1}),
-    "asked for ahead": ({"m": 60, "n": 130, "k": 330, "epilogue": ["bias"]}, {**ONE, "stages": 4, "pdl": 1}),
-    "asked for ahead by clusters": ({"m": 250, "n": 60, "k": 328}, {"cluster_m": 2, "pdl": 1}),
-    "asked for ahead in parts": ({"m": 60, "n": 24, "k": 330}, {**ONE, "block_n": 24, "split_k": 2, "swap_ab": 1, "pdl": 1}),
+    "prefetched": ({"m": 60, "n": 130, "k": 330, "epilogue": ["bias"]}, {**ONE, "stages": 4, "pdl": 1}),
+    "prefetched by clusters": ({"m": 250, "n": 60, "k": 328}, {"cluster_m": 2, "pdl": 1}),
+    "prefetched, split-K": ({"m": 60, "n": 24, "k": 330}, {**ONE, "block_n": 24, "split_k": 2, "swap_ab": 1, "pdl": 1}),
     "bfloat16 to float32": ({"dtype": "bfloat16", "out_dtype": "float32"}, {"block_n": 96}),
     "int8": ({"dtype": "int8", "k": 304}, {"block_n": 256}),
     "e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 304}, {}),
@@ -51,7 +51,7 @@ PRODUCTS: dict[str, Form] = {
     "odd n and k": ({"n": 131, "k": 75, "epilogue": ["bias", "add"]}, {"block_n": 128}),
     "even n and k": ({"m": 261, "n": 130, "k": 198, "epilogue": ["bias", "relu"]}, {"block_m": 256, "block_n": 128}),
     "odd k to float32": ({"m": 70, "n": 5, "k": 75, "out_dtype": "float32"}, {}),
-    "odd k, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "swap_ab": 1, "split_k": 2}),
+    "odd k, swapped, split-K": ({"m": 13, "n": 131, "k": 201}, {**ONE, "swap_ab": 1, "split_k": 2}),
     "odd k, ping-pong": ({"m": 400, "n": 131, "k": 201}, {"kernel_schedule": "pingpong", "block_n": 128}),
     "odd n, nn": ({"n": 131, "layout": "nn"}, {"block_n": 128}),
     "even n, tn": ({"m": 130, "n": 134, "layout": "tn", "batch": 3}, {"kernel_schedule": "pingpong", "block_n": 64}),
@@ -62,45 +62,48 @@ PRODUCTS: dict[str, Form] = {
         {"block_n": 96, "pdl": 1},
     ),
     "odd k of e5m2": ({"dtype": "float8_e5m2", "out_dtype": "float16", "k": 201}, {"split_k": 2}),
-    "parts beyond the reduction": ({"m": 70, "n": 100, "k": 64 * 5}, {"split_k": 4, "block_n": 64}),
+    "split-K beyond k": ({"m": 70, "n": 100, "k": 64 * 5}, {"split_k": 4, "block_n": 64}),
     "cluster of two rows": ({"m": 520}, {"cluster_m": 2, "block_n": 128}),
     "cluster of two by two": ({"m": 520, "layout": "tn"}, {"cluster_m": 2, "cluster_n": 2, "block_n": 128}),
     "cluster of four columns": ({"n": 600, "epilogue": ["silu", "add"]}, {"cluster_n": 4}),
     "cluster of two rows, three boxes": ({"m": 520}, {"cluster_m": 2, "block_n": 24}),
     "cluster of four rows, one box": ({"m": 8, "n": 520, "k": 400}, {**ONE, "cluster_m": 4, "swap_ab": 1, "block_n": 8, "pdl": 1}),
-    "cluster of two columns, one slab": ({"layout": "tn", "n": 304}, {**ONE, "cluster_n": 2}),
+    "cluster of two columns, one MMA tile": ({"layout": "tn", "n": 304}, {**ONE, "cluster_n": 2}),
     "ping-pong": ({"m": 600, "epilogue": ["bias", "gelu"]}, {"kernel_schedule": "pingpong", "block_m": 64, "block_n": 128}),
-    "ping-pong of two slabs": ({"m": 600}, {"kernel_schedule": "pingpong", "block_m": 128, "block_n": 128}),
+    "ping-pong of two MMA tiles": ({"m": 600}, {"kernel_schedule": "pingpong", "block_m": 128, "block_n": 128}),
     "staggered": ({"m": 600, "k": 320, "epilogue": ["bias", "gelu"]}, {"kernel_schedule": "staggered", "stages": 4, "block_n": 128}),
     "staggered in clusters": (
         {"m": 520, "layout": "tn", "dtype": "bfloat16", "k": 64 * 7},
         {"kernel_schedule": "staggered", "stages": 6, "cluster_m": 2, "block_n": 128},
     ),
-    "staggered, as many steps as stages": ({"m": 1000, "layout": "nn"}, {"kernel_schedule": "staggered", "stages": 4, "block_m": 256}),
-    "gelu behind the second slab": ({"m": 300, "layout": "nn", "k": 400, "epilogue": ["gelu", "add"]}, {"block_m": 256}),
-    "gelu behind the second slab, staggered": (
+    "staggered, as many k-tiles as stages": ({"m": 1000, "layout": "nn"}, {"kernel_schedule": "staggered", "stages": 4, "block_m": 256}),
+    "gelu behind the second MMA tile": ({"m": 300, "layout": "nn", "k": 400, "epilogue": ["gelu", "add"]}, {"block_m": 256}),
+    "gelu behind the second MMA tile, staggered": (
         {"m": 520, "n": 300, "k": 64 * 9, "epilogue": ["bias", "gelu"]},
         {"kernel_schedule": "staggered", "stages": 4, "block_m": 256, "cluster_n": 2},
     ),
-    "staggered, gathered": ({"m": 600, "k": 201}, {"kernel_schedule": "staggered", "stages": 2, "block_n": 128}),
+    "staggered, through registers": ({"m": 600, "k": 201}, {"kernel_schedule": "staggered", "stages": 2, "block_n": 128}),
     "three consumers": ({"m": 400}, {"consumers": 3, "block_m": 192, "block_n": 128, "pdl": 1}),
     "one row, swapped": ({"m": 1, "n": 520}, {"swap_ab": 1, "block_n": 8, "stages": 8}),
     "few rows, swapped": ({"m": 21, "epilogue": ["bias", "relu"]}, {**ONE, "swap_ab": 1, "block_n": 24}),
     "few rows, swapped, odd n": ({"m": 19, "n": 133}, {**ONE, "swap_ab": 1, "block_n": 24}),
-    "split_k": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split_k": 4, "block_n": 64}),
-    "parts, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap_ab": 1, "block_n": 16, "split_k": 8, "pdl": 1}),
-    "parts of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
+    "split-K": ({"m": 70, "n": 100, "k": 64 * 8, "epilogue": ["bias", "relu"]}, {"split_k": 4, "block_n": 64}),
+    "split-K, swapped": ({"m": 13, "k": 64 * 16, "dtype": "bfloat16"}, {**ONE, "swap_ab": 1, "block_n": 16, "split_k": 8, "pdl": 1}),
+    "split-K of int8": ({"m": 70, "n": 100, "k": 128 * 4, "dtype": "int8"}, {"split_k": 2, "block_n": 64}),
     "scales of int8": (
         {"dtype": "int8", "out_dtype": "bfloat16", "k": 304, "epilogue": ["scale_rows", "scale_columns", "bias"]},
         {"block_n": 128},
     ),
-    "sums in float16": ({"accum_dtype": "float16", "m": 300}, {"block_m": 256, "block_n": 256, "stages": 2}),
-    "sums in float16, nn": ({"accum_dtype": "float16", "layout": "nn", "epilogue": ["bias", "relu"]}, {"block_n": 128, "cluster_m": 2}),
-    "sums in float16 to float32": ({"accum_dtype": "float16", "out_dtype": "float32", "n": 131}, {"block_n": 72}),
-    "sums in float16, ping-pong": ({"accum_dtype": "float16", "m": 600, "n": 264}, {"kernel_schedule": "pingpong", "block_n": 256}),
-    "sums in float16, odd n and k": ({"accum_dtype": "float16", "n": 131, "k": 75, "epilogue": ["add"]}, {"block_n": 128}),
-    "sums in float16, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap_ab": 1, "block_n": 24}),
-    "parts of sums in float16": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
+    "float16 accumulators": ({"accum_dtype": "float16", "m": 300}, {"block_m": 256, "block_n": 256, "stages": 2}),
+    "float16 accumulators, nn": (
+        {"accum_dtype": "float16", "layout": "nn", "epilogue": ["bias", "relu"]},
+        {"block_n": 128, "cluster_m": 2},
+    ),
+    "float16 accumulators to float32": ({"accum_dtype": "float16", "out_dtype": "float32", "n": 131}, {"block_n": 72}),
+    "float16 accumulators, ping-pong": ({"accum_dtype": "float16", "m": 600, "n": 264}, {"kernel_schedule": "pingpong", "block_n": 256}),
+    "float16 accumulators, odd n and k": ({"accum_dtype": "float16", "n": 131, "k": 75, "epilogue": ["add"]}, {"block_n": 128}),
+    "float16 accumulators, swapped": ({"accum_dtype": "float16", "m": 21}, {**ONE, "swap_ab": 1, "block_n": 24}),
+    "split-K of float16 accumulators": ({"accum_dtype": "float16", "m": 70, "n": 100, "k": 64 * 8}, {"split_k": 4, "block_n": 64}),
     "tfloat32": ({**TFLOAT32, "m": 300}, {}),
     "tfloat32, nn": ({**TFLOAT32, "layout": "nn", "k": 100, "epilogue": ["bias", "relu"]}, {"block_n": 128}),
     "tfloat32, odd sizes, tn": ({**TFLOAT32, "m": 151, "n": 131, "k": 67, "layout": "tn"}, {"block_n": 72}),
@@ -109,24 +112,24 @@ PRODUCTS: dict[str, Form] = {
         {**TFLOAT32, "batch": 3, "m": 200, "k": 72},
         {"kernel_schedule": "pingpong", "cluster_m": 2, "block_n": 128},
     ),
-    "tfloat32, few rows, in parts": ({**TFLOAT32, "m": 21, "k": 256}, {**ONE, "swap_ab": 1, "block_n": 24, "split_k": 2}),
+    "tfloat32, few rows, split-K": ({**TFLOAT32, "m": 21, "k": 256}, {**ONE, "swap_ab": 1, "block_n": 24, "split_k": 2}),
     "packed": ({"m": 130, "k": 131}, {**PACKED, "cluster_m": 2}),
     "packed, nn": ({"m": 133, "n": 131, "k": 137, "layout": "nn", "epilogue": ["bias", "relu"]}, {**PACKED, "cluster_n": 2}),
     "packed, tn, batch": ({"m": 261, "n": 131, "k": 75, "layout": "tn", "batch": 3}, {**PACKED, "pdl": 1}),
     "packed, tt": ({"m": 150, "n": 130, "k": 198, "layout": "tt", "dtype": "bfloat16"}, {**PACKED, "block_m": 256}),
-    "packed, the left one alone": (
+    "packed, A alone": (
         {"m": 131, "n": 136, "k": 136, "layout": "tn"},
         {**PACKED, "kernel_schedule": "pingpong", "block_m": 64},
     ),
-    "packed, the right one alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
-    "packed, swapped, in parts": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap_ab": 1, "block_n": 16, "split_k": 2}),
+    "packed, B alone": ({"m": 136, "n": 131, "k": 131, "layout": "tt", "out_dtype": "float32"}, PACKED),
+    "packed, swapped, split-K": ({"m": 13, "n": 131, "k": 201}, {**ONE, "pack": 1, "swap_ab": 1, "block_n": 16, "split_k": 2}),
     "packed e4m3": ({"dtype": "float8_e4m3fn", "out_dtype": "float16", "k": 201}, {"pack": 1}),
-    "packed int8, one of them turned": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
-    "packed e5m2, turned, batch": (
+    "packed int8, one operand transposed": ({"dtype": "int8", "layout": "nn", "m": 70, "n": 70, "k": 141}, {"pack": 1}),
+    "packed e5m2, transposed, batch": (
         {"dtype": "float8_e5m2", "out_dtype": "bfloat16", "layout": "tn", "batch": 2, "m": 80, "n": 70, "k": 144},
         {"pack": 1},
     ),
-    "packed tfloat32, turned": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
+    "packed tfloat32, transposed": ({**TFLOAT32, "layout": "nn", "m": 70, "n": 72, "k": 133}, {"pack": 1}),
     "stream-K": ({"m": 520, "n": 200, "k": 320}, {"pdl": 1, "stream_k": 1}),
     "stream-K of two waves": (
         {"m": 600, "n": 200, "k": 300, "layout": "tn", "dtype": "bfloat16", "epilogue": ["bias", "gelu"]},
@@ -134,18 +137,18 @@ PRODUCTS: dict[str, Form] = {
     ),
     "stream-K of int8": ({"dtype": "int8", "m": 500, "n": 128, "k": 1100}, {"pdl": 1, "stream_k": 1}),
     "stream-K, packed": ({"m": 133, "n": 67, "k": 201}, {"pdl": 1, "stream_k": 1, "pack": 1}),
-    "one step": ({"k": 16}, {"stages": 2}),
+    "one k-tile": ({"k": 16}, {"stages": 2}),
 }
-DEALT: dict[str, Value] = {"block_n": 32, "pdl": 1, "stream_k": 1}
-"""Last waves that are dealt evenly."""
+STREAM_K: dict[str, Value] = {"block_n": 32, "pdl": 1, "stream_k": 1}
+"""Parameters of stream-K."""
 EIGHT_TILES: dict[str, Any] = {"m": 512, "n": 64, "k": 440, "layout": "nt", "dtype": "float16"}
-"""8 tiles of 7 steps; three SMs have two each, and of the last two tiles shares of 5, 5 and 4 steps."""
-DEALT_PRODUCTS: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
+"""8 tiles of 7 k-tiles; three SMs have two each, and of the last two tiles 5, 5 and 4 k-tiles."""
+STREAM_K_GEMMS: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
     "last wave": ({}, {}, 3),
     "last two waves": ({"epilogue": ["bias", "gelu"]}, {"stream_k": 2}, 3),
-    "all of a product": ({"m": 200, "k": 1300}, {}, 5),
-    "many of a tile": ({"m": 100, "n": 30, "k": 1000, "layout": "nn"}, {}, 7),
-    "one step each": ({"m": 100, "n": 30}, {}, 7),
+    "all of a GEMM": ({"m": 200, "k": 1300}, {}, 5),
+    "many CTAs a tile": ({"m": 100, "n": 30, "k": 1000, "layout": "nn"}, {}, 7),
+    "one k-tile each": ({"m": 100, "n": 30}, {}, 7),
     "clusters": ({"m": 600, "n": 136, "layout": "tn"}, {"cluster_m": 2, "block_n": 128}, 9),
     "clusters of columns": ({"n": 300, "batch": 3, "layout": "tt"}, {"cluster_n": 2, "block_n": 64, "stream_k": 2}, 10),
     "odd sizes": ({"m": 397, "n": 67, "k": 331}, {"stream_k": 2}, 5),
@@ -158,7 +161,7 @@ DEALT_PRODUCTS: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
 }
 """With the number of SMs that leaves the last wave short."""
 
-TILES: dict[str, Value] = {
+CONV_PARAMS: dict[str, Value] = {
     "block_m": 128,
     "block_n": 64,
     "consumers": 2,
@@ -177,7 +180,7 @@ SMALL: dict[str, Any] = {"n": 9, "h": 8, "w": 8, "c": 64, "f": 64, "kh": 3, "kw"
 RAGGED: dict[str, Any] = {"n": 3, "h": 15, "w": 13, "c": 40, "f": 72, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16"}
 SWAPPED: dict[str, Value] = {"swap_ab": 1, "block_m": 64, "block_n": 128, "consumers": 1, "tile_w": 8}
 PINGPONG: dict[str, Value] = {"kernel_schedule": "pingpong", "block_m": 64}
-CONVOLUTIONS: list[Form] = [
+CONVOLUTIONS: list[Case] = [
     (SMALL, {}),
     (SMALL, {"pdl": 1, "stages": 2, "tile_w": 1, "tile_h": 1}),
     (SMALL | {"dtype": "bfloat16", "f": 128}, {"block_n": 128, "cluster_m": 2}),
@@ -204,8 +207,8 @@ CONVOLUTIONS: list[Form] = [
 
 FEW_CHANNELS: dict[str, Any] = {"n": 2, "h": 13, "w": 32, "c": 3, "f": 64, "kh": 7, "kw": 7, "stride": 2, "padding": 3, "dtype": "float16"}
 THREE_BY_THREE = FEW_CHANNELS | {"kh": 3, "kw": 3, "stride": 1, "padding": 1, "h": 11, "w": 24}
-WINDOW_TILES: dict[str, Any] = {"tile_w": 16, "mma_tiles": 2, "block_n": 64, "stages": 3, "blocks": 2}
-WINDOWS: list[Form] = [
+SMEM_CONV_PARAMS: dict[str, Any] = {"tile_w": 16, "mma_tiles": 2, "block_n": 64, "stages": 3, "blocks": 2}
+SMEM_CONVOLUTIONS: list[Case] = [
     (FEW_CHANNELS, {}),
     (FEW_CHANNELS | {"dtype": "bfloat16", "epilogue": ("bias", "relu"), "n": 3}, {"tile_w": 32, "mma_tiles": 1, "stages": 2}),
     (FEW_CHANNELS | {"padding": 0, "f": 136}, {"block_n": 128, "mma_tiles": 1}),

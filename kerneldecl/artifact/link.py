@@ -17,38 +17,31 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, specialised_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
-from kerneldecl.planning.plan import is_measured
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import arch_fields, compilers, digest
-from kerneldecl.store.local import LocalStore, Miss, Record
-from kerneldecl.toolchain.cuda_objects import link_cuda_library
-from kerneldecl.toolchain.cxx import link_shared_library
-
-SCHEMA = 3
-MANIFEST = "manifest.json"
-_NO_DIGEST = "0" * 64
-Linker = Callable[[Path, Sequence[Path]], None]
-LINKERS: Mapping[str, Linker] = MappingProxyType({"cpu": link_shared_library, "cuda": link_cuda_library})
-"""What links objects into a library, by kind of arch."""
+from kerneldecl.store.local import Miss
+from kerneldecl.store.protocol import Store
+from kerneldecl.store.results import Lowered, TuneResult
+from kerneldecl.toolchain.linkers import Linker
 
 
 class Part(NamedTuple):
-    """One entry of an artifact: the workload, the result of its lower record, its tune record."""
+    """One entry of an artifact."""
 
     workload: Workload
-    lowered: Mapping[str, Any]
-    tuned: Record
+    lowered: Lowered
+    tuned: TuneResult
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Linked:
     """What an artifact is made of: the entries of one target."""
 
@@ -61,11 +54,7 @@ class Linked:
     parts: tuple[Part, ...]
 
 
-def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
-    return root / "dist" / f"{name}-{version}" / target
-
-
-def link(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     """Write the artifact beside its place and move it there; raise ArtifactError if a blob is missing.
 
     To be called by one process at a time for a folder.
@@ -93,18 +82,18 @@ def _swap(fresh: Path, folder: Path) -> None:
         fresh.replace(folder)
 
 
-def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> None:
+def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
     _write_objects(records, store, folder / "objects")
-    held = {record.result["computation"]: json.loads(_blob(store, record, "database")) for record in records}
+    held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     specialised = {computation: found for computation, found in held.items() if "trace" not in found}
-    _write_database([record for record in records if record.result["computation"] not in specialised], held, folder / "database")
+    _write_database([record for record in records if record.computation not in specialised], held, folder / "database")
     for computation, found in specialised.items():
         write_whole(folder / specialised_file(computation), json.dumps(found, sort_keys=True), durable=True)
     for record in records:
-        write_whole(folder / "source" / f"{record.result['symbol']}.py", _blob(store, record, "source"), durable=True)
+        write_whole(folder / "source" / f"{record.symbol}.py", _blob(store, record, "source"), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {
         "schema": SCHEMA,
@@ -118,45 +107,34 @@ def _write(linked: Linked, store: LocalStore, folder: Path, linker: Linker) -> N
         "entries": [_entry(part, kernels, specialised) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
         "files": files,
     }
-    write_whole(folder / MANIFEST, _with_digest(manifest), durable=True)
+    write_whole(folder / MANIFEST, with_digest(manifest), durable=True)
 
 
-def _with_digest(manifest: Mapping[str, Any]) -> bytes:
-    """Return the manifest's text with the digest of itself in it, taken while that is all zeros."""
-    text = (json.dumps({**manifest, "digest": _NO_DIGEST}, indent=1, sort_keys=True) + "\n").encode()
-    return text.replace(_NO_DIGEST.encode(), digest(text).encode(), 1)
-
-
-def _has_its_digest(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    text = (folder / MANIFEST).read_bytes().replace(str(manifest["digest"]).encode(), _NO_DIGEST.encode(), 1)
-    return digest(text) == str(manifest["digest"])
-
-
-def _kernels(records: Iterable[Record]) -> dict[str, Record]:
+def _kernels(records: Iterable[TuneResult]) -> dict[str, TuneResult]:
     """Return the record that each symbol's kernel comes from, sorted by symbol.
 
     Searches with other settings may have found several kernels of one computation. A symbol can stand for one: the
     fastest of those that are within everyone's tolerance, measured ones before others.
     """
-    by_symbol: dict[str, list[Record]] = {}
+    by_symbol: dict[str, list[TuneResult]] = {}
     for record in records:
-        by_symbol.setdefault(record.result["symbol"], []).append(record)
+        by_symbol.setdefault(record.symbol, []).append(record)
     return {symbol: _best(several) for symbol, several in sorted(by_symbol.items())}
 
 
-def _best(records: Sequence[Record]) -> Record:
-    strictest = min(record.result["tolerance"] for record in records)
-    measured = [record for record in records if is_measured(record)]
+def _best(records: Sequence[TuneResult]) -> TuneResult:
+    strictest = min(record.tolerance for record in records)
+    measured = [record for record in records if record.is_measured]
     # Where nobody has measured any, each is as good as its policy expects.
-    right = [record for record in measured if record.result["error"] <= strictest] or records
-    return min(right, key=lambda record: (record.result["run_secs"], record.key))
+    right = [record for record in measured if record.error is not None and record.error <= strictest] or records
+    return min(right, key=lambda record: (record.run_secs, record.key))
 
 
-def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore, folder: Path, linker: Linker) -> str:
+def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:
     with tempfile.TemporaryDirectory() as scratch:
-        objects = [Path(scratch) / f"{record.result['symbol']}.o" for record in records]
+        objects = [Path(scratch) / f"{record.symbol}.o" for record in records]
         for path, record in zip(objects, records, strict=True):
-            path.write_bytes(_blob(store, record, "code"))
+            path.write_bytes(_blob(store, record, "object"))
         built = Path(scratch) / "library.so"
         linker(built, objects)
         content = built.read_bytes()
@@ -167,88 +145,49 @@ def _write_library(linked: Linked, records: Sequence[Record], store: LocalStore,
     return name
 
 
-def _write_objects(records: Sequence[Record], store: LocalStore, folder: Path) -> None:
+def _write_objects(records: Sequence[TuneResult], store: Store, folder: Path) -> None:
     for record in records:
-        write_whole(folder / f"{record.result['symbol']}.o", _blob(store, record, "code"), durable=True)
+        write_whole(folder / f"{record.symbol}.o", _blob(store, record, "object"), durable=True)
 
 
-def specialised_file(computation: str) -> str:
-    """Return where an artifact keeps the specialised function of a computation, by the digest of its canonical TensorIR."""
-    return f"specialised/{computation}.json"
-
-
-def _write_database(records: Sequence[Record], held: Mapping[str, Any], folder: Path) -> None:
+def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
     workloads: list[str] = []
     lines: list[str] = []
     for record in records:
-        database = held[record.result["computation"]]
+        database = held[record.computation]
         for workload in database["workloads"]:
-            fields = [database["trace"], [record.result["run_secs"]], database["target"], database["args"]]
+            fields = [database["trace"], [record.run_secs], database["target"], database["args"]]
             lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
             workloads.append(workload)
     write_whole(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads), durable=True)
     write_whole(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines), durable=True)
 
 
-def _blob(store: LocalStore, record: Record, name: str) -> bytes:
-    content = store.read_blob(record.result[name])
+def _blob(store: Store, record: TuneResult, name: str) -> bytes:
+    content = store.read_blob(record.blobs[name])
     if isinstance(content, Miss):
-        raise ArtifactError(f"cannot link {record.result['symbol']}: {content.reason}; build again to make it")
+        raise ArtifactError(f"cannot link {record.symbol}: {content.reason}; build again to make it")
     return content
 
 
-def _entry(part: Part, kernels: Mapping[str, Record], specialised: Collection[str]) -> dict[str, Any]:
+def _entry(part: Part, kernels: Mapping[str, TuneResult], specialised: Collection[str]) -> dict[str, Any]:
     workload, lowered, record = part
-    result = kernels[record.result["symbol"]].result
+    kernel = kernels[record.symbol]
     return {
         "name": workload.name,
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
         "tags": list(workload.tags),
-        "symbol": result["symbol"],
-        **lowered["signature"],
+        "symbol": kernel.symbol,
+        **lowered.signature,
         "key": record.key,
-        "computation": result["computation"],
-        "specialised": specialised_file(result["computation"]) if result["computation"] in specialised else "",
-        "winner": result["winner"],
-        "run_secs": result["run_secs"],
-        "flops": lowered["flops"],
-        "least_bytes": lowered["least_bytes"],
-        "verdict": {"verified": result["error"] is not None, "error": result["error"], "tolerance": record.result["tolerance"]},
-        "unmeasured": not result.get("is_measured", True),
-        "provenance": result["provenance"],
+        "computation": kernel.computation,
+        "specialised": specialised_file(kernel.computation) if kernel.computation in specialised else "",
+        "winner": kernel.winner.to_json(),
+        "run_secs": kernel.run_secs,
+        "flops": lowered.json["flops"],
+        "least_bytes": lowered.json["least_bytes"],
+        "verdict": {"verified": kernel.error is not None, "error": kernel.error, "tolerance": record.tolerance},
+        "unmeasured": not kernel.is_measured,
+        "provenance": kernel.provenance,
     }
-
-
-def artifact_defect(folder: Path, key: str = "") -> str:
-    """Return what is wrong with an artifact, as a phrase; empty if it is whole and, where a key is given, has that key."""
-    manifest = read_manifest(folder)
-    if isinstance(manifest, str):
-        return manifest
-    if not _has_its_digest(folder, manifest):
-        return f"{MANIFEST} of the artifact was changed after it was written"
-    if key and manifest["key"] != key:
-        return "the artifact holds other kernels"
-    for name, expected in manifest["files"].items():
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            return f"{name} is missing from the artifact"
-        if digest(content) != expected:
-            return f"{name} of the artifact has other content than its manifest says"
-    return ""
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | str:
-    """Return an artifact's manifest, or what is wrong with it as a phrase."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return "there is no artifact yet"
-    except (OSError, ValueError):
-        return f"{MANIFEST} of the artifact cannot be read"
-    if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "files", "library"} <= manifest.keys():
-        return f"{MANIFEST} of the artifact lacks fields"
-    if manifest["schema"] != SCHEMA:
-        return f"the artifact has schema {manifest['schema']}; this kerneldecl reads {SCHEMA}"
-    return manifest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.link import MANIFEST, artifact_defect, read_manifest
+from kerneldecl.artifact.manifest import MANIFEST, artifact_defect, read_manifest
 from kerneldecl.errors import ArtifactError
 
 

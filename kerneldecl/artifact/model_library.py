@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, pages_for, run, sized
+from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, run, sized, workspace_allocator_for
 from kerneldecl.toolchain.cxx import compiler
 
 TABLE = "__tvm_ffi__library_bin"
@@ -55,7 +55,8 @@ def link_model(library: str, files: Sequence[str], kernels: Sequence[Path], opti
         rest = [*(each for each in objects if each != holder), *kernels]
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in rest), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,discard.ld"]
-        command = [compiler(), "-shared", "-o", str(Path(library).resolve()), "table.s", "@objects.rsp", *pages_for(rest), *flags]
+        output = ["-o", str(Path(library).resolve())]
+        command = [compiler(), "-shared", *output, "table.s", "@objects.rsp", *workspace_allocator_for(rest), *flags]
         run(command, path, f"linking {Path(library).name}")
 
 

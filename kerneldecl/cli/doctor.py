@@ -1,4 +1,4 @@
-"""Owns the check of the machine: what kerneldecl needs, what it found, and what to do about the rest.
+"""Owns the check of the machine: what kerneldecl needs, what was found, and what to do about the rest.
 
 Knows nothing of what a workspace declares.
 """
@@ -31,25 +31,25 @@ _PAIR = "import tvm; from tvm import te; tvm.ir.load_json(tvm.ir.save_json(tvm.t
 
 @dataclass(frozen=True)
 class Check:
-    """One finding."""
+    """One thing that was checked."""
 
     name: str
     is_ok: bool
     found: str
     advice: str = ""
-    """What to do; empty where nothing is to be done."""
+    """Advice; empty where there is nothing to do."""
     is_needed: bool = True
     """False: a build on the host works without it."""
 
 
 def examine(folder: Path, toolchain: Mapping[str, str]) -> list[Check]:
-    """Return all findings. The pair of TVM and tvm-ffi is tried in a process of its own, since a bad pair crashes."""
+    """Return all checks. The pair of TVM and tvm-ffi is tried in a separate process, since a bad pair crashes."""
     versions = [_version(tool, toolchain[tool]) for tool in _PACKAGES]
     return [_python(), *versions, _pair(), _compiler(), _host(), _gpu(folder), _cuda_compiler(toolchain["cuda"]), _disk(folder)]
 
 
 def proposal(folder: Path) -> str:
-    """Return an arch file's text for the first GPU that no arch is for, or else for the first; raise ToolchainError if there is none."""
+    """Return an arch file for the first GPU that has none, or else for the first one; raise ToolchainError where there is no GPU."""
     gpus = read_gpus()
     if not gpus:
         raise ToolchainError("the NVIDIA driver shows no GPU to this process")
@@ -76,8 +76,8 @@ def _pair() -> Check:
     result = subprocess.run([sys.executable, "-c", _PAIR], capture_output=True, text=True, timeout=120, check=False)
     if result.returncode == 0:
         return Check("tvm with tvm_ffi", True, "serialise and read back IR")
-    words = (result.stderr.strip().splitlines() or [""])[-1]
-    found = f"killed by signal {-result.returncode}" if result.returncode < 0 else words[:200]
+    last_line = (result.stderr.strip().splitlines() or [""])[-1]
+    found = f"killed by signal {-result.returncode}" if result.returncode < 0 else last_line[:200]
     return Check("tvm with tvm_ffi", False, found, "install the pair that kerneldecl pins: pip install --force-reinstall kerneldecl")
 
 
@@ -86,8 +86,8 @@ def _compiler() -> Check:
         path = cxx.compiler()
     except ToolchainError as error:
         return Check("C++ compiler", False, "none", str(error))
-    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines() or [""]
-    return Check("C++ compiler", True, f"{path}: {words[0]}")
+    lines = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines() or [""]
+    return Check("C++ compiler", True, f"{path}: {lines[0]}")
 
 
 def _host() -> Check:
@@ -109,25 +109,25 @@ def _gpu(folder: Path) -> Check:
 
 
 def _cuda_compiler(declared: str) -> Check:
-    """Look for what entries for GPUs are compiled with; where there is none, only those cannot be built."""
+    """Check the compiler of entries for GPUs; without it, only those cannot be built."""
     try:
         found = nvcc.compiler()
     except ToolchainError as error:
         return Check("CUDA compiler", False, "none", f"for entries for GPUs: {error}", is_needed=False)
-    words = f"{found.path}: CUDA {found.version}, {found.archs[0]} to {found.archs[-1]}"
+    shown = f"{found.path}: CUDA {found.version}, {found.archs[0]} to {found.archs[-1]}"
     if is_cuda(found.version, declared):
-        return Check("CUDA compiler", True, words, is_needed=False)
-    return Check("CUDA compiler", False, words, f"{declared} is declared: put that one first on PATH", is_needed=False)
+        return Check("CUDA compiler", True, shown, is_needed=False)
+    return Check("CUDA compiler", False, shown, f"{declared} is declared: put it first on PATH", is_needed=False)
 
 
 def unknown_models(models: Sequence[str], known: set[str]) -> str:
-    """Return what to do about GPUs that no arch is for; empty where there is one for each."""
+    """Return what to do about GPUs without an arch; empty where each has one."""
     missing = [model for model in dict.fromkeys(models) if model not in known]
     return f"no arch is for {', '.join(missing)}: kerneldecl doctor --propose-arch > archs/NAME.toml" if missing else ""
 
 
 def _known_models(folder: Path) -> set[str]:
-    """Return the models that arch files are for; what is wrong with a file is for `check` to say."""
+    """Return the models of the arch files; mistakes in a file are reported by `check`."""
     models: set[str] = set()
     for name in plugin_names("archs", folder):
         if name != HOST:
@@ -138,5 +138,5 @@ def _known_models(folder: Path) -> set[str]:
 
 def _disk(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
-    advice = "" if free >= LEAST_DISK_BYTES else f"free some space in {folder}: builds want {LEAST_DISK_BYTES >> 30} GiB"
+    advice = "" if free >= LEAST_DISK_BYTES else f"free some space in {folder}: builds need {LEAST_DISK_BYTES >> 30} GiB"
     return Check("disk", not advice, f"{free / (1 << 30):.1f} GiB free in {folder}", advice)

@@ -1,6 +1,6 @@
 """Owns how a build's progress looks: a live display on a terminal, lines elsewhere.
 
-Knows nothing of how the build works. Everything goes to standard error; results are for standard output.
+Knows nothing of how the build works. Everything goes to standard error; standard output is for results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kerneldecl.tuning.events import Event, Finished, Note, Started, Step
 _VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
 
 _COUNTED = ("tune", "rank", "measure")
-"""What settles an entry, so that a count of entries goes up."""
+"""Kinds of actions that finish an entry, so that the count of entries goes up."""
 
 
 def wants_colour(choice: str, stream: TextIO, environment: Mapping[str, str]) -> bool:
@@ -29,7 +29,7 @@ def wants_colour(choice: str, stream: TextIO, environment: Mapping[str, str]) ->
 
 
 class Lines:
-    """A line for each finished action, as logs want it."""
+    """A line for each finished action, for logs."""
 
     def __init__(self, *, verbosity: int) -> None:
         self._verbosity = verbosity
@@ -66,13 +66,13 @@ class Lines:
 
 
 def step_text(step: Step) -> str:
-    """Return where an entry is: `qkv@host: verified 7 of 20, best 812 us`."""
+    """Return the progress of an entry: `qkv@host: verified 7 of 20, best 812 us`."""
     best = f", best {step.best_secs * 1e6:.4g} us" if step.best_secs else ""
     return f"{step.entry}: {step.doing} {step.done} of {step.total}{best}"
 
 
 class Live:
-    """A bar over all entries with the entry at work below it, for terminals."""
+    """A progress bar over all entries with the current entry below it, for terminals."""
 
     def __init__(self, *, colour: bool) -> None:
         from rich.console import Console
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def display(*, quiet: bool, verbosity: int, colour: str) -> Lines | Live:
-    """Return what shows the progress: nothing but failures if quiet, live on a terminal, lines else."""
+    """Return the display: failures alone if quiet, a live one on a terminal, lines otherwise."""
     if quiet:
         return Quiet(verbosity=0)
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not verbosity:

@@ -1,19 +1,18 @@
-"""Owns what the reading commands tell of plans and records, as JSON values and as text.
+"""Owns what the reading commands report of plans and records, as JSON values and as text.
 
-Knows nothing of terminals, exit codes or of how results came about.
+Knows nothing of terminals, exit codes or of how results were obtained.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate
+from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
 from kerneldecl.planning.last_build import State
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.planning.plan import Action, EntryPlan
-from kerneldecl.serial import space_from_json
+from kerneldecl.store.results import Lowered
 
 SCHEMA = 1
 Json = dict[str, Any]
@@ -42,7 +41,7 @@ def plan_text(actions: Sequence[Action]) -> str:
     for action in misses:
         by_entry.setdefault(action.entry, []).append(action)
     width = max(map(len, by_entry), default=0)
-    # What waits for an action before it has no reason of its own.
+    # An action that waits for an earlier one has no reason of its own.
     lines = [f"{', '.join(a.kind for a in several):<18} {entry:<{width}}  {several[0].reason}" for entry, several in by_entry.items()]
     entries = {action.entry for action in actions if action.kind != "link"}
     done = len(entries - by_entry.keys())
@@ -50,7 +49,7 @@ def plan_text(actions: Sequence[Action]) -> str:
 
 
 def why_json(entry: EntryPlan, link: Action, last: State, shadows: str) -> Json:
-    """Return why the entry's pending actions are pending or, if none is, why the last build ran what it ran."""
+    """Return why actions of the entry are pending or, if none is, why the last build ran its actions."""
     pending = [action for action in (*entry.actions, link) if not action.is_hit]
     actions = [{"kind": a.kind, "reason": a.reason, "changed": [list(line) for line in a.changed]} for a in pending]
     if not pending:
@@ -79,46 +78,59 @@ def show_json(entry: EntryPlan) -> Json:
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
         return {**head, "tuned": False, "reason": entry.action("tune").reason}
-    assert entry.lowered is not None
-    lowered, result = entry.lowered, entry.tuned.result
+    assert entry.lowered is not None, "what is tuned is lowered"
+    lowered, tuned = entry.lowered, entry.tuned
+    # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
+    peaks = tuned.json.get("measured_peaks", {}) if entry.arch.is_detected else {}
+    roofline = _roofline(lowered, dataclasses.replace(entry.arch.device, **peaks))
     return {
         **head,
         "tuned": True,
         "unmeasured": entry.is_unmeasured,
-        "key": entry.tuned.key,
-        "symbol": result["symbol"],
-        "policy": result["policy"],
-        "tensor_cores": result.get("tensor_cores", ""),
-        "specialised": result["measurements"][0].get("is_specialised", False),
+        "key": tuned.key,
+        "symbol": tuned.symbol,
+        "policy": tuned.policy,
+        "tensor_cores": tuned.tensor_cores,
+        "traceless": tuned.trials[0].is_traceless,
         "specialize": entry.workload.specialize,
-        "tied": result["tied"],
-        "tolerance": result["tolerance"],
-        "flops": lowered["flops"],
-        "least_bytes": lowered["least_bytes"],
-        "provenance": result["provenance"],
-        "candidates": [_candidate_json(m, lowered, result.get("ceilings", {}), entry.arch) for m in result["measurements"]],
+        "tied": tuned.tied,
+        "tolerance": tuned.tolerance,
+        "flops": lowered.json["flops"],
+        "least_bytes": lowered.json["least_bytes"],
+        "provenance": tuned.provenance,
+        "candidates": [_candidate_json(trial, roofline) for trial in tuned.trials],
     }
 
 
-def _candidate_json(measurement: Mapping[str, Any], lowered: Mapping[str, Any], ceilings: Mapping[str, Any], arch: Arch) -> Json:
-    samples = sorted(measurement.get("samples", ()))
+class Roofline(NamedTuple):
+    """What bounds a kernel: its work, and the device's rates."""
+
+    flops: float
+    least_bytes: float
+    peak_flops_per_s: float
+    dram_bytes_per_s: float
+
+
+def _roofline(lowered: Lowered, device: Cpu | Gpu) -> Roofline:
+    peak = device.peak_flops_per_s(lowered.space.dtype)
+    return Roofline(lowered.flops, lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
+
+
+def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
+    samples = sorted(trial.samples)
     fields: Json = {
-        "candidate": shown(Candidate.from_json(measurement["candidate"])),
-        "predicted_secs": measurement["predicted_secs"],
+        "candidate": str(trial.candidate),
+        "predicted_secs": trial.predicted_secs,
         "run_secs": None,
-        "error": measurement.get("error"),
-        "verdict": measurement.get("failure") or ("verified" if samples else "not measured"),
+        "error": trial.error,
+        "verdict": trial.failure or ("verified" if samples else "not measured"),
     }
     if not samples:
         return fields
-    run_secs = (samples[(len(samples) - 1) // 2] + samples[len(samples) // 2]) / 2
-    flops, moved = lowered["flops"] / run_secs, lowered["least_bytes"] / run_secs
-    dtype = space_from_json(lowered["space"]).dtype
-    # Of a detected machine the rates were measured beside the kernel; of a declared one its file has the last word.
-    device = dataclasses.replace(arch.device, **(ceilings if arch.is_detected else {}))
-    shares = {"peak_share": flops / device.peak_flops_per_s(dtype), "bandwidth_share": moved / device.dram_bytes_per_s}
+    flops, moved = roofline.flops / trial.run_secs, roofline.least_bytes / trial.run_secs
+    shares = {"peak_share": flops / roofline.peak_flops_per_s, "bandwidth_share": moved / roofline.dram_bytes_per_s}
     spread = {"p20_secs": samples[len(samples) // 5], "p80_secs": samples[len(samples) * 4 // 5], "samples": len(samples)}
-    return {**fields, "run_secs": run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
+    return {**fields, "run_secs": trial.run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
 
 
 def show_text(json: Json) -> str:
@@ -130,12 +142,12 @@ def show_text(json: Json) -> str:
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])
     lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
-    if told := json["tensor_cores"]:
-        lines.append(f"tensor cores: {told if told == 'used' else f'not used: {told}'}")
-    if json["specialised"]:
-        lines.append("the winner is specialised TensorIR: no schedule's trace leads to it")
+    if use := json["tensor_cores"]:
+        lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
+    if json["traceless"]:
+        lines.append("the winner is a PrimFunc without a schedule trace")
     if path := json["specialize"]:
-        lines.append(f"{SPECIALIZE}(…) are the functions that {path} gives")
+        lines.append(f"{SPECIALIZE}(…) are the custom kernels of {path}")
     lines.append("")
     lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
     for rank, c in enumerate(verified, start=1):
@@ -146,7 +158,7 @@ def show_text(json: Json) -> str:
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     if json["unmeasured"]:
         lines += [f"      {c['candidate']:<{width}}  {c['predicted_secs'] * 1e6:9.4g}  {c['verdict']}" for c in failed]
-        lines.append("the first is linked: its policy expects most of it; nobody has measured it yet")
+        lines.append("the first is linked: its policy ranks it first; it has not been measured yet")
         return "\n".join(lines)
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]
@@ -162,7 +174,7 @@ def query_json(entries: Sequence[EntryPlan]) -> Json:
 
 
 def _entry_json(entry: EntryPlan) -> Json:
-    tuned = entry.tuned.result if entry.tuned else None
+    tuned = entry.tuned
     return {
         "entry": entry.entry,
         "rule": entry.workload.rule,
@@ -170,8 +182,8 @@ def _entry_json(entry: EntryPlan) -> Json:
         "tags": list(entry.workload.tags),
         "line": entry.workload.line,
         "keys": {action.kind: action.key for action in entry.actions},
-        "winner": shown(Candidate.from_json(tuned["winner"])) if tuned else None,
-        "run_secs": tuned["run_secs"] if tuned else None,
+        "winner": str(tuned.winner) if tuned else None,
+        "run_secs": tuned.run_secs if tuned else None,
         "unmeasured": entry.is_unmeasured,
     }
 

@@ -1,16 +1,16 @@
-"""Owns what a build tells when it is over.
+"""Owns the summary of a finished build.
 
-Knows nothing of progress or of how the build went about it.
+Knows nothing of progress or of how the build was done.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kerneldecl.flow import Build
+from kerneldecl.stages.session import Session
 
 
-def build_json(done: Build) -> dict[str, Any]:
+def build_json(done: Session) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
     before = {e.entry: e for e in done.first_plan.entries}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]
@@ -40,7 +40,7 @@ def build_text(found: dict[str, Any]) -> str:
     parts = [f"{found['up_to_date']} up to date"]
     parts += [f"{found[name]} {name}" for name in ("tuned", "built") if found[name]]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
-    parts += [f"{len(found['not_reached'])} not reached (--keep-going goes on after a failure)"] * bool(found["not_reached"])
+    parts += [f"{len(found['not_reached'])} not reached (--keep-going continues after a failure)"] * bool(found["not_reached"])
     parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
@@ -52,7 +52,7 @@ def build_text(found: dict[str, Any]) -> str:
 
 
 def measured_text(found: dict[str, Any]) -> str:
-    """Return what came of a bundle."""
+    """Return the results of measuring a bundle."""
     parts = [f"{found['measured']} measured", *[f"{found['measured_before']} measured before"] * bool(found["measured_before"])]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]

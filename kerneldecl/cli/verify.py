@@ -1,6 +1,6 @@
-"""Owns checking an artifact that is there: its files by digest, its kernels against their references.
+"""Owns the verification of an artifact: its files by digest, its kernels against their references.
 
-Knows nothing of plans or records: an artifact says itself what it holds.
+Knows nothing of plans or records: an artifact's manifest describes it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.link import artifact_defect, artifact_folder, read_manifest
+from kerneldecl.artifact.manifest import artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.runners.local import LocalRunner
 
 LIMIT_SECS = 120.0
 SEED = 21
-"""Other inputs than those that the candidates were verified with."""
+"""Seed of the inputs; candidates were verified with other inputs."""
 
 
 def artifacts_of(workspace: Workspace) -> list[Path]:
-    """Return where the workspace's artifacts are or would be."""
+    """Return the folders of the workspace's artifacts, built or not."""
     declaration = workspace.declaration
     targets = dict.fromkeys(workload.target for workload in declaration.workloads)
     return [artifact_folder(workspace.root, declaration.artifact, declaration.version, target) for target in targets]
@@ -29,7 +29,7 @@ def artifacts_of(workspace: Workspace) -> list[Path]:
 def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     """Return the verdict on each entry. Rules for the references are those of the workspace `root` and the standard ones.
 
-    No kernel is run, or even loaded, where a file is not what the manifest says.
+    No kernel is loaded where a file does not match the manifest.
     """
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": []}
@@ -46,7 +46,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
 
 def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
     case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
-    request = {"do": "verify", **where, "case": case, "symbol": entry["symbol"]}
+    request = {"action": "verify", **where, "spec": case, "symbol": entry["symbol"]}
     answer = runner.measure(request, LIMIT_SECS)
     tolerance = entry["verdict"]["tolerance"]
     error = answer.get("error")
@@ -59,11 +59,11 @@ def verify_text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for artifact in found["artifacts"]:
         if artifact["defect"]:
-            lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to make it again")
+            lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to rebuild it")
             continue
         lines += [_line(entry) for entry in artifact["entries"]]
         right = sum(entry["ok"] for entry in artifact["entries"])
-        lines.append(f"{artifact['artifact']}: files as the manifest says; {right} of {len(artifact['entries'])} kernels right")
+        lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct")
     return "\n".join(lines)
 
 

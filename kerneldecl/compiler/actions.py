@@ -14,27 +14,28 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.artifact.link import LINKERS
 from kerneldecl.compiler import canonical, cpu, cuda
-from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_for_other_sizes
+from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.compiler.prim_funcs import specialised_function
+from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
+from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
-Case = Mapping[str, Any]
-"""A workload with its known computation: root, rule, attrs, computation."""
+Spec = Mapping[str, Any]
+"""A workload spec, with the digest of its computation: root, rule, attrs, computation."""
 
 
 def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Lower a rule and return what the later stages need to know of the computation."""
+    """Lower a rule and return the facts of the computation that later stages need."""
     declared = _rule(root, rule, attrs)
     mod = canonical.lower(declared)
     return {
@@ -47,109 +48,112 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build(case: Case, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, afresh: bool = False) -> dict[str, Any]:
+def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, force: bool = False) -> dict[str, Any]:
     """Apply a candidate, compile it and link it alone into `folder`; return digests, or a failure if it does not apply.
 
-    Where the store knows what the scheduled module compiles to, nothing is compiled unless `afresh`, and `folder` gets
+    Where the store knows what the scheduled module compiles to, nothing is compiled unless `force`, and `folder` gets
     no files.
     """
-    mod, parsed = _lowered(case), arch_from_json(arch)
-    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
-    if applied is None:
+    mod, parsed = _lowered(spec), arch_from_json(arch)
+    result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
+    if result is None:
         return {"failure": "the template does not apply"}
-    scheduled, symbol = applied.digest, canonical.symbol(case["computation"])
+    scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
-    store = LocalStore(Path(case["root"]) / "cache")
-    known = store.read("build", key(manifest), is_local=True)  # anyone can make it again: not worth committing
-    if isinstance(known, Record) and not afresh:
-        return {"scheduled": scheduled, **known.result}
-    content, built = _compiled(applied.mod, parsed, symbol, store)
-    if applied.schedule is None:
-        built["is_specialised"] = True
-    path = Path(folder) / f"{built['code']}.o"
+    store = LocalStore(Path(spec["root"]) / "cache")
+    known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
+    if isinstance(known, Record) and not force:
+        return {"schedule_digest": scheduled, **known.result}
+    content, built = _compiled(result.mod, parsed, symbol, store)
+    if result.schedule is None:
+        built["is_traceless"] = True
+    path = Path(folder) / f"{built['code_digest']}.o"
     path.write_bytes(content)
     LINKERS[parsed.kind](path.with_suffix(".so"), [path])
     store.write("build", manifest, built, is_local=True)
-    return {"scheduled": scheduled, **built}
+    return {"schedule_digest": scheduled, **built}
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
-    """Return the object file, and what a build record tells of it: fields of a `Trial`."""
+    """Return the object file, and the fields of a `Trial` that a build record holds."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
-        return content, {"code": digest(content), "code_bytes": len(content)}
-    made = cuda.compile_cuda_object(mod, arch, symbol, store)
+        return content, {"code_digest": digest(content), "code_bytes": len(content)}
+    compiled = cuda.compile_cuda_object(mod, arch, symbol, store)
     used = {
-        "registers": max(launch.usage.registers for launch in made.launches),
-        "smem_bytes": max(launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in made.launches),
-        "spill_bytes": max(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in made.launches),
+        "registers": max(launch.usage.registers for launch in compiled.launches),
+        "smem_bytes": max(launch.usage.smem_bytes + launch.dynamic_smem_bytes for launch in compiled.launches),
+        "spill_bytes": max(launch.usage.stack_bytes + launch.usage.spill_bytes for launch in compiled.launches),
     }
-    return made.content, {"code": made.code, "code_bytes": len(made.content), **used}
+    return compiled.content, {"code_digest": compiled.code, "code_bytes": len(compiled.content), **used}
 
 
-def specialize(case: Case, arch: Json) -> dict[str, Any]:
-    """Return how many functions the case's file gives, or what is wrong with it."""
+def specialize(spec: Spec, arch: Json) -> dict[str, Any]:
+    """Return how many custom kernels the workload's file returns, or what is wrong with it."""
     try:
-        return {"variants": len(_specialised(json.dumps(case, sort_keys=True), json.dumps(arch, sort_keys=True)))}
+        return {"variants": len(_custom_kernels(json.dumps(spec, sort_keys=True), json.dumps(arch, sort_keys=True)))}
     except DeclarationError as error:
         return {"failure": str(error)}
 
 
 @functools.lru_cache(maxsize=1)
-def _specialised(case_text: str, arch_text: str) -> tuple[cpu.Applied, ...]:
-    """Return the functions that the file of the case at hand gives for it; raise DeclarationError where the file is to blame."""
-    case, arch = json.loads(case_text), arch_from_json(json.loads(arch_text))
-    root, path, mod = Path(case["root"]), case[SPECIALIZE], _lowered(case)
-    several = custom_kernels(root, path, mod, arch)
+def _custom_kernels(spec_text: str, arch_text: str) -> tuple[cpu.ScheduledModule, ...]:
+    """Return the custom kernels that the workload's file returns; raise DeclarationError where the file is to blame."""
+    spec, arch = json.loads(spec_text), arch_from_json(json.loads(arch_text))
+    root, path, mod = Path(spec["root"]), spec[SPECIALIZE], _lowered(spec)
+    results = custom_kernels(root, path, mod, arch)
     with blamed(root / path, root, "what specialize() returns cannot be used"):
-        # The schedule of a module that the file has made itself is kept as what it leads to: its trace would apply to no other.
-        ours = (isinstance(each, tvm.s_tir.Schedule) and not cpu.replays(each, mod) for each in several)
-        return tuple(cpu.applied(mod, each.mod if is_other else each) for each, is_other in zip(several, ours, strict=True))
+        return tuple(cpu.scheduled_module(mod, _traceless_unless_replayable(each, mod)) for each in results)
 
 
-def _applied(case: Case, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.Applied | None:
+def _traceless_unless_replayable(result: Any, mod: tvm.IRModule) -> Any:
+    """Return a custom kernel; for a schedule of a module that the file has built itself its result, as its trace applies to no other."""
+    return result.mod if isinstance(result, tvm.s_tir.Schedule) and not cpu.replays(result, mod) else result
+
+
+def _scheduled(spec: Spec, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> cpu.ScheduledModule | None:
     if candidate.template != SPECIALIZE:
-        return cpu.apply_candidate(Path(case["root"]), mod, candidate, arch)
-    made = _specialised(json.dumps(case, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
-    return made[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
+        return cpu.apply_candidate(Path(spec["root"]), mod, candidate, arch)
+    kernels = _custom_kernels(json.dumps(spec, sort_keys=True), json.dumps(to_json(arch), sort_keys=True))
+    return kernels[int(dict(candidate.params)["variant"])]  # type: ignore[arg-type]  # it is a number
 
 
-def describe(case: Case, candidate: Json, arch: Json) -> dict[str, Any]:
-    """Return what an artifact holds of a candidate beside its object file: database lines or a specialised function, and the source."""
-    mod, parsed = _lowered(case), arch_from_json(arch)
-    applied = _applied(case, mod, Candidate.from_json(candidate), parsed)
-    assert applied is not None, "a winner applies"
-    if applied.schedule:
-        held = dataclasses.asdict(cpu.database_lines(applied.schedule, mod, parsed))
+def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
+    """Return what an artifact holds of a candidate beside its object file: database lines or a traceless function, and the source."""
+    mod, parsed = _lowered(spec), arch_from_json(arch)
+    result = _scheduled(spec, mod, Candidate.from_json(candidate), parsed)
+    assert result is not None, "a winner applies"
+    if result.schedule:
+        held = dataclasses.asdict(cpu.database_lines(result.schedule, mod, parsed))
     else:
-        held = dataclasses.asdict(specialised_function(mod, applied.mod))
-    return {"database": json.dumps(held, sort_keys=True), "source": applied.mod["main"].script()}
+        held = dataclasses.asdict(traceless_function(mod, result.mod))
+    return {"database": json.dumps(held, sort_keys=True), "source": result.mod["main"].script()}
 
 
 def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
-    """Return what a model calls: functions that an entry can stand for, and why others have none; a problem if it is no model.
+    """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` are those that a dynamic dimension is to have entries for.
+    `sizes` gives the shape buckets of dynamic dimensions.
 
-    A function has name, calls, rule, attrs (those that are to be declared) and identity (those that tell its entry from
-    others); one of rule tensor_ir has its IR instead of attributes.
+    A function has name, calls, rule, attrs (those to be declared) and identity (those that distinguish its entry from
+    others); a function of rule tensor_ir has its IR instead of attributes.
     """
     from kerneldecl.compiler.model_import import read_model
 
     try:
         mod = read_model.read_model(model)
         if sizes:
-            mod = read_model.of_sizes(mod, sizes)
+            mod = read_model.with_shape_buckets(mod, sizes)
     except read_model.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
     dims = [] if sizes else dynamic_dims(mod)
     mod = read_model.fused(mod)
     functions: dict[str, dict[str, Any]] = {}
     left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in read_model.unlowered(mod)]
-    others = only_for_other_sizes(mod)
+    outside = only_outside_buckets(mod)
     for name, func, calls in read_model.called(mod):
         if reason := read_model.function_problem(func):
-            if name in others:
+            if name in outside:
                 reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
             elif dims and read_model.is_dynamic(func):
                 reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
@@ -163,30 +167,30 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
 
 
 def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
-    from kerneldecl.compiler.model_import.match_rules import recognised
+    from kerneldecl.compiler.model_import.match_rules import matching_rule
 
-    known = recognised(mod, root)
-    if known is None:
+    found = matching_rule(mod, root)
+    if found is None:
         return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
-    proposal, identity = known
-    return {"rule": proposal.rule, "attrs": proposal.attrs, "identity": identity}
+    candidate, identity = found
+    return {"rule": candidate.rule, "attrs": candidate.attrs, "identity": identity}
 
 
 def _rule(root: str, rule: str, attrs: Json) -> Rule:
     return load_rule(Path(root), rule).of(Path(root), attrs)
 
 
-def _lowered(case: Case) -> tvm.IRModule:
-    """Return the case's module; raise ValueError if it is not the computation that was planned with."""
-    text = json.dumps(case, sort_keys=True)
+def _lowered(spec: Spec) -> tvm.IRModule:
+    """Return the workload's module; raise ValueError if it is not the computation that was planned."""
+    text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
-        mod = canonical.lower(_rule(case["root"], case["rule"], case["attrs"]))
-        if canonical.module_digest(mod) != case["computation"]:
-            raise ValueError(f"rule {case['rule']} computes something else than when this build began; build again")
+        mod = canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"]))
+        if canonical.module_digest(mod) != spec["computation"]:
+            raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod
     return _LOWERED[text]
 
 
 _LOWERED: dict[str, tvm.IRModule] = {}
-"""Holds the case at hand: the candidates of a workload come one after the other."""
+"""The module of the last workload spec: the candidates of a workload are built one after the other."""

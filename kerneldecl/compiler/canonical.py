@@ -1,4 +1,4 @@
-"""Owns the canonical TensorIR of a computation: how a rule's result becomes a module, and the text that identifies it.
+"""Owns the canonical TensorIR of a computation: a rule's result as a module, and the text that identifies it.
 
 Knows nothing of schedules, targets or keys other than that a digest identifies a computation.
 """
@@ -74,7 +74,7 @@ def canonical_text(mod: tvm.IRModule) -> str:
     """Return the module's script with every variable, buffer and block renamed in order of definition.
 
     Two modules with one text compute the same in the same way, whatever names, attributes or comments their authors
-    chose. The text is ours to keep stable: TVM's own hash differs between its releases.
+    chose. TVM's own hash differs between its releases; this text must not.
     """
     return "".join(f"{line}\n" for line in canonical_lines(code_lines(mod)))
 
@@ -93,13 +93,13 @@ def nests(mod: tvm.IRModule) -> list[list[str]]:
 
 
 def canonical_lines(lines: Iterable[str]) -> list[str]:
-    """Return lines of a script with what they name renamed in order of definition, or of use where it is defined elsewhere."""
+    """Return a script's lines with variables renamed in order of definition, or of use where they are defined elsewhere."""
     names = _Names()
     return [names.renamed(line) for line in lines]
 
 
 class _Names:
-    """The new names of a function's definitions; a later definition of a name hides the earlier one."""
+    """Assigns new names to a function's definitions; a later definition of a name hides the earlier one."""
 
     def __init__(self) -> None:
         self._current: dict[str, str] = {}
@@ -136,11 +136,6 @@ class _Names:
 def module_digest(mod: tvm.IRModule) -> str:
     """Return the digest that stands for the module in keys."""
     return digest(canonical_text(mod).encode())
-
-
-def symbol(computation: str) -> str:
-    """Return the symbol of a computation's kernel; one computation has one symbol, whatever schedule implements it."""
-    return f"kd_{computation[:20]}"
 
 
 def save(mod: tvm.IRModule) -> str:

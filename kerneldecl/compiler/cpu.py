@@ -1,4 +1,4 @@
-"""Owns how a candidate becomes machine code on a CPU: template applied, object file compiled, lines for TVM's database.
+"""Owns the way from a candidate to machine code on a CPU: template applied, object file compiled, lines for TVM's database.
 
 Knows nothing of rules, stores, measurements or processes.
 """
@@ -20,71 +20,72 @@ from tvm.tirx import compilation_pipeline
 from kerneldecl.compiler.canonical import module_digest
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.passes.float8 import exact_float8
-from kerneldecl.compiler.prim_funcs import is_tirx, specialised_digest, specialised_module
+from kerneldecl.compiler.prim_funcs import is_tirx, traceless_digest, traceless_module
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_module
 
 PASS_CONFIG = {"tirx.use_async_copy": True}
-"""Options of TVM's that schedules of ours rely on: loops that ask for it (software_pipeline_async_stages) copy asynchronously."""
+"""TVM's options that the templates rely on: loops annotated with software_pipeline_async_stages copy asynchronously."""
 
 
 @dataclass(frozen=True)
 class DatabaseLines:
-    """What MetaSchedule's JSON database holds of one kernel: the forms of its workload, and its record without times."""
+    """The rows of one kernel in MetaSchedule's JSON database: the forms of its workload, and its record without times."""
 
     workloads: tuple[str, ...]
-    """Each a line of database_workload.json."""
+    """Lines of database_workload.json."""
     trace: Any
     target: Any
     args: Any
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What a candidate makes of a module."""
+class ScheduledModule:
+    """A module that a candidate was applied to."""
 
     mod: tvm.IRModule
-    """Its function, scheduled, as `main`."""
+    """The scheduled function as `main`."""
     schedule: tvm.s_tir.Schedule | None
-    """Whose trace leads there; None where the function is specialised."""
+    """The schedule whose trace leads to the module; None for a traceless function."""
 
     @property
     def digest(self) -> str:
-        """What stands for the scheduled module in keys."""
-        return module_digest(self.mod) if self.schedule else specialised_digest(self.mod)
+        """The digest that stands for the scheduled module in keys."""
+        return module_digest(self.mod) if self.schedule else traceless_digest(self.mod)
 
 
-def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> Applied | None:
-    """Return what the candidate's template makes of the module, None where it does not apply; raise as `applied` does."""
-    made = load_module("templates", root, candidate.template).apply(mod, dict(candidate.params), arch)
-    return None if made is None else applied(mod, made)
+def apply_candidate(root: Path, mod: tvm.IRModule, candidate: Candidate, arch: Arch) -> ScheduledModule | None:
+    """Return the module that the candidate's template gives, None where it does not apply; raise as `scheduled_module` does."""
+    result = load_module("templates", root, candidate.template).apply(mod, dict(candidate.params), arch)
+    return None if result is None else scheduled_module(mod, result)
 
 
-def applied(mod: tvm.IRModule, made: Any) -> Applied:
-    """Return a schedule of the module, or what takes the module's place; raise TypeError or ValueError if it is neither."""
-    if not isinstance(made, tvm.s_tir.Schedule | tvm.IRModule | tvm.tirx.PrimFunc):
-        raise TypeError(f"{type(made).__name__} is no Schedule, IRModule or PrimFunc")
-    if isinstance(made, tvm.s_tir.Schedule):
-        return Applied(made.mod, made)
-    return Applied(specialised_module(tvm.IRModule({"main": made}) if isinstance(made, tvm.tirx.PrimFunc) else made, mod), None)
+def scheduled_module(mod: tvm.IRModule, result: Any) -> ScheduledModule:
+    """Return a schedule of the module, or a function that implements it; raise TypeError or ValueError if `result` is neither."""
+    if not isinstance(result, tvm.s_tir.Schedule | tvm.IRModule | tvm.tirx.PrimFunc):
+        raise TypeError(f"{type(result).__name__} is no Schedule, IRModule or PrimFunc")
+    if isinstance(result, tvm.s_tir.Schedule):
+        return ScheduledModule(result.mod, result)
+    implementation = tvm.IRModule({"main": result}) if isinstance(result, tvm.tirx.PrimFunc) else result
+    return ScheduledModule(traceless_module(implementation, mod), None)
 
 
 def replays(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule) -> bool:
-    """Say whether a schedule's trace leads from the module to what the schedule holds; it may be one of another module."""
-    again = tvm.s_tir.Schedule(mod)
+    """Say whether a schedule's trace, replayed on the module, gives the schedule's result; it may be one of another module."""
+    replayed = tvm.s_tir.Schedule(mod)
     try:
-        schedule.trace.apply_to_schedule(again, remove_postproc=False)
+        schedule.trace.apply_to_schedule(replayed, remove_postproc=False)
     except (RuntimeError, ValueError):
         return False
-    return bool(tvm_ffi.structural_equal(again.mod, schedule.mod))
+    return bool(tvm_ffi.structural_equal(replayed.mod, schedule.mod))
 
 
 def target_of(arch: Arch) -> tvm.target.Target:
-    return tvm.target.Target({name: _listed(value) for name, value in arch.tvm_target})
+    return tvm.target.Target({name: _as_lists(value) for name, value in arch.tvm_target})
 
 
-def _listed(value: Value) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def _as_lists(value: Value) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
@@ -97,18 +98,18 @@ def compile_object(mod: tvm.IRModule, arch: Arch, symbol: str) -> bytes:
         return path.read_bytes()
 
 
-def _of_both_kinds() -> Any:
-    """Return TVM's pipelines for S-TIR and TIRx as one, which takes back what they promise of the arguments' alignment.
+def _mixed_pipeline() -> Any:
+    """Return one pipeline for modules of S-TIR and TIRx functions, which does not assume aligned arguments.
 
-    Either refuses functions of the other kind, but a model may have both.
+    TVM's own pipelines each refuse functions of the other kind, but a model may have both.
 
-    TVM assumes that every argument starts at a multiple of 64 bytes. NumPy's arrays start at multiples of 16, slices of
-    them anywhere; the kernel would crash. Loads of vectors from unaligned addresses are as fast where they are aligned.
+    TVM assumes that every argument is 64-byte aligned. NumPy's arrays are 16-byte aligned, slices of them not at all; the
+    kernel would crash. Unaligned vector loads are as fast as aligned ones where the address is aligned.
     """
     pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
-    def lowered(given: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
-        mod = exact_float8(given)
+    def lowered(before: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        mod = exact_float8(before)
         done: dict[Any, Any] = {}
         with tvm.transform.PassContext(context.opt_level, config={**dict(context.config), **PASS_CONFIG}):
             for flag, (lower, *_rest) in pipelines.items():
@@ -116,7 +117,7 @@ def _of_both_kinds() -> Any:
                 done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
         return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in done.items()}, attrs=mod.attrs)
 
-    # Of both kinds, what follows the lowering is the same.
+    # The passes after the lowering are the same for S-TIR and TIRx.
     return tvm.transform.module_pass(lowered, opt_level=0), *pipelines[False][1:]
 
 
@@ -131,9 +132,9 @@ def _unaligned(stmt: Any) -> Any:
 
 
 PIPELINE = "kerneldecl"
-"""The name of TVM's registry under which both kinds of function are lowered."""
+"""The name in TVM's registry of the pipeline for modules of S-TIR and TIRx functions."""
 vector_math.register()
-compilation_pipeline.register_tir_pipeline(PIPELINE, _of_both_kinds)
+compilation_pipeline.register_tir_pipeline(PIPELINE, _mixed_pipeline)
 
 
 def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) -> DatabaseLines:
@@ -146,9 +147,9 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
     forms = (_normalized(func), _normalized(annotated))
     if not schedule.trace.insts:
-        # TVM passes over a record without instructions; this one does nothing.
+        # TVM skips a record without instructions; get_sblock is one that changes nothing.
         schedule.get_sblock(func.body.block.name_hint)
-    # TVM's own writer knows how to put index maps into JSON; its Python interface does not.
+    # TVM's own writer can serialise index maps; its Python interface cannot.
     with tempfile.TemporaryDirectory() as folder:
         database = meta_schedule.database.JSONDatabase(work_dir=folder)
         for form in forms:

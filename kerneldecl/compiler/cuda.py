@@ -1,14 +1,14 @@
-"""Owns how a scheduled module becomes an object for an NVIDIA GPU: host code by LLVM, device code as a cubin beside it.
+"""Owns the compilation of a scheduled module for an NVIDIA GPU: host code by LLVM, device code by nvcc, in one object.
 
 Knows nothing of candidates, measurements or drivers; it needs neither a GPU nor its driver.
 
-A function in S-TIR goes through TVM's pipeline for it and our passes; one in TIRx says itself what each thread does, and goes
-through TVM's own pipeline alone, for the arch with wgmma where there is one.
+A function in S-TIR goes through TVM's pipeline for S-TIR and the passes of `kerneldecl.compiler.passes`; a function in TIRx, which
+is written per thread, goes through TVM's own pipeline alone, for the arch with wgmma where the GPU has one.
 
-TVM compiles device code itself, by a callback, where it finds CUDA's runtime and driver, and else leaves source in the
-module, to be compiled where it is loaded. Here it always leaves source (TVM_COMPILE_FORCE_FALLBACK), so that machines
-with and without a GPU go the same way; the source is compiled by nvcc, and the serialised module gets the cubin in its
-place. The linked library needs nothing but TVM's runtime (libtvm_runtime.so, libtvm_runtime_cuda.so) and a driver.
+TVM compiles device code itself, by a callback, where it finds CUDA's runtime and driver; otherwise it leaves source in the
+module, to be compiled where the module is loaded. Here it always leaves source (TVM_COMPILE_FORCE_FALLBACK), so that builds with
+and without a GPU are the same: nvcc compiles the source, and the cubin replaces it in the serialised module. The linked library
+needs nothing but TVM's runtime (libtvm_runtime.so, libtvm_runtime_cuda.so) and a driver.
 """
 
 from __future__ import annotations
@@ -30,79 +30,80 @@ from tvm_ffi import structural
 
 from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
-from kerneldecl.compiler.passes.dependent_launch import can_overlap, overlapping_kernels, overlapping_launches, told_to_overlap
-from kerneldecl.compiler.passes.registers import narrowed, own_parts, unrolled
+from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
+from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
 from kerneldecl.compiler.passes.single_barrier import one_barrier
 from kerneldecl.compiler.passes.spread_copies import spread_copies
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.store.keys import digest, key, manifest
-from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.local import Record
+from kerneldecl.store.protocol import Store
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import embed, sized
 from kerneldecl.toolchain.nvcc import Cubin, Usage
-from kerneldecl.toolchain.scalarize_arrays import in_parts
+from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 _DYNAMIC_SMEM = "tirx.use_dyn_shared_memory"
 _TENSOR_MAP = "runtime.cuTensorMapEncodeTiled"
 
 Call = tuple[str, dict[str, int]]
-"""A kernel's name, and the extent of each launch parameter."""
+"""A launch: the kernel's name, and the extent of each launch parameter."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: over how many blocks of how many threads, and what it uses."""
+    """One launch of a kernel: grid, block and cluster dimensions, and the resources of a block."""
 
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_smem_bytes: int
-    """Asked for at launch, by each block; `usage.smem_bytes` comes on top."""
+    """Dynamic shared memory per block; `usage.smem_bytes` is added to it."""
     cluster: tuple[int, int, int]
-    """Blocks that run side by side and reach each other's shared memory."""
+    """Blocks per cluster in each dimension."""
     usage: Usage
 
 
 @dataclass(frozen=True)
 class CudaObject:
-    """A relocatable object that exports one function, for `cudalink.link_cuda_library`."""
+    """A relocatable object that exports one function, for `cuda_objects.link_cuda_library`."""
 
     content: bytes = field(repr=False)
     code: str
-    """Digest of the device code, how it is launched and what the function takes: what a measurement depends on."""
+    """Digest of the device code, its launches and the function's signature: what a measurement depends on."""
     launches: tuple[Launch, ...]
-    """In order of execution."""
+    """Launches in order of execution."""
 
 
-def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> CudaObject:
+def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store) -> CudaObject:
     """Return the object that holds the scheduled `main` as an exported function named `symbol`.
 
-    What nvcc made of the same source before is taken from the store. Raise ValueError if something is bound to no threads or
+    The cubin of a source that was compiled before is taken from the store. Raise ValueError if something is bound to no threads or
     nvcc rejects the source, ToolchainError if there is no compiler for the arch.
     """
     func = mod["main"].with_attr("global_symbol", symbol)
-    made = _generated(func, symbol, arch)
-    functions, source = _serialized(made.library)
-    cubin = _cubin(source if is_tirx(func) else in_parts(source), made.arch, _flags(func), store)
-    launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in made.calls)
+    generated = _generated(func, symbol, arch)
+    functions, source = _serialized(generated.library)
+    cubin = _cubin(source if is_tirx(func) else scalarized(source), generated.arch, _flags(func), store)
+    launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in generated.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
-    return CudaObject(embed(_host_object(made.library), module), _code_digest(cubin, launches, func, made), launches)
+    return CudaObject(embed(_host_object(generated.library), module), _code_digest(cubin, launches, func, generated), launches)
 
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
-    """Return the CUDA source of the scheduled `main`; raise ValueError as `compile_cuda_object`, which cuts its arrays for nvcc, does."""
+    """Return the CUDA source of the scheduled `main`, before `compile_cuda_object` scalarizes its arrays; raise ValueError as that does."""
     return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
 
 
 def reworked(device: tvm.IRModule) -> tvm.IRModule:
-    """Return device functions of S-TIR as code is generated of them: barriers, copies and fragments other than TVM leaves them."""
-    return own_parts(unrolled(spread_copies(one_barrier(device))))
+    """Return device functions of S-TIR after our passes: single barriers, spread copies, unrolled loops and per-lane fragments."""
+    return lane_arrays(unrolled(spread_copies(one_barrier(device))))
 
 
 @contextmanager
 def _source_only() -> Iterator[None]:
-    """Have TVM's code generator leave CUDA source as it is, also where it could compile it."""
+    """Have TVM's code generator emit CUDA source, also where it could compile it."""
     name = "TVM_COMPILE_FORCE_FALLBACK"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -116,19 +117,19 @@ def _source_only() -> Iterator[None]:
 
 
 class _Generated(NamedTuple):
-    """What TVM generates of a function."""
+    """The code that TVM generates for a function."""
 
     library: Any
     """Host code, with CUDA source imported."""
     arch: str
-    """That the source is for."""
+    """The arch that the source is for."""
     calls: tuple[Call, ...]
     tensor_maps: tuple[str, ...]
-    """The calls of the host that describe arrays to the unit that copies tiles of them (TMA)."""
+    """Arguments of the host's calls that encode TMA descriptors."""
 
 
 def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
-    """Return what TVM generates, by the steps of tvm.tirx.build, whose result does not tell how kernels are launched."""
+    """Return the generated code, by the steps of tvm.tirx.build, whose result does not include the launches."""
     lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("tirx" if is_tirx(func) else "s_tir")
     host_target = tvm.target.Target("llvm")
     mod = tvm.IRModule({symbol: func})
@@ -140,11 +141,11 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
         # A template may have bound its function to another arch of the same GPU, such as sm_90a.
         [(device_target, device)] = devices.items()
         if is_tirx(func):
-            host, device = told_to_overlap(host, device)
+            host, device = with_declared_pdl(host, device)
         else:
             device = reworked(device)
-            if can_overlap(arch.the_gpu):
-                host, device = overlapping_launches(host, arch.the_gpu), overlapping_kernels(device, arch.the_gpu)
+            if supports_pdl(arch.the_gpu):
+                host, device = pdl_launches(host, arch.the_gpu), pdl_kernels(device, arch.the_gpu)
         bodies = [each.body for each in host.functions.values()]
         calls = tuple(call for body in bodies for call in _calls(body))
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
@@ -154,8 +155,8 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
 def _pass_config(func: Any) -> dict[str, bool]:
     """Return the configuration of TVM's passes: storage is shared between buffers only where tiles are staged in shared memory.
 
-    Elsewhere TVM would place one thread's own values where a block's threads have exchanged theirs: shared memory, and volatile.
-    Fragments of tensor cores, however, stay in registers only with what else that pass does.
+    Elsewhere storage rewrite would place a thread's local values in the buffer of a cross-thread reduction: volatile shared memory.
+    With staged tiles it must run, as fragments of tensor cores stay in registers only with what else that pass does.
     """
     scopes: set[str] = set()
     structural.structural_walk(
@@ -165,7 +166,7 @@ def _pass_config(func: Any) -> dict[str, bool]:
 
 
 def _target(func: Any, arch: Arch) -> tvm.target.Target:
-    """Return the target of a function that names none: of TIRx the arch whose instructions only TIRx has."""
+    """Return the target of a function that names none: for TIRx the arch variant with wgmma, if the GPU has one."""
     if is_tirx(func) and arch.the_gpu.wgmma_arch:
         return target_of(replace(arch, tvm_target=tuple({**dict(arch.tvm_target), "arch": arch.the_gpu.wgmma_arch}.items())))
     return target_of(arch)
@@ -185,7 +186,7 @@ def _tensor_maps(body: Any) -> list[str]:
 def _calls(stmt: Any) -> Iterator[Call]:
     """Yield the launches of a host function in order of execution; raise ValueError if the host computes anything itself.
 
-    TVM leaves on the host what is bound to no threads; it would read and write the GPU's memory from there, and crash.
+    TVM leaves on the host what is bound to no threads; it would access the GPU's memory from there, and crash.
     """
     if isinstance(stmt, tvm.tirx.BufferStore | tvm.tirx.For | tvm.tirx.While):
         raise ValueError("a part of the function is bound to no threads and would run on the host")  # noqa: TRY004  the schedule is at fault
@@ -205,17 +206,24 @@ def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
         x, y, z = (extents.get(f"{name}Idx.{axis}", 1) for axis in "xyz")
         return x, y, z
 
-    return Launch(kernel, dims("block"), dims("thread"), extents.get(_DYNAMIC_SMEM, 0), dims("clusterCta"), usage)
+    return Launch(
+        kernel=kernel,
+        grid=dims("block"),
+        block=dims("thread"),
+        dynamic_smem_bytes=extents.get(_DYNAMIC_SMEM, 0),
+        cluster=dims("clusterCta"),
+        usage=usage,
+    )
 
 
 def _serialized(library: Any) -> tuple[bytes, str]:
-    """Return the table of the functions in the imported module, as its serialised form holds it, and the module's source.
+    """Return the function table of the imported module, in its serialised form, and the module's source.
 
-    That form is: format, table, code, each with its size before it. What is serialised here has the format "cuda".
+    The serialised form is: format, table, code, each preceded by its size. Here the format is "cuda".
     """
     source = str(library.imports[0].inspect_source("cuda"))
     packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
-    _, _, content = packed.split(sized(b"cuda"), 2)  # of a module of kind "cuda", then of format "cuda"
+    _, _, content = packed.split(sized(b"cuda"), 2)  # module kind "cuda", then format "cuda"
     functions = content.removesuffix(sized(source.encode()))
     assert functions != content, "TVM serialises source as it is"
     return functions, source
@@ -229,30 +237,30 @@ def _host_object(library: Any) -> bytes:
 
 
 def _flags(func: Any) -> tuple[str, ...]:
-    """Return nvcc's flags: quick arithmetic where nothing that goes in or out has more than 16 bits."""
+    """Return nvcc's flags: fast math where all inputs and outputs have at most 16 bits."""
     is_narrow = all(dtype_bytes(dtype) <= 2 for _, dtype in signature_of(func))
-    flags = nvcc.QUICK_FLAGS if is_narrow else nvcc.FLAGS
+    flags = nvcc.FAST_MATH_FLAGS if is_narrow else nvcc.FLAGS
     return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
 
-def _cubin(source: str, arch: str, flags: tuple[str, ...], store: LocalStore) -> Cubin:
-    """Return what nvcc makes of the source, from the store if it is known there."""
+def _cubin(source: str, arch: str, flags: tuple[str, ...], store: Store) -> Cubin:
+    """Return the source's cubin, from the store if it is known there."""
     compiler = nvcc.compiler_for(arch)
     fields = {"source": digest(nvcc.prepared(source).encode()), "arch": arch, "flags": flags, "nvcc": compiler.version}
     described = manifest("cubin", fields)
-    # Local: anyone can make it again, and nothing that is measured refers to it.
+    # Local: a cubin is reproducible, and no measurement refers to it.
     known = store.read("cubin", key(described), is_local=True)
     content = store.read_blob(known.result["cubin"]) if isinstance(known, Record) else None
     if isinstance(known, Record) and isinstance(content, bytes):
         return Cubin(content, {name: Usage(**usage) for name, usage in known.result["usage"].items()})
-    made = nvcc.compile_cubin(source, arch, flags)
-    usage = {name: dataclasses.asdict(usage) for name, usage in made.usage.items()}
-    store.write("cubin", described, {"cubin": store.write_blob(made.content), "usage": usage}, is_local=True)
-    return made
+    cubin = nvcc.compile_cubin(source, arch, flags)
+    usage = {name: dataclasses.asdict(usage) for name, usage in cubin.usage.items()}
+    store.write("cubin", described, {"cubin": store.write_blob(cubin.content), "usage": usage}, is_local=True)
+    return cubin
 
 
-def _code_digest(cubin: Cubin, launches: Sequence[Launch], func: Any, made: _Generated) -> str:
+def _code_digest(cubin: Cubin, launches: Sequence[Launch], func: Any, generated: _Generated) -> str:
     launched = [(launch.kernel, launch.grid, launch.block, launch.dynamic_smem_bytes) for launch in launches]
-    # How a launch differs from the plain one, and what copies are described as, stands in the host's code alone.
-    beyond = [[sorted(extents.items()) for _, extents in made.calls], made.tensor_maps] if is_tirx(func) else []
+    # Launch attributes and TMA descriptors are in the host code alone.
+    beyond = [[sorted(extents.items()) for _, extents in generated.calls], generated.tensor_maps] if is_tirx(func) else []
     return digest(json.dumps([digest(cubin.content), launched, signature_of(func), *beyond]).encode())

@@ -1,4 +1,4 @@
-"""Owns models of dynamic shape: a copy of a function for each declared size, and the choice among them when the model runs.
+"""Owns shape buckets of models with dynamic shape: a static copy of a function per bucket, and the dispatch among them at run time.
 
 Knows nothing of kernels or workspaces.
 """
@@ -14,26 +14,26 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-Sizes = Mapping[str, Sequence[int]]
-"""By dynamic dimension, the extents that it is to have functions of their own for."""
-COPY_OF, SIZES = "kerneldecl.copy_of", "kerneldecl.sizes"
-"""Attributes of a copy: which function it is of, and its sizes, such as n16."""
+Buckets = Mapping[str, Sequence[int]]
+"""The extents of each dynamic dimension that get a static copy of the function."""
+COPY_OF, BUCKET = "kerneldecl.copy_of", "kerneldecl.sizes"
+"""Attributes of a copy: the name of the original function, and the label of its bucket, such as n16."""
 ANY = "any"
-"""The sizes of the copy that takes all others."""
+"""The label of the dynamic copy, which takes all shapes outside of the buckets."""
 MOST_COPIES = 64
 
 
-def specialised_sizes(mod: tvm.IRModule, sizes: Sizes) -> tvm.IRModule:
-    """Return the module in which each public function of a declared dimension chooses among copies of itself, one a size.
+def with_shape_buckets(mod: tvm.IRModule, buckets: Buckets) -> tvm.IRModule:
+    """Return the module in which each public function with a bucketed dimension dispatches to copies of itself, one per bucket.
 
-    The copies are private functions of static shape, but for one that takes all other sizes. Private functions that a
+    The copies are private functions of static shape, and one of dynamic shape for all other extents. Private functions that a
     copy calls stay dynamic: run this before anything is lowered. Raise ValueError where no function has a dimension.
     """
-    _check(mod, sizes)
+    _check(mod, buckets)
     builder = relax.BlockBuilder(mod.clone())
     for var, func in mod.functions_items():
         dims = _dims(func)
-        if chosen := {dim: extents for dim, extents in sizes.items() if dim in dims}:
+        if chosen := {dim: extents for dim, extents in buckets.items() if dim in dims}:
             builder.update_func(var, _dispatcher(builder, var.name_hint, func, chosen))
     return builder.get()
 
@@ -44,7 +44,7 @@ def dynamic_dims(mod: tvm.IRModule) -> list[str]:
 
 
 def callees(func: Any) -> list[str]:
-    """Return the names of the PrimFuncs that a Relax function calls, once for each place."""
+    """Return the names of the PrimFuncs that a Relax function calls, once per call site."""
     found: list[str] = []
 
     def note(expr: Any) -> None:
@@ -55,12 +55,12 @@ def callees(func: Any) -> list[str]:
     return found
 
 
-def only_for_other_sizes(mod: tvm.IRModule) -> set[str]:
-    """Return the names of the PrimFuncs that are called by copies for all other sizes, and by nothing else."""
+def only_outside_buckets(mod: tvm.IRModule) -> set[str]:
+    """Return the names of the PrimFuncs that only the dynamic copies call, for shapes outside of the buckets."""
     by_any: dict[bool, set[str]] = {True: set(), False: set()}
     for func in mod.functions.values():
         if isinstance(func, relax.Function):
-            by_any[(func.attrs or {}).get(SIZES) == ANY] |= set(callees(func))
+            by_any[(func.attrs or {}).get(BUCKET) == ANY] |= set(callees(func))
     return by_any[True] - by_any[False]
 
 
@@ -71,30 +71,30 @@ def _dims(func: Any) -> dict[str, Any]:
     return {str(var.name): var for var in relax.analysis.defined_symbolic_vars(func)}
 
 
-def _check(mod: tvm.IRModule, sizes: Sizes) -> None:
+def _check(mod: tvm.IRModule, buckets: Buckets) -> None:
     known = dynamic_dims(mod)
-    if unknown := [dim for dim in sizes if dim not in known]:
+    if unknown := [dim for dim in buckets if dim not in known]:
         there = f"its dynamic dimensions are {', '.join(known)}" if known else "all its shapes are static"
         raise ValueError(f"the model has no dynamic dimension {', '.join(unknown)}; {there}")
-    for dim, extents in sizes.items():
+    for dim, extents in buckets.items():
         if not extents or any(type(extent) is not int or extent < 1 for extent in extents) or len(set(extents)) < len(extents):
             raise ValueError(f"the sizes of {dim} are {', '.join(map(str, extents)) or 'none'}; expected different integers above 0")
-    if (count := math.prod(len(extents) for extents in sizes.values())) > MOST_COPIES:
+    if (count := math.prod(len(extents) for extents in buckets.values())) > MOST_COPIES:
         raise ValueError(f"these sizes make {count} copies of the model; at most {MOST_COPIES} are made")
 
 
-def _dispatcher(builder: Any, name: str, func: Any, sizes: Sizes) -> Any:
-    """Return the function that calls the copy for its arguments' sizes; the copies are added to the builder's module."""
+def _dispatcher(builder: Any, name: str, func: Any, buckets: Buckets) -> Any:
+    """Return the function that calls the copy for its arguments' bucket; the copies are added to the builder's module."""
     main = relax.utils.copy_with_new_vars(func)
     dims = _dims(main)
 
     def copy(label: str, bound: Mapping[str, int]) -> Any:
         fresh = relax.utils.copy_with_new_vars(func).bind_symbolic_vars(dict(bound)).without_attr("global_symbol")
-        attrs = {**dict(fresh.attrs or {}), COPY_OF: name, SIZES: label}
+        attrs = {**dict(fresh.attrs or {}), COPY_OF: name, BUCKET: label}
         return _called(builder, builder.add_func(fresh.with_attrs(attrs), f"{name}_{label}"), main)
 
     body = copy(ANY, {})
-    for bound in reversed(list(_combinations(sizes))):
+    for bound in reversed(list(_combinations(buckets))):
         condition = tvm.tirx.all(*(dims[dim] == extent for dim, extent in bound.items()))
         choice = builder.normalize(relax.If(condition, copy(_label(bound), bound), body))
         result = relax.Var("result", main.ret_ty)
@@ -102,9 +102,9 @@ def _dispatcher(builder: Any, name: str, func: Any, sizes: Sizes) -> Any:
     return relax.Function(main.params, body, main.ret_ty, func.is_pure, func.attrs)
 
 
-def _combinations(sizes: Sizes) -> Iterator[dict[str, int]]:
-    for extents in itertools.product(*sizes.values()):
-        yield dict(zip(sizes, extents, strict=True))
+def _combinations(buckets: Buckets) -> Iterator[dict[str, int]]:
+    for extents in itertools.product(*buckets.values()):
+        yield dict(zip(buckets, extents, strict=True))
 
 
 def _label(bound: Mapping[str, int]) -> str:
@@ -116,6 +116,6 @@ def _called(builder: Any, var: Any, main: Any) -> Any:
     result = relax.Var("result", call.ty)
     if tvm_ffi.structural_equal(call.ty, main.ret_ty):
         return builder.normalize(relax.SeqExpr([relax.BindingBlock([relax.VarBinding(result, call)])], result))
-    known = relax.Var("known", main.ret_ty)  # that 16 rows are n rows
+    known = relax.Var("known", main.ret_ty)  # MatchCast: 16 rows are n rows
     bindings = [relax.VarBinding(result, call), relax.MatchCast(known, result, main.ret_ty)]
     return builder.normalize(relax.SeqExpr([relax.BindingBlock(bindings)], known))

@@ -1,6 +1,6 @@
-"""Owns when a function of a model counts as what a kernel computes: widths of literals and the order of operands do not matter.
+"""Owns the equivalence of a model's function and a kernel's: literals' widths and the order of commutative operands are ignored.
 
-Knows nothing of keys, which tell such functions apart, nor of artifacts.
+Knows nothing of artifacts, nor of keys, under which equivalent functions differ.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kerneldecl.store.keys import digest
 _WIDTH = re.compile(r"T\.int(?:32|64)\((-?\d+)\)")
 _OPERATORS = {ast.Add: "+", ast.Mult: "*"}
 _FUNCTIONS = ("max", "min", "reads")
-"""Of T, those whose arguments may stand in any order. What a block reads is listed as its expressions come to it."""
+"""Functions of T whose arguments may stand in any order. T.reads lists regions in the order of the block's expressions."""
 
 
 def match_digest(func: Any) -> str:
     """Return the digest that a function of a model shares with the kernels that compute the same.
 
-    Operands have one dtype, which the other operand or the buffer says; so literal integers need no width.
+    Both operands of an operation have one dtype, which the other operand or the buffer gives; so literal integers need no width.
     """
     lines = canonical_lines(without_widths(line) for line in code_lines(canonical_module(func)))
     return digest("\n".join(map(ordered, lines)).encode())
@@ -33,18 +33,18 @@ def without_widths(text: str) -> str:
 
 
 def ordered(line: str) -> str:
-    """Return a line of a canonical script with operands of +, *, max and min sorted; what is no whole statement stays."""
+    """Return a line of a canonical script with operands of +, *, max and min sorted; a line that is not a whole statement stays."""
     text = line.strip()
     try:
         (statement,) = ast.parse(text).body
     except (SyntaxError, ValueError):
         return line
-    indent = line[: len(line) - len(line.lstrip())]  # which says what block a statement belongs to
+    indent = line[: len(line) - len(line.lstrip())]  # the block that a statement belongs to
     return indent + _rendered(statement, text) if text.isascii() else line
 
 
 def _rendered(node: Any, text: str) -> str:
-    """Return the text of a node, that of the nodes in it replaced."""
+    """Return the text of a node, with its child nodes rendered."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         sides = sorted(f"({_rendered(side, text)})" for side in (node.left, node.right))
         return f"({f' {_OPERATORS[type(node.op)]} '.join(sides)})"

@@ -22,7 +22,7 @@ from kerneldecl.model import Access, Axis, Block, IterSpace
 AXIS_KINDS = {tirx.IterVar.DataPar: "spatial", tirx.IterVar.CommReduce: "reduce"}
 
 COUNTED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min)
-"""One operation each, where at least one operand depends on data."""
+"""Expressions that count as one operation each, where at least one operand depends on data."""
 
 UNCOUNTED_CALLS = frozenset(
     {"prim.if_then_else", "prim.likely", "tirx.assume", "tirx.reinterpret", "tirx.isnan", "tirx.isinf", "tirx.isfinite"}
@@ -117,39 +117,44 @@ def _block(nest: _Nest, names: _Names) -> Block:
     affine = _Affine(block.iter_vars)
     writes = _accesses(found.writes, affine, names)
     reads = _accesses(found.reads, affine, names)
-    if all(axis.kind == "spatial" for axis in axes):
-        return Block(block.name_hint, axes, reads, writes, found.flops)
-    reads = tuple(access for access in reads if access not in writes)
-    return Block(block.name_hint, axes, reads, writes, found.flops, _adds_products(block))
+    is_spatial = all(axis.kind == "spatial" for axis in axes)
+    return Block(
+        name=block.name_hint,
+        axes=axes,
+        reads=reads if is_spatial else tuple(access for access in reads if access not in writes),
+        writes=writes,
+        flops_per_point=found.flops,
+        is_multiply_accumulate=is_spatial or _is_multiply_accumulate(block),
+    )
 
 
-def _adds_products(block: SBlock) -> bool:
-    """Say whether a reduction adds the product of two operands to one sum, which starts at zero, at each point."""
+def _is_multiply_accumulate(block: SBlock) -> bool:
+    """Say whether a reduction adds the product of two operands to one accumulator, which starts at zero, at each point."""
     match block.init, block.body:
         case tirx.BufferStore(value=tirx.IntImm(value=0) | tirx.FloatImm(value=0.0)), tirx.BufferStore(value=tirx.Add()) as store:
             terms = ((store.value.a, store.value.b), (store.value.b, store.value.a))
-            return any(_is_sum_of(store, before) and _is_product(added, store.value) for before, added in terms)
+            return any(_is_accumulator(store, before) and _is_multiplication(added, store.value) for before, added in terms)
         case _:
             return False
 
 
-def _is_sum_of(store: Any, before: Any) -> bool:
-    """Say whether an expression is what the store is about to replace."""
+def _is_accumulator(store: Any, before: Any) -> bool:
+    """Say whether an expression loads the element that the store overwrites."""
     is_same = isinstance(before, TensorLoad) and before.source.same_as(store.buffer)
     return is_same and all(tvm_ffi.structural_equal(old, new) for old, new in zip(before.indices, store.indices, strict=True))
 
 
-def _is_product(added: Any, total: Any) -> bool:
-    product = _uncast(added)
-    if not isinstance(product, tirx.Mul):
+def _is_multiplication(added: Any, total: Any) -> bool:
+    multiplied = _uncast(added)
+    if not isinstance(multiplied, tirx.Mul):
         return False
-    # Integers wrap around, so that where a product is widened makes a difference; floating products lose digits at most.
-    is_exact = str(product.ty.dtype) == str(total.ty.dtype) or "float" in str(product.ty.dtype)
-    return is_exact and all(isinstance(_factor(factor), TensorLoad) for factor in (product.a, product.b))
+    # Integers wrap around, so it matters whether they are widened before the multiplication; floating point is only rounded.
+    is_exact = str(multiplied.ty.dtype) == str(total.ty.dtype) or "float" in str(multiplied.ty.dtype)
+    return is_exact and all(isinstance(_operand(each), TensorLoad) for each in (multiplied.a, multiplied.b))
 
 
-def _factor(expr: Any) -> Any:
-    """Return what a factor is loaded by, whether it is widened or read as TF32."""
+def _operand(expr: Any) -> Any:
+    """Return the load of an operand, without the cast that widens it or the mask that reads it as TF32."""
     truncated = tfloat32.read_by(expr)
     return _uncast(expr) if truncated is None else truncated
 
@@ -182,7 +187,7 @@ class _Found:
 
     block: SBlock
     reads: list[tuple[Any, Any, str]] = field(default_factory=list)
-    """Buffer, indices, and the dtype that it is read as."""
+    """Buffer, indices, and the dtype that the access has."""
     writes: list[tuple[Any, Any, str]] = field(default_factory=list)
     flops: int = 0
 

@@ -1,11 +1,11 @@
-"""Owns what a function is expected to compute where no rule says so: the function itself, run on the CPU at a higher precision.
+"""Owns the reference of a function that no rule declares: the function itself, run on the CPU at a higher precision.
 
 Knows nothing of rules, GPUs or tolerances.
 
 The function is widened (float16, bfloat16 and float8 become float32; where there is none of these, float32 becomes
-float64) and compiled by LLVM. A small one runs as its author wrote its loops, without a schedule. A large one, which
-would take minutes that way, runs by the first schedule of this CPU's own policies: another policy, template, target,
-compiler and precision than what it is compared with on a GPU, and of the function alone in common.
+float64) and compiled by LLVM. A small function runs unscheduled, with the loops that its author wrote. A large one, which
+would take minutes that way, runs with the first schedule of this CPU's policies. It shares with the GPU kernel that it is
+compared with the function alone: policy, template, target, compiler and precision are others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tvm
 
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
 from kerneldecl.artifact.kernels import tensor
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.canonical import canonical_module, load, save, signature_of
 from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
@@ -28,26 +29,25 @@ from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import standard_order
-from kerneldecl.templates.shared.contraction import is_reduction
 
 NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 UNSCHEDULED_FLOPS = 1 << 28
-"""What one core does within a second, without vectors."""
+"""Operations that one core does within a second without vector instructions: larger functions are scheduled."""
 
 
 def expected_outputs(func: Any, inputs: Sequence[Array], outputs: Sequence[Arg]) -> list[Array]:
-    """Return what the function makes of the inputs, in widened dtypes; raise ValueError where it cannot be compiled for the CPU."""
+    """Return the function's outputs in widened dtypes; raise ValueError where it cannot be compiled for the CPU."""
     mod = widened(canonical_module(func))
     dtypes = [dtype for _, dtype in signature_of(mod["main"])]
-    given = [aligned(array.astype(numpy_dtype(dtype))) for array, dtype in zip(inputs, dtypes, strict=False)]
-    made = [aligned(poisoned(Arg(arg.name, arg.shape, dtype))) for arg, dtype in zip(outputs, dtypes[len(inputs) :], strict=True)]
-    _compiled(mod)(*map(tensor, (*given, *made)))
-    return made
+    arrays = [aligned(array.astype(numpy_dtype(dtype))) for array, dtype in zip(inputs, dtypes, strict=False)]
+    results = [aligned(poisoned(Arg(arg.name, arg.shape, dtype))) for arg, dtype in zip(outputs, dtypes[len(inputs) :], strict=True)]
+    _compiled(mod)(*map(tensor, (*arrays, *results)))
+    return results
 
 
 def widened(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return the module with its floating dtypes one step wider; itself where it relabels bits, which have a width."""
+    """Return the module with its floating dtypes one size wider; itself where it reinterprets bits, whose width is fixed."""
     saved = json.loads(save(mod))
     if any(node == {"type": "ir.Op", "data": "tirx.reinterpret"} for node in saved["nodes"]):
         return mod
@@ -60,15 +60,15 @@ def widened(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def rounding(func: Any) -> float:
-    """Return the relative error that sums in the function's own dtypes may add to what `expected_outputs` gives.
+    """Return the relative error that accumulation in the function's own dtypes may have against `expected_outputs`.
 
-    Rounding errors of a running sum add up like a random walk: with the square root of its length (Higham and Mary, A new
+    Rounding errors of an accumulator add up like a random walk: with the square root of its length (Higham and Mary, A new
     approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
     """
     schedule = tvm.s_tir.Schedule(canonical_module(func))
     blocks = (schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root")))
-    sums = [block for block in blocks if isinstance(getattr(block.body, "value", None), tvm.tirx.Add) and is_reduction(block)]
-    return sum(4 * UNIT_ROUNDOFF.get(str(block.writes[0].source.dtype), 0.0) * math.sqrt(_terms(block)) for block in sums)
+    adding = [block for block in blocks if isinstance(getattr(block.body, "value", None), tvm.tirx.Add) and is_reduction(block)]
+    return sum(4 * UNIT_ROUNDOFF.get(str(block.writes[0].source.dtype), 0.0) * math.sqrt(_terms(block)) for block in adding)
 
 
 def _terms(block: Any) -> int:
@@ -76,11 +76,11 @@ def _terms(block: Any) -> int:
 
 
 def _compiled(mod: tvm.IRModule) -> Any:
-    here = host.detect()
+    arch = host.detect()
     space = iter_space(mod)
     if _flops(space) > UNSCHEDULED_FLOPS:
-        mod = _scheduled(mod, space, here)
-    return tvm.compile(mod, target=target_of(here), tir_pipeline=PIPELINE)["main"]
+        mod = _scheduled(mod, space, arch)
+    return tvm.compile(mod, target=target_of(arch), tir_pipeline=PIPELINE)["main"]
 
 
 def _flops(space: IterSpace) -> float:
@@ -89,7 +89,7 @@ def _flops(space: IterSpace) -> float:
 
 
 def _scheduled(mod: tvm.IRModule, space: IterSpace, arch: Arch) -> tvm.IRModule:
-    """Return the module by the first schedule that applies; the fallback's last changes nothing, and always does."""
+    """Return the module with the first schedule that applies; the fallback's last candidate always applies, and changes nothing."""
     for policy in standard_order(arch.kind):
         for proposal in load_module("policies", STANDARD, policy).propose(space, arch, 4):
             applied = apply_candidate(STANDARD, mod, proposal.candidate, arch)

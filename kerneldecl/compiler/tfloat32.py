@@ -1,7 +1,7 @@
-"""Owns how TensorIR, which has no dtype for it, says that a float32 is read as TF32: the lower 13 bits of its mantissa do not count.
+"""Owns TF32 in TensorIR, which has no dtype for it: a float32 operand whose lower 13 mantissa bits are masked out.
 
-Knows nothing of products, schedules or instructions. Tensor cores read float32 like that, whatever the lower bits are (PTX ISA,
-wgmma.mma_async on .tf32); other units compute what is written here.
+Knows nothing of GEMMs, schedules or instructions. Tensor cores ignore the lower bits of a .tf32 operand (PTX ISA,
+wgmma.mma_async on .tf32); other units compute the mask.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from tvm import tirx
 from tvm.ir.prim.expr import BitwiseAnd
 
 NAME = "tfloat32"
-"""In the place of the dtype of what is read so."""
+"""The dtype that an access has in an iteration space where float32 is read as TF32."""
 MASK = 0xFFFFE000
-"""Sign, 8 bits of the exponent, 10 of the mantissa. Infinity stays, and so do the NaN that arithmetic makes."""
+"""Mask of the sign, 8 exponent bits and 10 mantissa bits. It keeps infinity and the NaN that arithmetic produces."""
 
 
 def truncated(value: Any) -> Any:
-    """Return an expression of float32 without the digits that TF32 does not have."""
+    """Return a float32 expression truncated to the mantissa bits of TF32."""
     return tirx.reinterpret("float32", tirx.reinterpret("uint32", value) & tirx.const(MASK, "uint32"))
 
 
@@ -34,6 +34,6 @@ def read_by(expr: Any) -> Any | None:
 
 
 def _reinterpreted(expr: Any, dtype: str) -> Any | None:
-    """Return what is taken for another dtype bit by bit."""
-    is_it = getattr(getattr(expr, "op", None), "name", "") == "tirx.reinterpret" and str(expr.ty.dtype) == dtype
-    return expr.args[0] if is_it else None
+    """Return the operand of a reinterpret cast to a dtype; None for any other expression."""
+    is_cast = getattr(getattr(expr, "op", None), "name", "") == "tirx.reinterpret" and str(expr.ty.dtype) == dtype
+    return expr.args[0] if is_cast else None

@@ -1,4 +1,4 @@
-"""Owns the declaration edge: workloads.toml -> Declaration, with every mistake reported at once.
+"""Owns the reading of workloads.toml into a Declaration, with every mistake reported at once.
 
 Knows nothing of keys, plans, schedules or compilers.
 """
@@ -37,7 +37,7 @@ from kerneldecl.model import Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
-from kerneldecl.toolchain.versions import PINS, cuda_objection
+from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
 _TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
 
@@ -46,7 +46,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Declaration:
-    """What workloads.toml says, every default filled in."""
+    """The content of workloads.toml, every default filled in."""
 
     artifact: str
     version: str
@@ -54,14 +54,14 @@ class Declaration:
     targets: tuple[tuple[str, str], ...]
     """Name and arch of each target, in order of the file."""
     workloads: tuple[Workload, ...]
-    """In order of the file."""
+    """Workloads in order of the file."""
     path: Path
     digest: str = ""
-    """Of the file's bytes as they were read."""
+    """Digest of the file's bytes as they were read."""
 
 
 def declare(root: Path, content: bytes | None = None) -> Declaration:
-    """Return what the workspace's file declares, or `content` in its place; raise DeclarationError that holds all mistakes."""
+    """Return the declaration of the workspace's file, or of `content` in its place; raise DeclarationError with all mistakes."""
     content = _read(root) if content is None else content
     document, text = parse(content), decode(content)
     tables = _workload_tables(document)
@@ -79,7 +79,7 @@ def declare(root: Path, content: bytes | None = None) -> Declaration:
 
 
 def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) -> Declaration:
-    """Return the declaration of a document that is known to be right, with these workloads."""
+    """Return the declaration of a valid document, with these workloads."""
     return Declaration(
         artifact=document["artifact"]["name"],
         version=document["artifact"]["version"],
@@ -91,7 +91,7 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
 
 
 def parse(content: bytes) -> Document:
-    """Return the TOML document; raise DeclarationError where it is none, is empty, or is of an edition that is not known."""
+    """Return the TOML document; raise DeclarationError where it is not TOML, empty, or of an unknown edition."""
     text = decode(content)
     try:
         document = tomli.loads(text)
@@ -120,7 +120,7 @@ def decode(content: bytes) -> str:
 
 
 def scope_of(root: Path, document: Document) -> Scope:
-    """Return what the document's tables may refer to; what is wrong in it counts as absent."""
+    """Return what the document's tables may refer to; wrong values count as absent."""
     targets = tuple(_table(document, "target"))
     defaults = {key: value for key, value in _table(document, "defaults").items() if key in SETTINGS and SETTINGS[key].is_right(value)}
     return Scope(
@@ -142,7 +142,7 @@ def _read(root: Path) -> bytes:
 
 
 def _failure(sentence: str, line: int = 0, hint: str = "") -> DeclarationError:
-    return DeclarationError([Problem(FILE, line, "", sentence, hint)])
+    return DeclarationError([Problem(FILE, sentence, hint, line=line)])
 
 
 def _table(document: Document, name: str) -> Document:
@@ -173,7 +173,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
 
 
 def _table_findings(document: Document, path: line_numbers.Path, keys: Mapping[str, Key], *, required: bool = False) -> Iterator[Finding]:
-    """Yield the mistakes of the table at the end of a path, one that must stand there if its keys are required."""
+    """Yield the mistakes of the table at the end of a path; where its keys are required, the table is, too."""
     name = ".".join(map(str, path))
     table = document.get(str(path[-1]), {})
     if not isinstance(table, dict):
@@ -202,7 +202,7 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
 
 
 def _cuda(document: Document) -> str:
-    """Return the declared version of CUDA; the default where what is declared is wrong already."""
+    """Return the declared version of CUDA; the default where the declared value is wrong."""
     declared = _table(document, "toolchain").get("cuda")
     return declared if declared is not None and TOOLCHAIN["cuda"].is_right(declared) else PINS["cuda"]
 
@@ -212,7 +212,7 @@ def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> 
         yield Finding.of(("arch",), *unknown("arch", arch, archs))
     elif arch != HOST:
         try:
-            sentence, hint = cuda_objection(load_arch(root, arch), cuda)
+            sentence, hint = why_not_compiled(load_arch(root, arch), cuda)
         except DeclarationError as error:
             yield from (Finding(("arch",), problem) for problem in error.problems)
             return
@@ -221,7 +221,7 @@ def _arch_findings(arch: str, archs: tuple[str, ...], root: Path, cuda: str) -> 
 
 
 def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) -> Iterator[Finding]:
-    """Yield each table that has name and target of an earlier one, wherever their expansions would differ."""
+    """Yield each table with the name and a target of an earlier one, even if their expansions would have different names."""
     first: dict[tuple[str, str], int] = {}
     for position, table in enumerate(tables):
         name, targets = table.get("name"), table.get("targets", scope.defaults.targets)
@@ -234,7 +234,7 @@ def _duplicates(tables: Iterable[Document], lines: Sequence[int], scope: Scope) 
 
 
 def _located(findings: Iterable[Finding], text: str) -> list[Problem]:
-    """Return the problems in order of their lines, each once: a broken rule is one mistake, however many entries use it."""
+    """Return the problems in order of their lines, without duplicates: a broken rule is one mistake, however many entries use it."""
     lines = line_numbers.key_lines(text)
     problems: dict[tuple[str, ...], Problem] = {}
     for finding in findings:

@@ -23,21 +23,21 @@ Attrs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of expansion: a list of an attribute's values, or `cases`. Each step sets some attributes together."""
+    """One direction of expansion: a list of an attribute's values, or `cases`. Each item sets one or more attributes."""
 
     key: str
-    """Where it stands in the table."""
-    steps: tuple[Attrs, ...]
+    """Key in the table."""
+    items: tuple[Attrs, ...]
 
     def labels(self) -> list[str]:
-        """Return what each step adds to an entry's name: `m=16`."""
-        return [",".join(f"{name}={label(value)}" for name, value in step.items()) for step in self.steps]
+        """Return what each item adds to an entry's name: `m=16`."""
+        return [",".join(f"{name}={label(value)}" for name, value in item.items()) for item in self.items]
 
 
 def split(table: Attrs, depths: Mapping[str, int]) -> tuple[dict[str, Any], list[Axis]]:
     """Return the attributes that hold one value, and the axes, both in order of the table.
 
-    `depths` says how many levels of lists one value of each attribute has: 0 for a scalar.
+    `depths` are the levels of lists in one value of each attribute: 0 for a scalar.
     """
     fixed: dict[str, Any] = {}
     axes: list[Axis] = []
@@ -54,44 +54,44 @@ def split(table: Attrs, depths: Mapping[str, int]) -> tuple[dict[str, Any], list
 
 
 def combinations(name: str, axes: Sequence[Axis], read: Sequence[Sequence[Attrs]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and attributes of every combination, the last axis fastest. `read` holds each axis' steps as validated."""
+    """Yield name and attributes of every combination, the last axis fastest. `read` holds the validated items of each axis."""
     if not axes:
         yield name, {}
         return
-    for steps in itertools.product(*(zip(axis.labels(), values, strict=True) for axis, values in zip(axes, read, strict=True))):
+    for items in itertools.product(*(zip(axis.labels(), values, strict=True) for axis, values in zip(axes, read, strict=True))):
         attrs: dict[str, Any] = {}
-        for _, values in steps:
+        for _, values in items:
             attrs |= values
-        yield f"{name}[{','.join(text for text, _ in steps)}]", attrs
+        yield f"{name}[{','.join(text for text, _ in items)}]", attrs
 
 
 def size_findings(axes: Sequence[Axis]) -> Iterator[Finding]:
-    """Yield whether an axis is empty or the combinations are too many; counted, not made."""
+    """Yield an empty axis, and too many combinations; they are counted, not enumerated."""
     for axis in axes:
-        if not axis.steps:
+        if not axis.items:
             yield Finding.of((axis.key,), f"{axis.key} is []; expected a value, or a list of values to expand")
-    count = math.prod(len(axis.steps) for axis in axes)
+    count = math.prod(len(axis.items) for axis in axes)
     if count > MOST_ENTRIES:
-        factors = " x ".join(f"{len(axis.steps)} {axis.key}" for axis in axes)
-        yield Finding.of((), f"{factors} expand to {count} entries; expected at most {MOST_ENTRIES}")
+        sizes = " x ".join(f"{len(axis.items)} {axis.key}" for axis in axes)
+        yield Finding.of((), f"{sizes} expand to {count} entries; expected at most {MOST_ENTRIES}")
 
 
 def label_findings(name: str, axes: Sequence[Axis]) -> Iterator[Finding]:
-    """Yield each step that gives no name of its own."""
+    """Yield each item whose name is not unique, or that cannot be part of a name."""
     for axis in axes:
         seen: set[str] = set()
-        for text, step in zip(axis.labels(), axis.steps, strict=True):
+        for text, item in zip(axis.labels(), axis.items, strict=True):
             if text in seen:
                 yield Finding.of((axis.key,), f'duplicate name "{name}[{text}]"; {axis.key} lists these values twice')
             seen.add(text)
-            for key, value in step.items():
+            for key, value in item.items():
                 if not _IN_NAMES.fullmatch(label(value)):
                     sentence = f"{key} is {show(value)}, which cannot be part of a name"
                     yield Finding.of((axis.key,), sentence, "declare it in a table of its own, not in a list")
 
 
 def label(value: object) -> str:
-    """Return a value as part of a name: `16`, `true`, `128x8192`, `bias+relu`; `none` for what is empty."""
+    """Return a value as part of a name: `16`, `true`, `128x8192`, `bias+relu`; `none` for an empty value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

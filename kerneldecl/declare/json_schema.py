@@ -1,7 +1,7 @@
 """Owns the JSON Schema of workloads.toml, the rules' attributes included, so that editors complete and check the file.
 
-Knows nothing of how declarations are read. What a schema cannot say (names that must exist in the same file, a rule's
-own objections to combinations) is left to `kerneldecl check`.
+Knows nothing of how declarations are read. What a schema cannot express (names that must exist in the same file,
+combinations that a rule rejects) is left to `kerneldecl check`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def json_schema(root: Path) -> Schema:
     policies = {"enum": list(plugin_names("policies", root))}
     archs = {"enum": list(plugin_names("archs", root))}
     target = _object(_keys(TARGET, arch=archs), required=TARGET)
-    # One alternative for each rule, told apart by a constant: editors that skip if/then still complete from it.
+    # One alternative for each rule, distinguished by a constant: editors that skip if/then still complete from it.
     workload = {"oneOf": [{"$ref": f"#/$defs/{rule.name}"} for rule in rules]}
     properties = {
         "edition": {"enum": list(EDITIONS), "description": "Format of this file."},
@@ -73,7 +73,7 @@ def _rule_schema(rule: RuleAttributes, policies: Schema) -> Schema:
     schema = _object({**common, **expandable}, required=("name", "rule"))
     schema["description"] = inspect.getdoc(rule.rule) or ""
     if rule.required:
-        # What is missing in the table may stand in every case.
+        # What is missing in the table may stand in every row of `cases`.
         schema["anyOf"] = [{"required": sorted(rule.required)}, {"required": ["cases"]}]
     return schema
 
@@ -88,7 +88,7 @@ def _described(attribute: Attribute, value: Schema, summary: str | None) -> Sche
 
 
 def _expandable(value: Schema) -> Schema:
-    """Return the schema of one value or a list of values; annotations stand outside, where editors look for them."""
+    """Return the schema of one value or a list of values, with the annotations outside, where editors look for them."""
     annotations: Schema = {key: item for key, item in value.items() if key in {"description", "default"}}
     plain: Schema = {key: item for key, item in value.items() if key not in annotations}
     return {**annotations, "anyOf": [plain, {"type": "array", "minItems": 1, "items": plain}]}
@@ -105,7 +105,7 @@ def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
 
 
 def _summaries(rule: type[Rule]) -> dict[str, str]:
-    """Return the string literals that stand below attributes, those of base classes included."""
+    """Return the string literals below attributes, those of base classes included."""
     found: dict[str, str] = {}
     for cls in reversed(rule.__mro__):
         if cls is not Rule and issubclass(cls, Rule):

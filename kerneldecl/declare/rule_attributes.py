@@ -1,6 +1,6 @@
-"""Owns the attributes of one rule as they are read from TOML: their types, defaults, checks, and what was expected instead.
+"""Owns the attributes of one rule as read from TOML: types, defaults, checks, and the sentences about wrong values.
 
-Knows nothing of tables, expansion or line numbers. Pydantic validates; its errors and its wording end here.
+Knows nothing of tables, expansion or line numbers. Pydantic validates; its errors are reworded here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Attribute:
 
     name: str
     hint: Any
-    """The type as the rule annotates it, aliases resolved."""
+    """Type as the rule annotates it, aliases resolved."""
     is_required: bool
     default: Value | None
-    """None where the attribute is required."""
+    """Default value; None where the attribute is required."""
 
     @cached_property
     def depth(self) -> int:
-        """Levels of lists in one value: 0 for a scalar. What is nested deeper is a list of values."""
+        """Return the levels of lists in one value: 0 for a scalar. A list nested deeper is a list of values."""
         return _depth(self.hint)
 
     @cached_property
@@ -49,11 +49,11 @@ class Attribute:
 
     @cached_property
     def is_file(self) -> bool:
-        """Whether its strings are paths in the workspace."""
+        """Return whether its strings are paths in the workspace."""
         return _mentions(self.hint, WorkspaceFile)
 
     def read(self, value: Any) -> tuple[Value, tuple[tuple[str, str], ...]]:
-        """Return the validated value and no mistakes, or any value and (sentence, hint) of each mistake."""
+        """Return the validated value and no mistakes, or an arbitrary value and (sentence, hint) of each mistake."""
         try:
             plain = value if type(value) in _SCALARS else frozen(value)
         except TypeError:
@@ -99,12 +99,12 @@ def rule_attributes(root: Path, name: str) -> RuleAttributes:
         attributes = {field.name: _attribute(field, hints[field.name]) for field in attribute_fields(rule)}
     sentences = [sentence for attribute in attributes.values() for sentence in _defects(attribute, name)]
     if sentences:
-        raise DeclarationError(Problem(displayed(file, root), 0, "", sentence) for sentence in sentences)
+        raise DeclarationError(Problem(displayed(file, root), sentence) for sentence in sentences)
     return RuleAttributes(name, rule, file, attributes)
 
 
 def expected(hint: Any) -> str:
-    """Return what a type expects, as part of a sentence."""
+    """Return what a type accepts, as part of a sentence."""
     if choices := literals(hint):
         return f"one of {', '.join(map(_bare, choices))}" if len(choices) > 1 else _bare(choices[0])
     base, limits = _unwrapped(hint)
@@ -119,7 +119,7 @@ def expected(hint: Any) -> str:
 
 
 def literals(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a type made of literals alone, without the empty string, which stands for a default; () for any other."""
+    """Return the values of a type of literals, without the empty string, which means the default; () for any other type."""
     base, _ = _unwrapped(hint)
     if get_origin(base) is Literal:
         return tuple(value for value in get_args(base) if value != "")
@@ -142,7 +142,7 @@ def _defects(attribute: Attribute, rule: str) -> Iterator[str]:
 
 
 def _is_value(hint: Any) -> bool:
-    """Whether a type's values are a Value of the model."""
+    """Return whether a type's values are a Value of the model."""
     base, _ = _unwrapped(hint)
     if isinstance(base, NewType):
         return _is_value(base.__supertype__)
@@ -165,7 +165,7 @@ def _attribute(field: dataclasses.Field[Any], hint: Any) -> Attribute:
 
 
 def _mistake(name: str, hint: Any, value: Value, place: tuple[Any, ...]) -> tuple[str, str]:
-    """Word what is wrong at a place (positions of nested tuples) within a value."""
+    """Return sentence and hint about a place (positions of nested tuples) within a value."""
     where = name
     for position in place:
         if not isinstance(position, int) or not isinstance(value, tuple) or position >= len(value):
@@ -187,8 +187,8 @@ def _expected_tuple(args: tuple[Any, ...], limits: list[str]) -> str:
         return "a list"
     if len(args) == 2 and args[1] is Ellipsis:
         return " ".join(["a list", *limits, "whose items are each", expected(args[0])])
-    words = list(map(expected, args))
-    items = f"items that are each {words[0]}" if len(set(words)) == 1 else f"items: {', '.join(words)}"
+    each = list(map(expected, args))
+    items = f"items that are each {each[0]}" if len(set(each)) == 1 else f"items: {', '.join(each)}"
     return f"a list of {len(args)} {items}"
 
 
@@ -197,7 +197,7 @@ def _bare(choice: object) -> str:
 
 
 def _unwrapped(hint: Any) -> tuple[Any, list[str]]:
-    """Return a type without its annotations, and the annotations worded."""
+    """Return a type without its annotations, and the annotations as parts of a sentence."""
     if get_origin(hint) is not Annotated:
         return hint, []
     base, *constraints = get_args(hint)
@@ -205,11 +205,11 @@ def _unwrapped(hint: Any) -> tuple[Any, list[str]]:
 
 
 def _limits(constraints: list[Any]) -> Iterator[str]:
-    words = {Gt: ("gt", "above"), Ge: ("ge", "of at least"), Lt: ("lt", "below"), Le: ("le", "of at most")}
+    relations = {Gt: ("gt", "above"), Ge: ("ge", "of at least"), Lt: ("lt", "below"), Le: ("le", "of at most")}
     for constraint in constraints:
-        if type(constraint) in words:
-            name, word = words[type(constraint)]
-            yield f"{word} {getattr(constraint, name)}"
+        if type(constraint) in relations:
+            name, relation = relations[type(constraint)]
+            yield f"{relation} {getattr(constraint, name)}"
         elif isinstance(constraint, Len):
             most = f" and at most {constraint.max_length}" if constraint.max_length is not None else ""
             yield f"of at least {constraint.min_length}{most} items"

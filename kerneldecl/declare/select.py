@@ -2,7 +2,7 @@
 
 Knows nothing of what is done with the selected ones.
 
-`*` and `?` are wildcards; a bracket is a bracket, for names have them. A pattern is matched against the name, with and
+`*` and `?` are wildcards; brackets are literal, since names have them. A pattern is matched against the name, with and
 without the expanded attributes: `qkv`, `qkv[m=16]`, `qkv[m=*]`. `rule:` and `tag:` match those instead; `@` limits the target.
 """
 
@@ -17,7 +17,7 @@ from kerneldecl.model import Workload
 
 
 def select(workloads: Sequence[Workload], patterns: Sequence[str]) -> tuple[Workload, ...]:
-    """Return the workloads that any pattern matches, in their own order, all where there is no pattern.
+    """Return the workloads that any pattern matches, in their own order; all where there is no pattern.
 
     Raise PatternError for the patterns that match nothing.
     """
@@ -37,22 +37,23 @@ def select(workloads: Sequence[Workload], patterns: Sequence[str]) -> tuple[Work
 
 def _matches(pattern: str, workloads: Sequence[Workload]) -> list[int]:
     body, at, target = pattern.rpartition("@")
-    kind, words = _subject(body if at else pattern)
-    wanted, on = _regex(words), _regex(target if at else "*")
+    kind, wanted = _subject(body if at else pattern)
+    subject, on = _regex(wanted), _regex(target if at else "*")
     return [
         position
         for position, workload in enumerate(workloads)
-        if on.fullmatch(workload.target) and any(map(wanted.fullmatch, _words(kind, workload)))
+        if on.fullmatch(workload.target) and any(map(subject.fullmatch, _subjects(kind, workload)))
     ]
 
 
 def _subject(pattern: str) -> tuple[str, str]:
-    """Return what is matched (`rule`, `tag` or, empty, the name) and with which words."""
-    kind, colon, words = pattern.partition(":")
-    return (kind, words) if colon and kind in {"rule", "tag"} else ("", pattern)
+    """Return what is matched (`rule`, `tag` or, empty, the name) and the pattern for it."""
+    kind, colon, wanted = pattern.partition(":")
+    return (kind, wanted) if colon and kind in {"rule", "tag"} else ("", pattern)
 
 
-def _words(kind: str, workload: Workload) -> Iterable[str]:
+def _subjects(kind: str, workload: Workload) -> Iterable[str]:
+    """Return what of a workload a pattern of this kind is matched against."""
     if kind == "rule":
         return (workload.rule,)
     return workload.tags if kind == "tag" else (workload.name, workload.name.partition("[")[0])
@@ -64,13 +65,13 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _no_match(pattern: str, workloads: Sequence[Workload]) -> str:
-    kind, words = _subject(pattern)
+    kind, wanted = _subject(pattern)
     prefix = f"{kind}:" if kind else ""
-    name, at, _ = words.partition("@")
-    known = dict.fromkeys(word for workload in workloads for word in _words(kind, workload))
+    name, at, _ = wanted.partition("@")
+    known = dict.fromkeys(each for workload in workloads for each in _subjects(kind, workload))
     near = nearest(name, known)
     if near == name:
-        targets = ", ".join(dict.fromkeys(workload.target for workload in workloads if near in _words(kind, workload)))
+        targets = ", ".join(dict.fromkeys(workload.target for workload in workloads if near in _subjects(kind, workload)))
         return f"no entry matches {show(pattern)}; {prefix}{near} is declared for {targets}"
-    hint = f'; did you mean "{prefix}{near}{at}{words.partition("@")[2]}"?' if near else ""
+    hint = f'; did you mean "{prefix}{near}{at}{wanted.partition("@")[2]}"?' if near else ""
     return f"no entry matches {show(pattern)}{hint}"

@@ -1,4 +1,4 @@
-"""Owns the keys that tables of workloads.toml have in common: which may stand there and what each must be.
+"""Owns the keys that tables of workloads.toml have in common: which are known and what each must be.
 
 Knows nothing of rules, of expansion or of line numbers.
 """
@@ -18,7 +18,7 @@ from kerneldecl.toolchain.versions import PINS
 
 FILE = "workloads.toml"
 EDITIONS = (1,)
-"""Formats of the file that are understood."""
+"""Supported formats of the file."""
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"[A-Za-z0-9_.+!-]+")
 
@@ -29,11 +29,11 @@ class Finding:
 
     path: Path
     problem: Problem
-    """With line 0, unless it is a mistake in another file."""
+    """The mistake; its line is 0 unless it is in another file."""
 
     @classmethod
     def of(cls, path: Path, sentence: str, hint: str = "", entry: str = "") -> Finding:
-        return cls(path, Problem(FILE, 0, entry, sentence, hint))
+        return cls(path, Problem(FILE, sentence, hint, entry=entry))
 
     def below(self, path: Path, entry: str = "") -> Finding:
         """Return the finding of a table within the document."""
@@ -42,18 +42,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Key:
-    """What one key of a table must hold: for the checker, for a person, for an editor."""
+    """The accepted values of one key of a table: for the checker, for a person, for an editor."""
 
     is_right: Callable[[Any], bool]
     expected: str
     schema: Mapping[str, Any]
-    """JSON Schema of what is right."""
+    """JSON Schema of the accepted values."""
     summary: str
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an entry is tuned, unless its table says otherwise."""
+    """Settings of an entry's tuning: those of its table, or the defaults."""
 
     targets: tuple[str, ...]
     policy: str = "auto"
@@ -119,15 +119,15 @@ WORKLOAD: Mapping[str, Key] = {
         lambda value: type(value) is int and value >= 0,
         "an integer of at least 0",
         {"type": "integer", "minimum": 0},
-        "Raised by hand to tune again what a record exists of.",
+        "Raised by hand to tune again where a record exists.",
     ),
     "specialize": Key(
         lambda value: isinstance(value, str) and value.endswith(".py"),
         "the path of a .py file, relative to the workspace",
         {"type": "string", "pattern": r"\.py$"},
-        "File whose specialize(mod, arch) gives functions of your own, which compete with the policy's candidates.",
+        "File whose specialize(mod, arch) returns custom kernels, which compete with the policy's candidates.",
     ),
-    "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once", _NAMES_SCHEMA, "Words that the pattern tag:WORD selects by."),
+    "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once", _NAMES_SCHEMA, "Tags that the pattern tag:TAG selects by."),
     "cases": Key(
         lambda value: isinstance(value, list) and bool(value) and all(isinstance(case, dict) and case for case in value),
         "a list of tables such as {m = 1, n = 2}",
@@ -165,7 +165,7 @@ def missing_keys(table: Mapping[str, object], required: Mapping[str, Key]) -> It
 
 
 def unknown_settings(table: Mapping[str, Any], targets: tuple[str, ...], policies: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield each target and policy that does not exist; what is not even a name is left to `wrong_values`."""
+    """Yield each target and policy that does not exist; values that are not names are left to `wrong_values`."""
     named = table.get("targets", ())
     for target in named if _are_names(named) else ():
         if target not in targets:
@@ -176,7 +176,7 @@ def unknown_settings(table: Mapping[str, Any], targets: tuple[str, ...], policie
 
 
 def settings(table: Mapping[str, Any], defaults: Settings) -> Settings:
-    """Return what a checked table says, completed by the defaults."""
+    """Return the settings of a checked table, completed by the defaults."""
     tolerance = table.get("tolerance", defaults.tolerance)
     return Settings(
         tuple(table.get("targets", defaults.targets)),

@@ -1,6 +1,6 @@
-"""Owns how one `[[workload]]` table becomes workloads: every key and value checked, every combination an instance of the rule.
+"""Owns how one `[[workload]]` table becomes workloads: every key and value is checked, every combination makes a rule.
 
-Knows nothing of the rest of the document, nor at which line the table stands.
+Knows nothing of the rest of the document, nor of the line of the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 
 @dataclass(frozen=True)
 class Scope:
-    """What a table may refer to, and what holds where it is silent. Rules are loaded when the first table names them."""
+    """Names that a table may refer to, and the defaults. Rules are loaded when the first table names them."""
 
     root: Path
     targets: tuple[str, ...]
@@ -45,14 +45,14 @@ class Scope:
 
 @dataclass(frozen=True)
 class Expansion:
-    """What a table declares: its workloads, or what is wrong with it."""
+    """The workloads of a table, or its mistakes."""
 
     workloads: tuple[Workload, ...]
     findings: tuple[Finding, ...] = ()
 
 
 def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
-    """Return the workloads of one table: the last list's values change fastest, all targets of an entry stand together."""
+    """Return the workloads of one table: the last list's values change fastest, the targets of an entry follow each other."""
     findings = [*missing_keys(table, _REQUIRED), *wrong_values(table, WORKLOAD)]
     cases_are_right = not any(finding.path == ("cases",) for finding in findings)
     findings += unknown_settings(table, scope.targets, scope.policies)
@@ -65,16 +65,27 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     findings += size_findings(axes)
     findings += label_findings(table.get("name", ""), axes)
     values = _read(rule, fixed, "", scope.root, findings)
-    steps = [[_read(rule, step, axis.key, scope.root, findings) for step in axis.steps] for axis in axes]
+    items = [[_read(rule, item, axis.key, scope.root, findings) for item in axis.items] for axis in axes]
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
-    own = (table.get("generation", 0), table.get("specialize", ""))
     workloads: list[Workload] = []
-    for name, attrs in combinations(table["name"], axes, steps):
+    for name, attrs in combinations(table["name"], axes, items):
         instance = _values(rule, values | attrs, name, scope.root, findings)
         workloads += [
-            Workload(name, target, rule.name, instance, chosen.policy, chosen.top_k, chosen.tolerance, tags, line, *own)
+            Workload(
+                name=name,
+                target=target,
+                rule=rule.name,
+                attrs=instance,
+                policy=chosen.policy,
+                top_k=chosen.top_k,
+                tolerance=chosen.tolerance,
+                tags=tags,
+                line=line,
+                generation=table.get("generation", 0),
+                specialize=table.get("specialize", ""),
+            )
             for target in chosen.targets
         ]
     return _wrong(findings, table) if findings else Expansion(tuple(workloads))
@@ -100,13 +111,13 @@ def _rule(table: Attrs, scope: Scope, findings: list[Finding]) -> RuleAttributes
 
 
 def _key_findings(table: Attrs, fixed: Attrs, axes: Iterable[Axis], rule: RuleAttributes) -> Iterator[Finding]:
-    """Yield unknown attributes, those that stand twice, and those that are missing."""
+    """Yield unknown attributes, duplicate ones, and missing ones."""
     names = rule.attributes
     for key in table:
         if key not in names and key not in WORKLOAD:
             yield Finding.of((key,), *unknown("attribute", key, names, where=f"of rule {rule.name}", also=WORKLOAD))
     single = {*fixed, *(axis.key for axis in axes if axis.key != "cases")}
-    cases = next((axis.steps for axis in axes if axis.key == "cases"), ())
+    cases = next((axis.items for axis in axes if axis.key == "cases"), ())
     for position, case in enumerate(cases):
         where = f"of rule {rule.name} in cases[{position}]"
         yield from (Finding.of(("cases",), *unknown("attribute", key, names, where=where)) for key in case if key not in names)
@@ -139,7 +150,7 @@ def _read(rule: RuleAttributes, attrs: Attrs, key: str, root: Path, findings: li
 
 def _specialize_findings(path: object, root: Path) -> Iterator[Finding]:
     if not isinstance(path, str) or not WORKLOAD["specialize"].is_right(path):
-        return  # `wrong_values` has said so, where there is one
+        return  # reported by `wrong_values`, or not given
     mistakes = [Finding.of(("specialize",), *mistake) for mistake in _file_mistakes("specialize", path, root)]
     yield from mistakes
     if not mistakes and (problem := specialize_problem(root, path)):
@@ -165,12 +176,12 @@ def _is_inside(path: Path, root: Path) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # too long a name, say
+    except OSError:  # for example where the name is too long
         return False
 
 
 def _values(rule: RuleAttributes, attrs: Attrs, name: str, root: Path, findings: list[Finding]) -> tuple[tuple[str, Value], ...]:
-    """Return every attribute of an instance, defaults filled in, sorted by name. The rule's own objections become findings."""
+    """Return every attribute of an instance, defaults filled in, sorted by name. The rule's own problems become findings."""
     try:
         with blamed(rule.file, root, f"rule {rule.name} fails"):
             instance = rule.rule(**attrs)

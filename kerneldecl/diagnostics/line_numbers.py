@@ -1,6 +1,6 @@
-"""Owns line numbers: at which line of a valid TOML text each table and each key stands.
+"""Owns line numbers: the line of each table and each key in a valid TOML text.
 
-Knows nothing of what tables and keys mean. Only entries are numbered on the way of success; the rest is for mistakes.
+Knows nothing of what tables and keys mean. Without mistakes only `array_lines` runs; the rest locates mistakes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def array_lines(text: str, name: str, count: int) -> tuple[int, ...]:
         lines = tuple(number for number, line in enumerate(text.split("\n"), 1) if "[[" in line and header.match(line))
         if len(lines) == count:
             return lines
-    # Text within a string may look like a header, and a header may be quoted or the array be written inline.
+    # A line inside a string may look like a header, a header may be quoted, and the array may be inline.
     known = key_lines(text)
     return tuple(line_of(known, (name, position)) for position in range(count))
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int:
-    """Return the line of the innermost known part of a path; 0 where not even its first key is known."""
+    """Return the line of the innermost known prefix of a path; 0 where not even its first key is known."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 0)
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Return the line of every table and every key; keys of inline tables are left to the key that holds them."""
+    """Return the line of every table and every key, but not of keys inside inline tables."""
     lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     table: Path = ()

@@ -1,6 +1,6 @@
-"""Owns how mistakes are worded: values as the user wrote them, lists of what was expected, the nearest right name.
+"""Owns the wording of mistakes: values as the user wrote them, lists of expected names, the nearest valid name.
 
-Knows nothing of the workspace file's shape nor of line numbers.
+Knows nothing of the workspace file's structure or of line numbers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-_LEAST_RATIO = 0.5  # what "nq" and "nn" have in common; below it suggestions are noise
+_LEAST_RATIO = 0.5
+"""Lowest similarity of a suggestion, that of "nq" and "nn"; below it suggestions are noise."""
 _LONGEST_VALUE = 80
 
 
@@ -31,7 +32,7 @@ def _show(value: object) -> str:
 
 
 def unknown(kind: str, got: object, known: Iterable[str], *, where: str = "", also: Iterable[str] = ()) -> tuple[str, str]:
-    """Return sentence and hint for a name that is none of `known`; the hint may name one of `also`."""
+    """Return message and hint for a name that is not in `known`; the hint may suggest a name in `known` or `also`."""
     names = tuple(known)
     expected = f"one of {', '.join(names)}" if len(names) > 1 else "".join(names) or "none, for there is none"
     near = nearest(got, (*names, *also)) if isinstance(got, str) else None
@@ -40,7 +41,7 @@ def unknown(kind: str, got: object, known: Iterable[str], *, where: str = "", al
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name most like `word`, the first of equals; None where none is alike."""
+    """Return the name most similar to `word`, the first of equals; None if no name is similar enough."""
     from difflib import SequenceMatcher
 
     matcher = SequenceMatcher(None, b=word.lower())

@@ -1,4 +1,4 @@
-"""Owns building the configurations of one function side by side, measuring them where the GPU is there, and what each came to.
+"""Owns the parallel build of one function's configurations, their measurement where the GPU is present, and their results.
 
 Knows nothing of how candidates are compiled, verified or timed: a function becomes a workload of the rule `tensor_ir` in a
 folder of its own, and kerneldecl's core does the rest.
@@ -19,26 +19,27 @@ import tvm
 
 from kerneldecl.artifact.kernels import kernel_of, load_library
 from kerneldecl.compiler import actions, canonical
-from kerneldecl.compiler.cpu import Applied, apply_candidate
+from kerneldecl.compiler.cpu import ScheduledModule, apply_candidate
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.policy import Config
 from kerneldecl.dlight.tensorize import prim_func
 from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
-from kerneldecl.model import Arch, Candidate, Proposal, Trial, Workload
+from kerneldecl.hardware.can_measure import why_not_measured_here
+from kerneldecl.model import Arch, Proposal, Trial, Workload
 from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
-from kerneldecl.serial import to_json
+from kerneldecl.store.keys import symbol
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.results import Lowered
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.measure import Preparation, measure
 from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.search import build_all
+from kerneldecl.tuning.search import build_all, why_no_winner
 from kerneldecl.tuning.task import Task
-from kerneldecl.winners import cannot_measure, no_winner
 
 FILE = "function.json"
 
@@ -53,26 +54,26 @@ class _Folder:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What one configuration came to."""
+    """The result of one configuration."""
 
     config: Config
     arch: Arch
     latency: float | None
-    """Milliseconds a call, the median of samples on the GPU; None where it was not measured, see `reason`."""
+    """Milliseconds per call, the median of samples on the GPU; None where it was not measured, see `reason`."""
     error: float | None
-    """Largest relative error against the reference, None where it was not run."""
+    """Largest relative error against the reference; None where the kernel was not run."""
     reason: str
     """Why there is no latency; empty where there is one."""
     library: Path | None
-    """The shared library with the kernel's cubin, None where it was not built; it lasts as long as a result of the same call."""
+    """The shared library with the kernel's cubin, None where it was not built; it exists as long as a result of the same call."""
     symbol: str
-    """Of the kernel in the library."""
+    """The kernel's symbol in the library."""
     registers: int
-    """Of 32 bits, by each thread."""
+    """32-bit registers per thread."""
     smem_bytes: int
-    """Shared memory by each thread block."""
+    """Shared memory per thread block."""
     spill_bytes: int
-    """Of local memory, by each thread: 0 where registers sufficed."""
+    """Local memory per thread: 0 where registers suffice."""
     _func: Any
     _folder: _Folder
 
@@ -85,25 +86,25 @@ class Result:
         return self.latency is not None
 
     @functools.cached_property
-    def _applied(self) -> Applied:
+    def _scheduled(self) -> ScheduledModule:
         mod = canonical.canonical_module(self._func)
-        applied = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
-        if applied is None:
+        scheduled = apply_candidate(STANDARD, mod, self.config.candidate, self.config.arch_of(self.arch))
+        if scheduled is None:
             raise TuningError(f"{self.config} has no schedule: {self.reason}")
-        return applied
+        return scheduled
 
     @property
     def schedule(self) -> Any:
-        """TVM's schedule of the function, its trace included; None where `mod` is specialised, which no trace leads to.
+        """TVM's schedule of the function, its trace included; None where `mod` is traceless.
 
         Raise TuningError where the template does not apply.
         """
-        return self._applied.schedule
+        return self._scheduled.schedule
 
     @property
     def mod(self) -> tvm.IRModule:
         """The scheduled module, its function named `main`; raise TuningError where the template does not apply."""
-        return self._applied.mod
+        return self._scheduled.mod
 
     @functools.cached_property
     def code(self) -> str:
@@ -128,9 +129,9 @@ def apply_and_build(
 
     Results are in the order of the configurations, each with its own. The best is the fastest that computes, on random
     inputs and poisoned memory, what the function itself does on the CPU at a higher precision (`kerneldecl.compiler.reference`).
-    Without that GPU the best is the first by the model of those that spill no registers, and no result is `measured`.
+    Without that GPU the best is the model's first one without register spills, and no result is `measured`.
 
-    Those who tune several functions can share their worker processes: `with workers() as runner:`.
+    Worker processes can be shared by the tuning of several functions: `with workers() as runner:`.
 
     Raise TuningError where nothing passes, ToolchainError without a CUDA compiler for the arch, ValueError or TypeError
     for a function that takes anything but inputs and then outputs of fixed shapes.
@@ -138,14 +139,14 @@ def apply_and_build(
     device = arch if isinstance(arch, CUDA) else CUDA(arch)
     if runner is not None:
         return _built_and_measured(func, configs, device, runner)
-    with workers(parallel_build=parallel_build) as own:
-        return _built_and_measured(func, configs, device, own)
+    with workers(parallel_build=parallel_build) as started:
+        return _built_and_measured(func, configs, device, started)
 
 
 def workers(*, parallel_build: bool = True) -> LocalRunner:
-    """Return worker processes, to be used as a context: one a core that build, and one that measures.
+    """Return worker processes as a context manager: one per core to build, and one to measure.
 
-    They start when they are first needed. The one that measures holds its GPU, which other processes of kerneldecl wait for.
+    They start when they are first needed. The measuring process holds a lock on its GPU, which other processes of kerneldecl wait for.
     """
     cores = host.detect().the_cpu.cores
     return LocalRunner(cores if parallel_build else 1, cores)
@@ -156,36 +157,48 @@ def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runn
     if not configs:
         raise ValueError("there are no configurations to build")
     folder = _Folder()
-    task = _task(func, device.arch, folder.path)
+    task = _task(func, configs, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
-    objection = cannot_measure(device.arch)
+    reason = why_not_measured_here(device.arch)
     preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
-    found = build_all(task, proposals, runner, _quiet, None if objection else preparation.start_for)
-    if not objection:
+    found = build_all(task, proposals, runner, _quiet, None if reason else preparation.start_for)
+    if not reason:
         found = measure(task, found, preparation, runner, store, _quiet)
-    unmeasured = f"not measured: {objection}; ranked by the model" if objection else ""
+    unmeasured = f"not measured: {reason}; ranked by the model" if reason else ""
     results = [_result(task, m, config, unmeasured, (func, folder)) for m, config in zip(found, configs, strict=True)]
-    return results, results[_best(found, is_measured=not objection)]
+    return results, results[_best(found, is_measured=not reason)]
 
 
-@dataclass(frozen=True)
-class _Task(Task):
-    """A function to be tuned: its candidates may each ask for the arch without cp.async."""
-
-    def build_request(self, candidate: Candidate, *, afresh: bool = False) -> dict[str, Any]:
-        arch = Config(candidate, 0.0).arch_of(self.arch)
-        return {**super().build_request(candidate, afresh=afresh), "arch": to_json(arch)}
-
-
-def _task(func: Any, arch: Arch, root: Path) -> Task:
-    """Return the function as a workload of the rule `tensor_ir`, in a folder that is to be a workspace for it alone."""
+def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
+    """Return the function as a workload of the rule `tensor_ir`, in a folder that becomes a workspace for it alone."""
     (root / FILE).write_text(tvm.ir.save_json(func), encoding="utf-8")
     (root / "objects").mkdir()
-    lowered = actions.lower(str(root), "tensor_ir", {"file": FILE})
-    workload = Workload("function", arch.name, "tensor_ir", (("file", FILE),), "", 0, None, (), 0)
+    lowered = Lowered(actions.lower(str(root), "tensor_ir", {"file": FILE}))
+    workload = Workload(
+        name="function",
+        target=arch.name,
+        rule="tensor_ir",
+        attrs=(("file", FILE),),
+        policy="",
+        top_k=0,
+        tolerance=None,
+        tags=(),
+        line=0,
+    )
     cuda = nvcc.compiler_for(str(dict(arch.tvm_target)["arch"])).version
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
-    return _Task(root, workload, arch, (), lowered, lowered["tolerance"], MEASURING[arch.kind], toolchain, root / "objects")
+    return Task(
+        root=root,
+        workload=workload,
+        arch=arch,
+        policies=(),
+        lowered=lowered,
+        tolerance=lowered.tolerance,
+        protocol=MEASURING[arch.kind],
+        toolchain=toolchain,
+        folder=root / "objects",
+        build_archs={config.candidate: config.arch_of(arch) for config in configs},
+    )
 
 
 def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tuple[Any, _Folder]) -> Result:
@@ -195,8 +208,8 @@ def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tup
         latency=found.run_secs * 1e3 if found.samples else None,
         error=found.error,
         reason=found.failure or unmeasured,
-        library=task.library_path(found.code) if found.code else None,
-        symbol=canonical.symbol(task.lowered["computation"]),
+        library=task.library_path(found.code_digest) if found.code_digest else None,
+        symbol=symbol(task.lowered.computation),
         registers=found.registers,
         smem_bytes=found.smem_bytes,
         spill_bytes=found.spill_bytes,
@@ -206,15 +219,15 @@ def _result(task: Task, found: Trial, config: Config, unmeasured: str, kept: tup
 
 
 def _best(found: Sequence[Trial], *, is_measured: bool) -> int:
-    """Return the place of the best; raise TuningError where there is none."""
+    """Return the index of the best result; raise TuningError where there is none."""
     if is_measured:
         winner = ranking(found)[0][0]
         places = [place for place, m in enumerate(found) if m is winner and m.samples]
     else:
-        built_places = [place for place, m in enumerate(found) if m.code]
+        built_places = [place for place, m in enumerate(found) if m.code_digest]
         places = sorted(built_places, key=lambda place: (found[place].spill_bytes > 0, found[place].predicted_secs, place))
     if not places:
-        raise TuningError(no_winner(found))
+        raise TuningError(why_no_winner(found))
     return places[0]
 
 

@@ -1,4 +1,4 @@
-"""Owns what a target stands for: which GPU's figures the policies are given.
+"""Owns the resolution of targets to archs: whose figures the policies get.
 
 Knows nothing of functions, policies or builds.
 """
@@ -22,13 +22,13 @@ from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 
 Target = Any
-"""What names a GPU: TVM's Target, a mapping or text of one ({"kind": "cuda", "arch": "sm_90"}, "cuda -arch=sm_90"), an arch of ours
+"""A GPU by TVM's Target, a mapping or text of one ({"kind": "cuda", "arch": "sm_90"}, "cuda -arch=sm_90"), an arch of ours
 ("h200"), or a CUDA."""
 _ARCH = re.compile(r"sm_(\d+)(\d)[af]?")
 _OPTION = re.compile(r"cuda(?P<options>(?:\s+-{1,2}\w+=\S+)*)\s*")
 _PARTITIONS = 4
 _DISTINCTIVE = {"l2_cache_size_bytes": "l2_bytes"}
-"""Of a target's attributes those that tell GPUs of one compute capability apart, and the figure that each is."""
+"""Attributes of a target that distinguish GPUs of one compute capability, with the field of Gpu that each equals."""
 
 
 class CUDA:
@@ -38,14 +38,14 @@ class CUDA:
     """
 
     def __init__(self, target: Target = "cuda") -> None:
-        """Take the GPU that the target names; where it names only a compute capability, the one of this machine that has it.
+        """Take the GPU that the target names; where it names only a compute capability, this machine's GPU if it has that one.
 
-        Raise ValueError where that is not one arch alone, saying which there are.
+        Raise ValueError, with the choices, where that is not exactly one arch.
         """
         self.arch = _one(target, archs_of(target))
         self.target = target_of(self.arch)
         self.is_for_wgmma: bool = target.is_for_wgmma if isinstance(target, CUDA) else _arch_name(target) == (self.gpu.wgmma_arch or None)
-        """Whether the target is the arch under the name with which compilers take wgmma: sm_90a."""
+        """True where the target's arch name is the variant with wgmma: sm_90a."""
 
     def __repr__(self) -> str:
         return f"CUDA({self.arch.name!r})"
@@ -103,7 +103,7 @@ class CUDA:
 
     @property
     def transaction_size(self) -> list[int]:
-        """Bytes of a write and of a read that DRAM is best used with."""
+        """Bytes of a DRAM write transaction and of a read transaction."""
         return [32, 128]
 
     @property
@@ -114,10 +114,9 @@ class CUDA:
 
 
 def arch_of(target: Target) -> Arch:
-    """Return the arch that a target stands for: of a GPU as `CUDA` takes it; of a CPU by the arch's name, `host` being this machine's,
-    or by a target of TVM's that is for the same processor.
+    """Return the arch that a target stands for: a GPU as in `CUDA`, or a CPU by the arch's name or by TVM's target of its processor.
 
-    Raise ValueError where there is none, or more than one.
+    `host` is this machine's CPU. Raise ValueError where there is none, or more than one.
     """
     if target is None:
         raise ValueError('there is no target; give one, such as "h200" or "host", or run under `with target:`')
@@ -142,7 +141,7 @@ def _llvm_attrs(target: Target) -> Mapping[str, Any] | None:
 
 
 def _cpu_arch(target: Target, attrs: Mapping[str, Any]) -> Arch:
-    """Return the arch of the processor, this machine's before the declared ones."""
+    """Return the arch of the target's processor, this machine's before the declared ones."""
     cpus = [arch for name in (HOST, *_cpu_names()) if (arch := load_arch(Path.cwd(), name)).cpu]
 
     def identity(named: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
@@ -160,9 +159,9 @@ def _cpu_names() -> tuple[str, ...]:
 
 
 def archs_of(target: Target) -> tuple[Arch, ...]:
-    """Return the archs that a target can stand for, this machine's GPU alone if it is one of them.
+    """Return the archs that a target can stand for; this machine's GPU alone if it is one of them.
 
-    Raise TypeError or ValueError where it is no CUDA target, or none of a GPU that has an arch.
+    Raise TypeError or ValueError where it is no CUDA target, or no arch has its compute capability.
     """
     if isinstance(target, CUDA):
         return (target.arch,)
@@ -177,11 +176,11 @@ def archs_of(target: Target) -> tuple[Arch, ...]:
     capability = _capability(attrs["arch"])
     if here is not None and here.the_gpu.compute_capability == capability and _agrees(here.the_gpu, attrs):
         return (here,)
-    alike = [arch for arch in _declared().values() if arch.the_gpu.compute_capability == capability]
-    if not alike:
+    same = [arch for arch in _declared().values() if arch.the_gpu.compute_capability == capability]
+    if not same:
         raise ValueError(f"no arch has compute capability {capability[0]}.{capability[1]}; expected one of {', '.join(_declared())}")
-    closer = [arch for arch in alike if _agrees(arch.the_gpu, attrs)]
-    return tuple(closer or alike)
+    closer = [arch for arch in same if _agrees(arch.the_gpu, attrs)]
+    return tuple(closer or same)
 
 
 def gpu_here() -> DriverGpu | None:
@@ -207,18 +206,18 @@ def _cuda_arch(name: str) -> Arch:
 
 
 def _declared() -> dict[str, Arch]:
-    """Return all archs of GPUs, by name."""
+    """Return the declared archs of GPUs, by name."""
     archs = (load_arch(Path.cwd(), name) for name in plugin_names("archs", Path.cwd()) if name != HOST)
     return {arch.name: arch for arch in archs if arch.gpu is not None}
 
 
 def _here() -> Arch | None:
-    """Return the arch of this machine's GPU: the declared one of its model, else what the driver says with assumed rates."""
+    """Return the arch of this machine's GPU: the declared one of its model, else the driver's figures with assumed rates."""
     gpu = gpu_here()
     if gpu is None:
         return None
     declared = (arch for arch in _declared().values() if arch.model == gpu.model)
-    return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "what the driver says of the GPU here")
+    return next(declared, None) or read_arch("here", proposed_arch(gpu).encode(), "the driver's figures of this GPU")
 
 
 def _arch_name(target: Target) -> str:
@@ -229,7 +228,7 @@ def _arch_name(target: Target) -> str:
 def _attrs(target: Target) -> Mapping[str, Any]:
     """Return the attributes of a CUDA target, however it is written."""
     if isinstance(target, str) and (options := _OPTION.fullmatch(target)):
-        # TVM no longer reads options after the kind, which is how targets were written for years.
+        # TVM no longer parses options after the kind, the form of targets in older releases.
         return dict(option.lstrip("-").split("=", 1) for option in options["options"].split())
     if isinstance(target, Mapping):
         kind, attrs = target.get("kind"), dict(target)

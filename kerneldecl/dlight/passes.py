@@ -1,4 +1,4 @@
-"""Owns tuning of whole modules: a pass that schedules every PrimFunc that it can, and what a model goes through before it.
+"""Owns the tuning of whole modules: a pass that schedules every PrimFunc that it can, and the passes that a model needs before it.
 
 Knows nothing of candidates, stores or artifacts' contents.
 """
@@ -29,23 +29,23 @@ from kerneldecl.relax.passes import scheduled
 from kerneldecl.relax.prebuilt import Prebuilt, read_prebuilt
 
 _LOG = logging.getLogger(__name__)
-tvm_ffi.register_error(ToolchainError.__name__, ToolchainError)  # TVM calls passes from C++, which knows no other errors than these
+tvm_ffi.register_error(ToolchainError.__name__, ToolchainError)  # TVM calls passes from C++: unregistered errors become RuntimeError
 _NOTHING = Prebuilt(Path(), "nothing tuned", ())
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyFastTuning")
 class ApplyFastTuning:
-    """Schedules each PrimFunc that is not scheduled yet by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
+    """Schedules each unscheduled PrimFunc by its best configuration; `ApplyFastTuning(…)(mod)` returns the module.
 
-    The folder `meta_database_dir` keeps what was tuned, and takes it from there when it comes again, in a MetaSchedule
-    database that TVM's own passes open. It is a workspace of kerneldecl, too: its store tells what is known, and its
-    artifact has the kernels. Without a folder nothing is kept.
+    The folder `meta_database_dir` keeps tuned schedules in a MetaSchedule database, which TVM's own passes open, and reuses them
+    when a function comes again. It is also a workspace of kerneldecl: its store holds the records, its artifact the kernels.
+    Without a folder nothing is kept.
 
-    Under a target with arch sm_90a, products may become functions of TIRx, which use wgmma and stand in the artifact alone;
-    compile the module for that target then, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
+    Under a target with arch sm_90a, GEMMs may become TIRx functions, which use wgmma and are in the artifact alone; then compile
+    the module for that target, with `tir_pipeline=kerneldecl.relax.TIR_PIPELINE`.
 
-    Where the GPU is not in this machine, the policies' models choose, and a warning says so. Functions that nothing can
-    schedule, such as those of dynamic shape, stay as they are for the next pass; `report` tells what became of each.
+    Where the GPU is not in this machine, the policies' models choose, and a warning is logged. Functions that cannot be
+    scheduled, such as those of dynamic shape, stay as they are for the next pass; `report` holds the outcome of each.
     """
 
     report: Report | None = None
@@ -73,26 +73,26 @@ class ApplyFastTuning:
             found = match(mod, read_prebuilt(tuned.artifact, target_of(arch)) if tuned.artifact else _NOTHING)
         failed = {name: tuned.failures[path] for name, func in functions.items() if (path := file_of(func)) in tuned.failures}
         self.report = _with_reasons(found, problems | failed)
-        self._say(tuned.unmeasured)
+        self._log(tuned.unmeasured)
         return scheduled(mod, found.hits)
 
-    def _say(self, unmeasured: str) -> None:
+    def _log(self, unmeasured: str) -> None:
         assert self.report is not None
         if not self.report.matches:
-            _LOG.warning("the module has no PrimFunc to tune; apply_opt_before_tuning makes them of a model's operators")
+            _LOG.warning("the module has no PrimFunc to tune; apply_opt_before_tuning lowers a model's operators to PrimFuncs")
         if unmeasured and self.report.hits:
             _LOG.warning("nothing was measured: %s; the policies' models chose", unmeasured)
         _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
 
 
 def apply_opt_before_tuning(mod: tvm.IRModule, params: Mapping[str, Any] | None = None, target: Target = None) -> tvm.IRModule:
-    """Return a Relax module of operators as one of fused PrimFuncs and their calls: what `ApplyFastTuning` tunes.
+    """Return a Relax module of operators as one of fused PrimFuncs and their calls, which `ApplyFastTuning` tunes.
 
-    With `params`, arrays by the names of its functions' arguments, these become constants and what depends on them alone is
-    computed now; arguments without an array stay.
+    `params` are arrays by the names of functions' arguments: these arguments become constants, and expressions of constants are
+    folded. Arguments without an array stay.
     """
-    here = target_of(arch_of(target or tvm.target.Target.current(allow_none=True)))
-    return fused(_bound(mod, params or {}), here)
+    built_for = target_of(arch_of(target or tvm.target.Target.current(allow_none=True)))
+    return fused(_bound(mod, params or {}), built_for)
 
 
 def _bound(mod: tvm.IRModule, params: Mapping[str, Any]) -> tvm.IRModule:
@@ -112,7 +112,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _needs_schedule(func: Any) -> bool:
-    """Say whether a function has no schedule yet and is more than a view, which needs no kernel."""
+    """Say whether a function has no schedule yet and is not a view, which needs no kernel."""
     return not (func.attrs or {}).get(SCHEDULED) and not relax.analysis.has_reshape_pattern(func)
 
 
@@ -122,12 +122,12 @@ def _prim_funcs(mod: tvm.IRModule) -> dict[str, Any]:
 
 
 def _policy(target: Target, arch: Arch) -> str:
-    """Return the policy of all kernels, or of those with a trace: the others' functions can be compiled for wgmma's arch alone."""
+    """Return `auto`, or for targets without wgmma `traced`: traceless kernels can be compiled for wgmma's arch alone."""
     return "traced" if arch.gpu and not CUDA(target).is_for_wgmma else "auto"
 
 
 def _distinct(functions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first of each several functions that one kernel does for."""
+    """Return the first of each group of functions that one kernel implements."""
     first: dict[str, tuple[str, Any]] = {}
     for name, func in functions.items():
         first.setdefault(match_digest(func), (name, func))
@@ -135,7 +135,7 @@ def _distinct(functions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_reasons(report: Report, reasons: Mapping[str, str]) -> Report:
-    """Return the report with the reason that tuning gave for each function that it should have a kernel for."""
+    """Return the report with the reasons why tuning gave no kernel for a function."""
     missed = {match.function for match in report.missed} & reasons.keys()
     matches = (replace(m, outcome="miss", kernel=None, reason=reasons[m.function]) if m.function in missed else m for m in report.matches)
     return Report(report.artifact, tuple(matches), ())

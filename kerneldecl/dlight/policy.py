@@ -1,6 +1,6 @@
-"""Owns the policies as objects that are made for one function and one GPU, and the configurations that they emit.
+"""Owns policies as objects for one function and one GPU, and the configurations that they emit.
 
-Knows nothing of builds or measurements; what is proposed and in which order is for kerneldecl.policies to know.
+Knows nothing of builds or measurements; kerneldecl.policies decides what is proposed, and in which order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.model import Arch, Candidate, Proposal, Value
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import standard_order
@@ -25,7 +24,7 @@ _ON_TENSOR_CORES = tuple(name for policy in gpu_matmul.ON_TENSOR_CORES for name 
 
 @dataclass(frozen=True)
 class Config:
-    """What a template is to be applied with, and the time that the policy's model expects of it."""
+    """A candidate, and the time that the policy's model predicts for it."""
 
     candidate: Candidate
     predicted_secs: float
@@ -35,7 +34,7 @@ class Config:
         return dict(self.candidate.params)
 
     def __repr__(self) -> str:
-        return f"{shown(self.candidate)}, {self.predicted_secs * 1e6:.4g} us expected"
+        return f"{self.candidate!s}, {self.predicted_secs * 1e6:.4g} us expected"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.candidate.to_json(), "predicted_secs": self.predicted_secs}
@@ -46,17 +45,17 @@ class Config:
         return cls(Candidate.from_json(json), float(json["predicted_secs"]))
 
     def arch_of(self, arch: Arch) -> Arch:
-        """Return the arch as this configuration uses it: without cp.async where that is not wanted."""
+        """Return the arch that this configuration is built for: without cp.async where that is switched off."""
         if self.params.get("use_async_copy", True):
             return arch
         return replace(arch, gpu=replace(arch.the_gpu, async_copy=False))
 
 
 class DefaultPolicy:
-    """Proposes schedules for CUDA cores: the first of kerneldecl's policies that knows the kind of function, else the fallback."""
+    """Proposes schedules for CUDA cores, by the first of kerneldecl's policies that proposes any, else by the fallback."""
 
     def __init__(self, func: Any, arch: CUDA | Target, tags: Tags | None = None) -> None:
-        """Raise ValueError for a function that is scheduled already, of dynamic shape or not made of plain blocks."""
+        """Raise ValueError for a function that is already scheduled, of dynamic shape or not made of plain blocks."""
         self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
         self.tags = dict(tags or {})
         self._space = space_of(func)
@@ -72,21 +71,20 @@ class DefaultPolicy:
 
 
 class TensorCorePolicy:
-    """Proposes schedules of products for tensor cores, and specialised functions where there is wgmma, within what the tags say."""
+    """Proposes schedules of GEMMs for tensor cores, and traceless functions where the GPU has wgmma, within the limits of the tags."""
 
     def __init__(self, func: Any, arch: CUDA | Target, tags: Tags | None = None) -> None:
-        """Raise ValueError where tensor cores do not take the function, or a tag is unknown or asks for what cannot be.
+        """Raise ValueError where tensor cores cannot run the function, or a tag is unknown or has an impossible value.
 
-        Tags, each of which may be missing: `tensorcore_config`, the dimensions of the product's output that m and n
-        index; `pipeline_stage`, the tiles in shared memory at once; `use_async_copy`, 0 or 1, whether they come by cp.async;
-        `use_wgmma`, 0 or 1, whether functions of TIRx may be proposed. They are not, either, where `pipeline_stage` is given
-        or `use_async_copy` is 0.
+        Tags, all optional: `tensorcore_config`, the dimensions of the GEMM's output that m and n index; `pipeline_stage`, the number
+        of stages in shared memory; `use_async_copy`, 0 or 1, whether they are loaded by cp.async; `use_wgmma`, 0 or 1, whether TIRx
+        functions may be proposed. Nor are they proposed where `pipeline_stage` is given or `use_async_copy` is 0.
         """
         self.arch = arch if isinstance(arch, CUDA) else CUDA(arch)
         self.tags = dict(tags or {})
         self._space = space_of(func)
         if reason := why_not(self._space, self.arch):
-            raise ValueError(f"tensor cores do not take the function: {reason}; use DefaultPolicy")
+            raise ValueError(f"tensor cores cannot run the function: {reason}; use DefaultPolicy")
         _check_known(self.tags, ("tensorcore_config", "pipeline_stage", "use_async_copy", "use_wgmma"))
         self._check_values()
 
@@ -110,7 +108,7 @@ class TensorCorePolicy:
         if stages:
             proposals = gpu_matmul_tc.with_stages(space, arch, topk, stages)
         elif self.tags.get("use_wgmma", 1) and self.tags.get("use_async_copy", 1):
-            # Among twice as many are enough that use tensor cores: of four candidates, three are of the best policy.
+            # Of twice as many, enough use tensor cores: three of four candidates are the best policy's.
             found = gpu_matmul.propose(space, arch, 2 * topk)
             proposals = tuple(each for each in found if each.candidate.template in _ON_TENSOR_CORES)[:topk]
         else:

@@ -1,4 +1,4 @@
-"""Owns the question whether tensor cores take a function, and what is said of it if they do.
+"""Owns the question whether tensor cores can run a function, and the tags of a function that they can.
 
 Knows nothing of tiles or schedules.
 """
@@ -21,12 +21,11 @@ Tags = Mapping[str, Any]
 
 
 def get_tensorized_func_and_tags(func: Any, target: Target) -> tuple[Any, dict[str, Any] | None]:
-    """Return the function and its tags; (func, None) where tensor cores do not take it, see `why_no_tensor_cores`.
+    """Return the function and its tags; (func, None) where tensor cores cannot run it, see `why_no_tensor_cores`.
 
-    The function is returned as it came: templates normalise it inside of their schedules, so that these apply to the
-    user's own function. Tags are `tensorcore_config`, the dimensions of the product's output that its m and n (of
-    several axes, the last) index, and `use_async_copy`, 1 where the GPU has cp.async. The number of stages is searched;
-    adding `pipeline_stage` fixes it.
+    The function is returned unchanged: templates normalise it in their schedules, so that these apply to the user's own
+    function. Tags are `tensorcore_config`, the dimensions of the GEMM's output that m and n (the last axis of each) index, and
+    `use_async_copy`, 1 where the GPU has cp.async. The number of stages is searched; adding `pipeline_stage` fixes it.
     """
     space = space_of(func)
     if why_not(space, target):
@@ -36,17 +35,17 @@ def get_tensorized_func_and_tags(func: Any, target: Target) -> tuple[Any, dict[s
 
 
 def why_no_tensor_cores(func: Any, target: Target) -> str:
-    """Return why tensor cores do not take a function, as a sentence; empty where they do."""
+    """Return why tensor cores cannot run a function, as a sentence; empty where they can."""
     return why_not(space_of(func), target)
 
 
 def why_not(space: IterSpace, target: Target) -> str:
-    """Return why tensor cores do not take a computation; GPUs of one compute capability have the same ones."""
+    """Return why tensor cores cannot run a computation; all GPUs of one compute capability have the same tensor cores."""
     return gpu_matmul.why_not(space, archs_of(target)[0])
 
 
 def prim_func(func: Any) -> Any:
-    """Return the one PrimFunc that is given, alone or in an IRModule; raise TypeError or ValueError otherwise."""
+    """Return the one PrimFunc of the argument, a PrimFunc or an IRModule; raise TypeError or ValueError otherwise."""
     if isinstance(func, tvm.IRModule):
         funcs = [each for each in func.functions.values() if isinstance(each, tvm.tirx.PrimFunc)]
         if len(funcs) != 1:
@@ -58,14 +57,14 @@ def prim_func(func: Any) -> Any:
 
 
 def space_of(func: Any) -> IterSpace:
-    """Return a function's iteration space; raise ValueError for one that is scheduled already, or not made of plain blocks."""
+    """Return a function's iteration space; raise ValueError for one that is already scheduled, or not made of plain blocks."""
     return iter_space(canonical_module(prim_func(func)))
 
 
 def output_dims(space: IterSpace) -> list[int]:
-    """Return the dimensions of a product's output that m and n index, of each the last."""
+    """Return the dimensions of a GEMM's output that m and n index, the last one of each."""
     gemm = contraction_of(space)
-    assert isinstance(gemm, Contraction), "the caller knows that it is one"
+    assert isinstance(gemm, Contraction), "the caller has checked that tensor cores can run it"
     (block,) = (block for block in space.blocks if block.is_reduction)
     dims = {axis: dim for dim, index in enumerate(block.writes[0].index) for axis, _ in index or ()}
     # An axis of extent 1 may index nothing.

@@ -1,9 +1,9 @@
 """Owns the workspace in which a module's functions are tuned: each an entry of rule `tensor_ir`, planned and built as any other.
 
-Knows nothing of modules, nor of what becomes of the artifact.
+Knows nothing of modules, nor of how the artifact is used.
 
-The folder's workloads.toml grows with every module that is tuned there; what the store knows is not tuned again. The
-database of the artifact is copied to the folder itself, where those look for it who know no workspaces.
+The folder's workloads.toml grows with every module that is tuned there; entries with a record in the store are not tuned again.
+The artifact's database is copied to the folder itself, where TVM's own passes look for it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import FUNCTIONS
-from kerneldecl.flow import Options
+from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch
 from kerneldecl.planning.workspace import FILE, open_workspace
 from kerneldecl.plugins.find import plugin_file
+from kerneldecl.stages.session import Options
 from kerneldecl.store.files import write_whole
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.versions import PACKAGES, installed
 from kerneldecl.tuning.events import Event, Finished, Note
-from kerneldecl.winners import cannot_measure
 
 _LOG = logging.getLogger(__name__)
 _HEADER = "# Written by kerneldecl.dlight.ApplyFastTuning, which adds what it is given next; changes are lost."
@@ -44,18 +44,18 @@ _Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of a module's functions."""
+    """The outcome of tuning a module's functions."""
 
     artifact: Path | None
-    """None where no function has a kernel."""
+    """The artifact's folder; None where no function has a kernel."""
     failures: Mapping[str, str]
-    """Why a function has none, by its file in the workspace."""
+    """Reasons why functions have no kernel, by their files in the workspace."""
     unmeasured: str
-    """Why winners are their policy's choice instead of the fastest; empty where they were measured."""
+    """The reason why winners are the policy's choice instead of the fastest; empty where they were measured."""
 
 
 def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], settings: Mapping[str, Any], jobs: int | None) -> Tuned:
-    """Tune functions in a folder, by the names that their entries are to have, with settings of theirs; return the artifact that has them.
+    """Tune functions, given by the names of their entries, in a folder; `settings` are keys of the entries. Return the artifact.
 
     Raise ValueError where the folder holds something else, or kernels for another arch.
     """
@@ -69,7 +69,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
             path, {"name": _free(name, {known["name"] for known in tables.values()}), "rule": "tensor_ir", "file": path}
         )
         table.update(settings)
-    unmeasured = cannot_measure(arch)
+    unmeasured = why_not_measured_here(arch)
     failures: dict[str, str] = {}
     while tables:
         write_whole(root / FILE, _text(arch, tables), durable=False)
@@ -77,13 +77,13 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
             workspace = open_workspace(root)
         except DeclarationError as error:
             raise ValueError(f"{root} is damaged: {error}; give it another folder, or remove it") from None
-        done = run_build(workspace, (), Options(require_measured=not unmeasured), jobs, _log)
+        done = run_build(workspace, (), Options(require_measured=not unmeasured, jobs=jobs), _log)
         if not done.failures:
             [artifact] = done.artifacts.values()
             for name in _DATABASE:
                 shutil.copy(artifact / "database" / name, root / name)
             return Tuned(artifact, failures, unmeasured)
-        # An artifact holds all entries or is not linked: it has to do without these.
+        # An artifact is linked only if all entries have kernels: these are left out.
         reasons = {entry.rpartition("@")[0]: reason for entry, reason in done.failures.items()}
         failures |= {path: reasons[table["name"]] for path, table in tables.items() if table["name"] in reasons}
         tables = {path: table for path, table in tables.items() if path not in failures}
@@ -91,7 +91,7 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
 
 
 def file_of(func: Any) -> str:
-    """Return where a function lies in the workspace: the name is the digest of what it computes."""
+    """Return a function's path in the workspace: its name is the digest of the computation."""
     return f"{FUNCTIONS}/{module_digest(canonical_module(func))[:20]}.json"
 
 
@@ -110,13 +110,13 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
     except DeclarationError as error:
         raise ValueError(f"{error}; remove the file, and what the store knows is found again") from None
     if document["target"] != {arch.name: {"arch": arch.name}}:
-        # A lookup in TVM's database does not ask for which target a schedule was made.
+        # A lookup in TVM's database does not compare the target of a schedule.
         raise ValueError(f"{root} has what was tuned for {', '.join(document['target'])}; give {arch.name} a folder of its own")
     return {table["file"]: table for table in document["workload"]}
 
 
 def _write_arch(root: Path, arch: Arch) -> None:
-    """Write the file of a declared arch, which may be the user's own or this machine's GPU."""
+    """Write the file of a declared arch, which may be the user's own or describe this machine's GPU."""
     if arch.is_detected:
         return
     try:
@@ -146,7 +146,7 @@ def _table(header: str, values: Mapping[str, Any]) -> str:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """Return the name as entries have it, with a number where it is taken."""
+    """Return the name as a valid name of an entry, with a number where it is taken."""
     base = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_") or "function"
     number, free = 1, base
     while free in taken:

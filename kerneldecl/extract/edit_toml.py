@@ -1,10 +1,10 @@
-"""Owns how entries for a model's functions come into the text of workloads.toml, beside what people wrote there.
+"""Owns how entries for a model's functions are added to the text of workloads.toml, next to those that people wrote.
 
 Knows nothing of models or of where functions come from; reads and writes no file.
 
-Text is appended and marked, never rewritten: names, comments and settings are their authors'. That a model calls an
-entry, and how often, is a tag of the entry: `mlp.calls-2`. Such tags, and marks of entries that the model no longer calls, are all
-that changes in entries that were there before.
+Text is appended and marked, never rewritten: names, comments and settings belong to their authors. How often a model calls
+an entry is a tag of the entry: `mlp.calls-2`. Existing entries change only in such tags, and in marks of those that the
+model no longer calls.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ arch = "host"                     # this machine's CPU
 """
 _ANY_CALLS = re.compile(r".+\.calls-\d+")
 _TAGS = re.compile(r"^(\s*tags\s*=\s*\[[^]#]*[^]#,\s])(\s*,?\s*\].*)$", re.DOTALL)
-"""A line that holds all of an entry's tags: up to the last one, and what follows it."""
-_GONE = "# Gone: {model} calls this no more."
+"""A line with all of an entry's tags: up to the last one, and what follows it."""
+_UNUSED = "# Unused: no longer called by {model}."
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Function:
     name: str
     rule: str
     attrs: tuple[tuple[str, Value], ...]
-    """As they are to be declared: those that are the rule's defaults are left out."""
+    """Attributes to declare, without those that have the rule's default."""
     identity: tuple[tuple[str, Value], ...]
-    """The attributes by which an entry is known to be this function's, whatever else it says."""
+    """Attributes by which an entry is recognised as this function's, whatever its other ones."""
     calls: int
 
     def is_of(self, table: Table) -> bool:
@@ -52,30 +52,30 @@ class Function:
 
 @dataclass(frozen=True)
 class Table:
-    """A `[[workload]]` table that is there already."""
+    """An existing `[[workload]]` table."""
 
     line: int
-    """Of its header, counted from 1."""
+    """Line of its header, counted from 1."""
     name: str
     tags: tuple[str, ...]
     workloads: tuple[tuple[str, tuple[tuple[str, Value], ...]], ...]
-    """Rule, and all attributes, of each workload that it expands to."""
+    """Rule and all attributes of each workload that it expands to."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The new text, and the names of the entries: written, found there, found there with another count, no longer called."""
+    """The new text, and the names of entries: added, existing, existing with another count, no longer called."""
 
     text: str
     new: tuple[str, ...]
     known: tuple[str, ...]
     changed: tuple[str, ...]
-    gone: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
 def merge(text: str, tables: Sequence[Table], functions: Iterable[Function], model: str) -> Merged:
-    """Return the text with an entry for each function of the model; `tables` are those of the text, in its order."""
-    lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # as TOML counts lines: splitlines() knows more ends than that
+    """Return the text with an entry for each function of the model; `tables` are those of the text, in order."""
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # as TOML counts lines: splitlines() splits at more characters
     names = {table.name for table in tables}
     found: dict[int, int] = {}
     """Calls by position of the table."""
@@ -86,26 +86,26 @@ def merge(text: str, tables: Sequence[Table], functions: Iterable[Function], mod
         if position is not None:
             found[position] = found.get(position, 0) + function.calls
             continue
-        new.append(_free(function.name, names))
+        new.append(_unique(function.name, names))
         names.add(new[-1])
         appended.append(_entry(new[-1], function, model))
-    changed, gone = _update(lines, tables, found, model)
+    changed, unused = _update(lines, tables, found, model)
     known = tuple(tables[position].name for position in sorted(found))
     body = "".join(lines)
     end = "" if body.endswith("\n") or not body else "\n"
-    return Merged("".join([body, end, *appended]), tuple(new), known, changed, gone)
+    return Merged(text="".join([body, end, *appended]), new=tuple(new), known=known, changed=changed, unused=unused)
 
 
 def tag_word(name: str) -> str:
-    """Return a model's name as tags have it: letters, digits, _, - and ."""
+    """Return a model's name as part of a tag: letters, digits, _, - and ."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-") or "model"
 
 
 def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int], model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Bring counts and marks in the lines up to date, from the last table to the first; return the names changed and gone."""
+    """Update counts and marks in the lines, from the last table to the first; return the names of changed and unused entries."""
     changed: list[str] = []
-    gone: list[str] = []
-    mark = _GONE.format(model=model) + "\n"
+    unused: list[str] = []
+    mark = _UNUSED.format(model=model) + "\n"
     ends = [table.line - 1 for table in tables[1:]] + [len(lines)]
     for position in reversed(range(len(tables))):
         table, calls = tables[position], _calls(tables[position].tags, model)
@@ -116,7 +116,7 @@ def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int],
         start = table.line - 1
         is_marked = start > 0 and lines[start - 1] == mark
         if position not in found:
-            gone.append(table.name)
+            unused.append(table.name)
             lines[start:start] = [] if is_marked else [mark]
             continue
         if calls != found[position]:
@@ -125,11 +125,11 @@ def _update(lines: list[str], tables: Sequence[Table], found: Mapping[int, int],
             lines[start : ends[position]] = [line.replace(old, now) for line in lines[start : ends[position]]]
         if is_marked:
             del lines[start - 1]
-    return tuple(reversed(changed)), tuple(reversed(gone))
+    return tuple(reversed(changed)), tuple(reversed(unused))
 
 
 def _add_tags(lines: list[str], table: Table, end: int, tags: Sequence[str]) -> bool:
-    """Add tags to an entry that another model's extraction wrote; leave an entry that a person wrote as it is."""
+    """Add tags to an entry that another model's extraction wrote; keep an entry that a person wrote."""
     if not any(map(_ANY_CALLS.fullmatch, table.tags)):
         return False
     added = "".join(f", {json.dumps(tag)}" for tag in tags if tag not in table.tags)
@@ -145,17 +145,17 @@ def _calls_tag(model: str, calls: int) -> str:
 
 
 def _calls(tags: Iterable[str], model: str) -> int | None:
-    """Return how often the model calls an entry by its tags; None for an entry that is not the model's."""
+    """Return how often the model calls an entry, from its tags; None for an entry without such a tag."""
     counts = (re.fullmatch(rf"{re.escape(model)}\.calls-(\d+)", tag) for tag in tags)
     return next((int(count[1]) for count in counts if count), None)
 
 
-def _free(name: str, names: Collection[str]) -> str:
-    """Return the name, with a number where it is taken."""
+def _unique(name: str, names: Collection[str]) -> str:
+    """Return the name, with a number where it is not unique."""
     number = 1
-    while (free := name if number == 1 else f"{name}_{number}") in names:
+    while (unique := name if number == 1 else f"{name}_{number}") in names:
         number += 1
-    return free
+    return unique
 
 
 def _entry(name: str, function: Function, model: str) -> str:

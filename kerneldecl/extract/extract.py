@@ -1,6 +1,6 @@
 """Owns the extraction of a model into a workspace: a worker reads the model, its functions become files and entries.
 
-Knows nothing of TVM nor of how entries stand in the text.
+Knows nothing of TVM nor of how entries are written as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.cli.init import ignore_results
 from kerneldecl.declare.document import declare, decode, parse
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
@@ -20,19 +19,19 @@ from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
 from kerneldecl.model import frozen
 from kerneldecl.runners.process import Worker
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.files import ignore_results, write_whole
 
 FUNCTIONS = "functions"
-"""Folder of the functions that no standard rule computes; each file's name is the digest of its computation."""
+"""Folder of functions without a standard rule; each file is named by the digest of its computation."""
 _LIMIT_SECS = 1800.0
 
 
 def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
-    """Add entries for a model's functions to the workspace's file, which is made if there is none; return what came of it.
+    """Add entries for a model's functions to the workspace's file, which is created if missing; return a summary.
 
-    `sizes` are those that a dynamic dimension of the model is to have entries for.
+    `sizes` are those for which a dynamic dimension of the model gets entries.
 
-    Raise DeclarationError for what is no model and for a file with mistakes; nothing is written then.
+    Raise DeclarationError where the model cannot be read or the file has mistakes; nothing is written then.
     """
     name = tag_word(Path(model).stem if Path(model).suffix else model.rpartition(":")[2])
     file = root / FILE
@@ -41,21 +40,21 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     answer = _read_by_a_worker(model, root, sizes or {})
     functions = {_function(found): found.get("ir") for found in answer["functions"]}
     if not functions:
-        raise _objection(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
+        raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
     merged = merge(decode(content), tables, functions, name)
     _write(root, merged, {dict(function.attrs)["file"]: ir for function, ir in functions.items() if ir})
-    counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.gone}
+    counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
     return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
 
 
 def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
-    """Return the sizes of each dimension of texts such as n=1,16,128; raise DeclarationError for what is none."""
+    """Return the sizes of each dimension from texts such as n=1,16,128; raise DeclarationError for any other text."""
     sizes: dict[str, list[int]] = {}
     for text in dims:
         found = re.fullmatch(r"([A-Za-z_]\w*)=(\d+(?:,\d+)*)", text)
         if found is None or found[1] in sizes:
             sentence = "not a dimension with its sizes" if found is None else f"the sizes of {found[1]} are given already"
-            raise DeclarationError([Problem(f"--dim {text}", 0, "", sentence, "expected each dimension once, such as --dim n=1,16,128")])
+            raise DeclarationError([Problem(f"--dim {text}", sentence, "expected each dimension once, such as --dim n=1,16,128")])
         sizes[found[1]] = [int(size) for size in found[2].split(",")]
     return sizes
 
@@ -64,20 +63,20 @@ def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]
     worker = Worker({})
     try:
         answer = worker.call(
-            {"do": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
+            {"action": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
             _LIMIT_SECS,
         )
     finally:
         worker.stop()
     if "problem" in answer:
-        raise _objection(model, answer["problem"], answer["hint"])
+        raise _failure(model, answer["problem"], answer["hint"])
     if "failure" in answer:
-        raise _objection(model, f"reading and lowering it failed: {answer['failure']}")
+        raise _failure(model, f"reading and lowering it failed: {answer['failure']}")
     return answer
 
 
-def _objection(model: str, sentence: str, hint: str = "") -> DeclarationError:
-    return DeclarationError([Problem(model, 0, "", sentence, hint)])
+def _failure(model: str, sentence: str, hint: str = "") -> DeclarationError:
+    return DeclarationError([Problem(model, sentence, hint)])
 
 
 def _reasons(left_out: list[Mapping[str, str]]) -> str:
@@ -87,9 +86,9 @@ def _reasons(left_out: list[Mapping[str, str]]) -> str:
 def _function(found: Mapping[str, Any]) -> Function:
     if found["rule"] == "tensor_ir":
         file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
-        return Function(found["name"], "tensor_ir", file, file, found["calls"])
+        return Function(name=found["name"], rule="tensor_ir", attrs=file, identity=file, calls=found["calls"])
     attrs, identity = (tuple((key, frozen(value)) for key, value in found[what].items()) for what in ("attrs", "identity"))
-    return Function(found["name"], found["rule"], attrs, identity, found["calls"])
+    return Function(name=found["name"], rule=found["rule"], attrs=attrs, identity=identity, calls=found["calls"])
 
 
 def _tables(root: Path, content: bytes) -> list[Table]:
@@ -101,14 +100,14 @@ def _tables(root: Path, content: bytes) -> list[Table]:
     text = decode(content)
     lines = line_numbers.array_lines(text, "workload", len(tables))
     if not text.split("\n")[lines[0] - 1].lstrip().startswith("[["):
-        sentence = "the entries stand in an inline array, to which no table can be added"
-        raise DeclarationError([Problem(FILE, lines[0], "", sentence, "write each as a table [[workload]]")])
+        sentence = "the entries are in an inline array, to which no table can be added"
+        raise DeclarationError([Problem(FILE, sentence, "write each as a table [[workload]]", line=lines[0])])
     expanded = {line: tuple((w.rule, w.attrs) for w in workloads if w.line == line) for line in lines}
     return [Table(line, table["name"], tuple(table.get("tags", ())), expanded[line]) for line, table in zip(lines, tables, strict=True)]
 
 
 def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
-    """Write what entries need before the entries, so that the workspace is right at any time; a new one has git ignore its results."""
+    """Write the functions before the entries that use them, so that the workspace is valid at any time; extend .gitignore in a new one."""
     for path, ir in functions.items():
         if not (root / path).exists():
             write_whole(root / path, ir, durable=False)
@@ -121,8 +120,9 @@ def _write(root: Path, merged: Merged, functions: Mapping[Any, str]) -> None:
 
 
 def extracted_text(found: Mapping[str, Any]) -> str:
-    """Return what a person reads of an extraction."""
-    lines = [f"  {what:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
+    """Return the summary of an extraction as text."""
+    shown = {"new": "new", "known": "known", "changed": "changed", "gone": "unused"}
+    lines = [f"  {shown[what]:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
     lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
-    counts = ", ".join(f"{len(found[what])} {what}" for what in ("new", "known", "gone"))
+    counts = ", ".join(f"{len(found[what])} {shown[what]}" for what in ("new", "known", "gone"))
     return "\n".join([f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out", *lines])

@@ -1,6 +1,6 @@
-"""Owns the file format of archs: `archs/*.toml` -> Arch, with every mistake at once.
+"""Owns the file format of archs: it reads `archs/*.toml` as Arch, and reports all mistakes at once.
 
-Knows nothing of where the files lie nor of what policies do with the figures.
+Knows nothing of where the files are or of what policies do with the figures.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kerneldecl.model import Arch, Cpu, Gpu, frozen
 from kerneldecl.toolchain.versions import cuda_release
 
 Mistake = tuple[Path, str, str]
-"""Where it is, its sentence, its hint."""
+"""Path in the document, message, hint."""
 _DEVICES: Mapping[str, tuple[str, type[Cpu | Gpu]]] = {"cpu": ("cpu", Cpu), "cuda": ("gpu", Gpu)}
-"""The table that a kind of arch has, and what it becomes."""
+"""Table and type of the device, by the arch's kind."""
 _CAN_BE_ZERO = frozenset({"l3_bytes", "smem_reserved_per_block_bytes"})
 
 
@@ -28,7 +28,7 @@ def _is_number(value: object) -> bool:
     return type(value) in {int, float} and 0 < value < float("inf")  # type: ignore[operator]  # both are numbers
 
 
-# Is it right, and what was expected, by the type of the field.
+# A check of the value, and the phrase for what was expected, by the field's type.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: type(value) is int and value > 0, "an integer above 0"),
     "float": (_is_number, "a number above 0"),
@@ -46,19 +46,19 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def read_arch(name: str, content: bytes, shown: str) -> Arch:
-    """Return the arch that a file's content describes; raise DeclarationError, its problems located in `shown`, where it is wrong."""
+    """Return the arch that a file describes; raise DeclarationError with all mistakes, located in the file name `shown`."""
     try:
         text = content.decode()
         table = tomli.loads(text)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DeclarationError([Problem(shown, line, "", f"byte 0x{content[error.start]:02x} is not UTF-8")]) from None
+        raise DeclarationError([Problem(shown, f"byte 0x{content[error.start]:02x} is not UTF-8", line=line)]) from None
     except tomli.TOMLDecodeError as error:
-        raise DeclarationError([Problem(shown, error.lineno, "", f"not TOML: {error.msg} (column {error.colno})")]) from None
+        raise DeclarationError([Problem(shown, f"not TOML: {error.msg} (column {error.colno})", line=error.lineno)]) from None
     found = list(_mistakes(table))
     if found:
         lines = key_lines(text)
-        problems = [Problem(shown, line_of(lines, path), "", sentence, hint) for path, sentence, hint in found]
+        problems = [Problem(shown, sentence, hint, line=line_of(lines, path)) for path, sentence, hint in found]
         raise DeclarationError(sorted(problems, key=lambda problem: problem.line))
     target = tuple(sorted((key, frozen(value)) for key, value in table["tvm_target"].items()))
     device = {key: _read(key, value) for key, value in table[_DEVICES[table["kind"]][0]].items()}
@@ -72,7 +72,7 @@ _TYPES = {field.name: str(field.type) for device in (Cpu, Gpu) for field in data
 
 
 def _read(key: str, value: Any) -> Any:
-    """Return a right value as the model holds it."""
+    """Return a valid value as the model holds it."""
     if _TYPES[key] == "Rates":
         return tuple(sorted((dtype, float(rate)) for dtype, rate in value.items()))
     return float(value) if _TYPES[key] == "float" else frozen(value)
@@ -90,7 +90,7 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
     target = list(_target_mistakes(table.get("tvm_target", {})))
     yield from target
     for name in tables:
-        # Where the kind is wrong, whichever table is there is checked; a CPU's if none is.
+        # Under an unknown kind the table that is there is checked, [cpu] if there is none.
         if kind in _DEVICES or name in table or (name == "cpu" and "gpu" not in table):
             figures = list(_device_mistakes(name, table.get(name, {})))
             yield from figures
@@ -131,7 +131,7 @@ def _device_mistakes(name: str, figures: object) -> Iterator[Mistake]:
 
 
 def _disagreements(target: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield what TVM would be told of a GPU otherwise than policies are."""
+    """Yield where [tvm_target], which TVM reads, contradicts [gpu], which policies read."""
     major, minor = gpu["compute_capability"]
     same = {
         "kind": "cuda",

@@ -1,6 +1,6 @@
-"""Owns what the NVIDIA driver says of the GPUs of this machine.
+"""Owns the properties of this machine's GPUs as the NVIDIA driver reports them.
 
-Knows nothing of archs. Asks libcuda itself: nvidia-smi tells neither the size of shared memory nor that of the L2 cache.
+Knows nothing of archs. Calls libcuda: nvidia-smi reports neither the size of shared memory nor that of L2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kerneldecl.errors import ToolchainError
 LIBRARY = "libcuda.so.1"
 _NAME_BYTES = 256
 _NO_DEVICE = 100
-# CUdevice_attribute of cuda.h.
+# CUdevice_attribute in cuda.h.
 _ATTRIBUTES = {
     "compute_capability_major": 75,
     "compute_capability_minor": 76,
@@ -59,7 +59,7 @@ class DriverGpu:
     memory_clock_khz: int
     memory_bus_bits: int
     uuid: str = ""
-    """As CUDA_VISIBLE_DEVICES and nvidia-smi spell it."""
+    """UUID as in CUDA_VISIBLE_DEVICES and nvidia-smi."""
 
 
 def open_driver(library: str = LIBRARY) -> ctypes.CDLL:

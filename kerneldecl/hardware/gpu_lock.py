@@ -1,4 +1,4 @@
-"""Owns which GPU of this machine a target is measured on, and that one process at a time measures there.
+"""Owns the choice of the GPU that an arch is measured on, and a lock: one process at a time measures on a GPU.
 
 Knows nothing of what is measured.
 """
@@ -22,7 +22,7 @@ def _here() -> tuple[DriverGpu, ...]:
 
 
 def gpus_of(model: str) -> tuple[DriverGpu, ...]:
-    """Return the GPUs that the driver shows and calls so, all for an empty name; raise ToolchainError if there are none."""
+    """Return this machine's GPUs of a model, all for an empty name; raise ToolchainError if there are none."""
     wanted = model or "a GPU"
     try:
         here = _here()
@@ -35,8 +35,8 @@ def gpus_of(model: str) -> tuple[DriverGpu, ...]:
     return chosen
 
 
-def missing(model: str) -> str:
-    """Return why nothing can be measured here for this model of GPU; empty where it can."""
+def why_not_here(model: str) -> str:
+    """Return why this machine cannot measure on a GPU of the model; empty if it can."""
     try:
         gpus_of(model)
     except ToolchainError as error:
@@ -46,12 +46,12 @@ def missing(model: str) -> str:
 
 @contextmanager
 def held_gpu(model: str, say: Callable[[str], None]) -> Iterator[DriverGpu]:
-    """Hold the first GPU of the model that no other process of kerneldecl holds; wait, and say for whom, while all are held."""
+    """Lock the first GPU of the model that is free; while all are locked, wait, and `say` for which process."""
     chosen = {lock_of(gpu): gpu for gpu in gpus_of(model)}
     with exclusive_of(tuple(chosen), f"measuring on {model or 'the GPU'}", say) as path:
         yield chosen[path]
 
 
 def lock_of(gpu: DriverGpu) -> Path:
-    """Return the lock of a GPU: one on the machine, whoever and wherever the process is that measures."""
+    """Return the lock file of a GPU, the same for all users and workspaces of the machine."""
     return Path(tempfile.gettempdir()) / f"kerneldecl-{gpu.uuid}.lock"

@@ -1,6 +1,6 @@
-"""Owns what is known of the machine this runs on: the arch `host`, read from Linux's own tables.
+"""Owns the detection of this machine's CPU: the arch `host`, from /proc and /sys.
 
-Knows nothing of TVM or of workloads. Cheap enough (about a millisecond) for the path of a null build.
+Knows nothing of TVM or of workloads. Fast enough (about a millisecond) for the path of a null build.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 MAX_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
-# LLVM's processor names by (vendor, family, models): AMD's and Intel's model numbers as LLVM's Host.cpp assigns them.
+# (vendor, family, models, LLVM's processor name), as in LLVM's Host.cpp.
 _PROCESSORS = (
     ("AuthenticAMD", 23, range(0x30), "znver1"),
     ("AuthenticAMD", 23, range(0x30, 0x100), "znver2"),
@@ -34,12 +34,12 @@ _PROCESSORS = (
     ("GenuineIntel", 6, (0xCF,), "emeraldrapids"),
     ("GenuineIntel", 6, (0x97, 0x9A, 0xB7, 0xBA, 0xBF), "alderlake"),
 )
-# x86-64 psABI levels, widest first: (a flag that only this level has, LLVM's name).
+# x86-64 psABI levels, highest first: (a flag that lower levels lack, LLVM's name).
 _LEVELS = (("avx512bw", "x86-64-v4"), ("avx2", "x86-64-v3"), ("sse4_2", "x86-64-v2"))
 
 
 def detect() -> Arch:
-    """Return the arch `host`. Sizes are read from the system; rates are what its kind of core is documented to do."""
+    """Return the arch `host`. Sizes are read from the system; rates are documented ones of its kind of core."""
     blocks = _cpuinfo()
     first = blocks[0] if blocks else {}
     flags = set(first.get("flags", "").split())
@@ -68,7 +68,7 @@ def _cpuinfo() -> list[dict[str, str]]:
 def _processor(first: dict[str, str], flags: set[str]) -> str:
     family, model = int(first.get("cpu family", 0)), int(first.get("model", 0))
     for vendor, known_family, models, name in _PROCESSORS:
-        # A hypervisor may hide instructions of the core it runs on: the flags have the last word.
+        # A hypervisor may hide instructions of its CPU: the flags decide.
         if (vendor, known_family) == (first.get("vendor_id"), family) and model in models and _has_level(name, flags):
             return name
     return next((name for flag, name in _LEVELS if flag in flags), "")
@@ -105,8 +105,8 @@ def _cpu(first: dict[str, str], flags: set[str], cores: int) -> Cpu:
         l3_bytes=caches.get(3, 0),
         line_bytes=64,
         clock_hz=clock_hz,
-        # Two loads of a vector a cycle up to 32 bytes wide, one at 64 on the cores that split them; L2 and L3 as
-        # vendors' optimisation guides give them for sustained reads.
+        # Two vector loads a cycle up to 32 bytes, one of 64 bytes on cores that split them; L2 and L3: sustained reads in the
+        # vendors' optimisation guides.
         l1_bytes_per_cycle=64.0 if vector_bytes >= 32 else 32.0,
         l2_bytes_per_cycle=32.0,
         l3_bytes_per_cycle=12.0,
@@ -116,13 +116,13 @@ def _cpu(first: dict[str, str], flags: set[str], cores: int) -> Cpu:
 
 
 def _fma_per_cycle(first: dict[str, str], vector_bytes: int) -> float:
-    """Return full-width vector FMAs a cycle: two, but one for Zen 4, whose 512-bit operations take two passes."""
+    """Return full-width vector FMAs per cycle: one for AVX-512 on Zen 4, whose 512-bit operations take two passes; else two."""
     splits = first.get("vendor_id") == "AuthenticAMD" and first.get("cpu family") == "25" and vector_bytes == 64
     return 1.0 if splits else 2.0
 
 
 def _clock_hz(first: dict[str, str]) -> float:
-    """Return the highest clock the system names; the time stamp counter's rate where it names none (virtual machines)."""
+    """Return the maximum clock in /sys; the time stamp counter's rate where there is none (virtual machines)."""
     try:
         return int(MAX_CLOCK.read_text(encoding="ascii")) * 1e3
     except (OSError, ValueError):

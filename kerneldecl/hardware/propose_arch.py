@@ -1,6 +1,6 @@
-"""Owns the proposal of an arch file for a GPU that has none: what the driver says, and rates by compute capability.
+"""Owns the proposal of an arch file for a GPU that has none: the driver's properties, and rates by compute capability.
 
-Knows nothing of how the driver is asked, nor of where the file goes.
+Knows nothing of how the driver is called or of where the file is written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kerneldecl.hardware.cuda_driver import DriverGpu
 
 @dataclass(frozen=True)
 class _Generation:
-    """What a compute capability stands for and no driver tells. Rates are operations a clock and SM, an FMA being two."""
+    """Facts of a compute capability that no driver reports. Rates are operations per clock and SM; an FMA counts as two."""
 
     cuda_min: str
     simt: Mapping[str, int]
     tensor: Mapping[str, int]
     l2_slice_bytes: int
-    """L2 cache behind each port of 64 bytes a clock."""
+    """Bytes of L2 per slice; a slice transfers 64 bytes per clock."""
     cuda_max: str = ""
 
 
@@ -30,14 +30,14 @@ def _simt(float16: int, float32: int, float64: int, int32: int, bfloat16: int = 
 
 
 def _tensor(float16: int, *, float8: bool = False, **others: int) -> dict[str, int]:
-    """Return the rates of tensor cores since Ampere, all of which are multiples of one another."""
+    """Return the rates of tensor cores since Ampere, which are multiples of the float16 rate."""
     rates = {"bfloat16": float16, "float16": float16, "int8": 2 * float16, "tfloat32": float16 // 2, **others}
     return rates | ({"float8_e4m3fn": 2 * float16, "float8_e5m2": 2 * float16} if float8 else {})
 
 
 # CUDA-core rates: CUDA C++ Programming Guide, throughput of native arithmetic instructions. Tensor-core rates: NVIDIA's
 # whitepapers of Volta, Turing, A100, GA102, Ada, H100 and RTX Blackwell, datasheet of HGX B200. Toolkits: release notes.
-# Slices of L2: so that V100 and A100 have the bytes a clock that NVIDIA names, the others by their memory controllers.
+# Slices of L2: V100 and A100 from NVIDIA's bytes per clock, the others from their memory controllers.
 _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
     (7, 0): _Generation("9.0", _simt(256, 128, 64, 128), {"float16": 1024}, 192 << 10, cuda_max="12.9"),
     (7, 5): _Generation("10.0", _simt(256, 128, 4, 128), {"float16": 1024, "int8": 2048}, 256 << 10),
@@ -48,8 +48,10 @@ _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
     (10, 0): _Generation("12.8", _simt(512, 256, 128, 128, 512), _tensor(8192, float8=True, float64=128), 810 << 10),
     (12, 0): _Generation("12.8", _simt(256, 256, 4, 256, 256), _tensor(1024, float8=True), 2 << 20),
 }
-_L2_SHARE = 0.75  # of what the ports carry: published microbenchmarks read 0.69 on V100, 0.78 on T4, 0.79 on A800
+_L2_SHARE = 0.75
+"""Reached fraction of the slices' bandwidth: published microbenchmarks have 0.69 on V100, 0.78 on T4, 0.79 on A800."""
 _LAUNCH_SECS = 2.0e-6
+"""Launch latency, assumed: near the 1.5e-6 measured on an H200."""
 
 
 def proposed_arch(gpu: DriverGpu) -> str:

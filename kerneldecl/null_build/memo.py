@@ -25,7 +25,7 @@ SCHEMA = 2
 
 
 class Row(NamedTuple):
-    """What is known of an entry that was up to date."""
+    """An entry of the last complete build."""
 
     name: str
     target: str
@@ -33,12 +33,12 @@ class Row(NamedTuple):
     tune_key: str
     build_key: str
     link_digest: str
-    """What stands for the entry in the link's manifest."""
+    """Digest of the entry in the link's manifest."""
     entry_digest: str
 
 
 class Memo(NamedTuple):
-    """What the last complete build knew."""
+    """Keys and digests of the last complete build."""
 
     tables: Mapping[str, Sequence[Row]]
     """Rows of each table, by the table's digest."""

@@ -66,11 +66,11 @@ def _planned(
 ) -> list[EntryPlan]:
     if not workloads:
         return []
-    from kerneldecl import flow
     from kerneldecl.declare.document import declared
     from kerneldecl.planning import workspace
+    from kerneldecl.stages.session import make_plan
 
-    return list(flow.make_plan(workspace.workspace_of(root, declared(root, document, workloads), plugins)).entries)
+    return list(make_plan(workspace.workspace_of(root, declared(root, document, workloads), plugins)).entries)
 
 
 def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> bool:
@@ -79,13 +79,13 @@ def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> b
 
 
 def _hits(rows: Sequence[memo.Row]) -> list[Action]:
-    from kerneldecl.planning.plan import Action
+    from kerneldecl.planning.plan import Action, Subject
 
     actions = []
     for row in rows:
         entry, target = f"{row.name}@{row.target}", row.target
         keys: tuple[tuple[Kind, str], ...] = (("lower", row.lower_key), ("tune", row.tune_key), ("build", row.build_key))
-        actions += [Action(entry=entry, target=target, kind=kind, is_hit=True, key=key, reason="") for kind, key in keys]
+        actions += [Action.done(Subject(entry, target, kind), key) for kind, key in keys]
     return actions
 
 

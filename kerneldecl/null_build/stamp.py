@@ -1,12 +1,11 @@
 """Owns the shortest way to "nothing to do": whether anything at all changed since the last complete build.
 
-Knows nothing of what is declared, of plans or of TVM, and imports next to nothing: a null build ends here.
+Knows nothing of declarations, plans or TVM, and imports next to nothing: a null build ends here.
 
 The last complete build leaves a stamp with five digests: of workloads.toml, of its lock, of what else a plan depends on
 (contents of rules, policies, templates and archs, this package, the machine), of the listing of the tuning records, and
-of the listing of the artifacts. Where all are as they were, the plan would be as it was, namely
-empty. Anything else, and the planner has a look. A listing holds each file's size and times: a file that was written to
-at all counts as changed.
+of the listing of the artifacts. Where none differs, the plan is empty as before; otherwise a plan is made. A listing holds
+each file's size and times: a file that was written to at all counts as changed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ STAMP = "cache/stamp.json"
 SCHEMA = 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
-# Of the lower records, and of an artifact's sources, their folders' times must do: a call of stat() for each is
-# most of a null build of ten thousand entries, and neither can make the artifact wrong.
+# For lower records and an artifact's sources, only their folders' times are compared: a call of stat() for each file would
+# be most of a null build of ten thousand entries, and neither can make the artifact wrong.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
 _ARTIFACT = ("", "lib", "database", "specialised")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
@@ -56,9 +55,9 @@ def _write(root: str, stamp: dict[str, object]) -> None:
 
 
 def restamp(root: str, entries: int) -> int:
-    """Renew the stamp where only workloads.toml is another text than before, and return the number of entries; else 0.
+    """Renew the stamp where only the text of workloads.toml has changed, and return the number of entries; else 0.
 
-    The caller knows that the new text declares what the old one did.
+    The caller knows that the new text declares the same.
     """
     try:
         with open(os.path.join(root, STAMP), "rb") as file:
@@ -108,7 +107,7 @@ def records(root: str) -> str:
 
 
 def _package_folders(below: str = "") -> list[str]:
-    """Return all folders of this package, however deep, as paths from its own."""
+    """Return all folders of this package, however deep, as paths below it."""
     entries = os.scandir(os.path.join(_PACKAGE, below))
     folders = [os.path.join(below, entry.name) for entry in entries if entry.is_dir() and entry.name != "__pycache__"]
     return sorted([*folders, *(deeper for folder in folders for deeper in _package_folders(folder))])
@@ -150,7 +149,7 @@ def _lines(folder: str) -> Iterator[str]:
 
 
 def _machine() -> bytes:
-    """Return what `host` is detected from, less what differs from one reading to the next."""
+    """Return what `host` is detected from, without what differs from one reading to the next."""
     lines = [line for line in _content("/proc/cpuinfo").splitlines() if not line.startswith(_VARYING)]
     rest = (str(sorted(os.sched_getaffinity(0))).encode(), _content("/sys/fs/cgroup/cpu.max"), str(os.uname().machine).encode())
     return b"\n".join((*dict.fromkeys(lines), *rest))

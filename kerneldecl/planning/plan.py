@@ -6,14 +6,17 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal, NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Workload
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
+from kerneldecl.store.results import Lowered, TuneResult
 
 Kind = Literal["lower", "tune", "build", "link"]
+Changed = tuple[tuple[str, str | None, str | None], ...]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
@@ -22,10 +25,6 @@ MEASURING: Mapping[str, Mapping[str, str | int]] = {
     "cuda": {"protocol": "cuda-graph-cold-3", "seed": 20},
 }
 """By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
-
-
-BLOBS = ("code", "database", "source")
-"""What a tune record names of its winner: the object file, the lines for TVM's database, the scheduled TensorIR."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,59 @@ class Inputs:
     """Digest of each file that an entry's `specialize` names with what it imports, by path."""
 
 
-class Action(NamedTuple):
-    """Something with a key, done or not."""
+class Subject(NamedTuple):
+    """What an action is of."""
 
     entry: str
     """Name and target; for a link the target alone."""
     target: str
     kind: Kind
-    is_hit: bool
+
+
+class State(Enum):
+    """How far an action is. Each state has its precondition, which `Action` holds to."""
+
+    DONE = "done"
+    """Its key is known and its result is there; there is no reason to run it."""
+    READY = "ready"
+    """Its key is known and its result is not there: it can run now, and there is a reason."""
+    WAITING = "waiting"
+    """Its key depends on an action that is not done; the reason names it."""
+
+
+class Action(NamedTuple):
+    """Something with a key, done or not: made by `done`, `ready` and `waiting`, which keep the states' preconditions."""
+
+    entry: str
+    """Name and target; for a link the target alone."""
+    target: str
+    kind: Kind
+    state: State
     key: str
-    """Empty where the key depends on an action that is not done."""
+    """Empty while the action waits."""
     reason: str
     """Why it is a miss; empty for a hit."""
     manifest: str = ""
-    changed: tuple[tuple[str, str | None, str | None], ...] = ()
+    changed: Changed = ()
     """Lines of the manifest that differ from the last build's: name, old value, new value."""
+
+    @property
+    def is_hit(self) -> bool:
+        return self.state is State.DONE
+
+    @classmethod
+    def done(cls, subject: Subject, key: str, manifest: str = "") -> Action:
+        return cls(*subject, state=State.DONE, key=key, reason="", manifest=manifest)
+
+    @classmethod
+    def ready(cls, subject: Subject, key: str, reason: str, manifest: str = "", changed: Changed = ()) -> Action:
+        assert key, "what can run has a key"
+        assert reason, "what is to run has a reason"
+        return cls(*subject, state=State.READY, key=key, reason=reason, manifest=manifest, changed=changed)
+
+    @classmethod
+    def waiting(cls, subject: Subject, awaited: str) -> Action:
+        return cls(*subject, state=State.WAITING, key="", reason=f"waits for {awaited}")
 
 
 @dataclass(frozen=True)
@@ -74,9 +111,8 @@ class EntryPlan:
     arch: Arch
     policies: tuple[str, ...]
     actions: tuple[Action, ...]
-    lowered: Mapping[str, Any] | None
-    """Result of its lower record."""
-    tuned: Record | None
+    lowered: Lowered | None
+    tuned: TuneResult | None
 
     @property
     def entry(self) -> str:
@@ -88,16 +124,11 @@ class EntryPlan:
     @property
     def is_unmeasured(self) -> bool:
         """Whether its kernel is its policy's choice, which nobody has measured."""
-        return self.tuned is not None and not is_measured(self.tuned)
+        return self.tuned is not None and not self.tuned.is_measured
 
     @property
     def is_done(self) -> bool:
         return all(action.is_hit for action in self.actions)
-
-
-def is_measured(tuned: Record) -> bool:
-    """Say whether a winner was measured, and not only expected to be the best."""
-    return bool(tuned.result.get("is_measured", True))
 
 
 @dataclass(frozen=True)
@@ -131,22 +162,21 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     """Return what the workload needs. Its tune key depends on the lowered computation, its object on the tuned winner."""
     arch = inputs.archs[workload.target]
     policies = inputs.policies[workload.policy, arch.kind]
-    lower, lowered = _judged(workload, "lower", _lower_manifest(workload, inputs), read, past, arch)
-    if lowered is None:
-        waiting = tuple(
-            Action(workload.entry, workload.target, kind, False, "", f"waits for {kind_before}") for kind, kind_before in _LATER
-        )
-        return EntryPlan(workload, arch, policies, (lower, *waiting), None, None)
-    manifest = tune_manifest(workload, lowered.result, inputs)
-    tune, tuned = _judged(workload, "tune", manifest, read, past, arch)
+    lower, found = _judged(Subject(workload.entry, workload.target, "lower"), _lower_manifest(workload, inputs), read, past, arch)
+    if found is None:
+        later = tuple(Action.waiting(Subject(workload.entry, workload.target, kind), before) for kind, before in _LATER)
+        return EntryPlan(workload, arch, policies, actions=(lower, *later), lowered=None, tuned=None)
+    lowered = Lowered(found.result)
+    subject, manifest = Subject(workload.entry, workload.target, "tune"), tune_manifest(workload, lowered, inputs)
+    tune, tuned = _judged(subject, manifest, read, past, arch)
     if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
-        tune, tuned = Action(workload.entry, workload.target, "tune", True, tune.key, "", manifest), ranked
-    build = _build_action(workload, tuned, past)
-    return EntryPlan(workload, arch, policies, (lower, tune, build), lowered.result, tuned)
+        tune, tuned = Action.done(subject, tune.key, manifest), ranked
+    result = TuneResult(tuned.key, tuned.result) if tuned else None
+    return EntryPlan(workload, arch, policies, actions=(lower, tune, _build_action(workload, result, past)), lowered=lowered, tuned=result)
 
 
-_LATER: tuple[tuple[Kind, Kind], ...] = (("tune", "lower"), ("build", "tune"))
+_LATER: tuple[tuple[Kind, str], ...] = (("tune", "lower"), ("build", "tune"))
 
 
 def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
@@ -155,7 +185,7 @@ def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
     return keys.lower_manifest(workload, inputs.rules[workload.rule], files, inputs.toolchain)
 
 
-def tune_manifest(workload: Workload, lowered: Mapping[str, Any], inputs: Inputs) -> str:
+def tune_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> str:
     """Return the manifest of the workload's tuning, once its computation is known."""
     arch = inputs.archs[workload.target]
     search: keys.Fields = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation}
@@ -163,27 +193,28 @@ def tune_manifest(workload: Workload, lowered: Mapping[str, Any], inputs: Inputs
     plugins = inputs.plugins[workload.policy, arch.kind]
     if workload.specialize:
         plugins = {**plugins, SPECIALIZE: inputs.specialize[workload.specialize]}
-    return keys.tune_manifest(lowered["computation"], arch, search, plugins, inputs.toolchain)
+    return keys.tune_manifest(lowered.computation, arch, search, plugins, inputs.toolchain)
 
 
-def tolerance(workload: Workload, lowered: Mapping[str, Any]) -> float:
+def tolerance(workload: Workload, lowered: Lowered) -> float:
     """Return the relative error allowed: the entry's own, else its rule's."""
-    return float(lowered["tolerance"] if workload.tolerance is None else workload.tolerance)
+    return lowered.tolerance if workload.tolerance is None else float(workload.tolerance)
 
 
-def _judged(workload: Workload, kind: Kind, manifest: str, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
+def _judged(subject: Subject, manifest: str, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
     action_key = keys.key(manifest)
-    found = read(kind, action_key, arch.is_detected)
+    found = read(subject.kind, action_key, arch.is_detected)
     if isinstance(found, Record):
-        return Action(workload.entry, workload.target, kind, True, action_key, "", manifest), found
-    old = past.manifest(workload.entry, kind)
+        return Action.done(subject, action_key, manifest), found
+    old = past.manifest(subject.entry, subject.kind)
     changed = tuple(keys.changed_lines(old, manifest)) if old else ()
-    reason = _changes(changed) if changed and found is NEVER else found.reason if found is not NEVER else _new(workload, kind)
-    return Action(workload.entry, workload.target, kind, False, action_key, reason, manifest, changed), None
+    reason = found.reason if found is not NEVER else _changes(changed) if changed else _never(subject)
+    return Action.ready(subject, action_key, reason, manifest, changed), None
 
 
-def _new(workload: Workload, kind: Kind) -> str:
-    return f"no record of {workload.name} yet" if kind == "lower" else "this computation was never tuned with these settings"
+def _never(subject: Subject) -> str:
+    name = subject.entry.removesuffix(f"@{subject.target}")
+    return f"no record of {name} yet" if subject.kind == "lower" else "this computation was never tuned with these settings"
 
 
 def _changes(changed: Sequence[tuple[str, str | None, str | None]]) -> str:
@@ -197,24 +228,25 @@ def _short(value: str | None) -> str:
     return value if len(value) <= 24 else f"{value[:12]}…"
 
 
-def _build_action(workload: Workload, tuned: Record | None, past: Past) -> Action:
+def _build_action(workload: Workload, tuned: TuneResult | None, past: Past) -> Action:
+    subject = Subject(workload.entry, workload.target, "build")
     if tuned is None:
-        return Action(workload.entry, workload.target, "build", False, "", "waits for tune")
-    missing = [name for name in BLOBS if not past.has_blob(tuned.result[name])]
-    reason = f"the winner's {' and '.join(missing)} is not in the store" if missing else ""
-    return Action(workload.entry, workload.target, "build", not missing, tuned.result["build_key"], reason)
+        return Action.waiting(subject, "tune")
+    missing = [name for name, blob in tuned.blobs.items() if not past.has_blob(blob)]
+    if missing:
+        return Action.ready(subject, tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
+    return Action.done(subject, tuned.build_key)
 
 
 def link_digest(entry: EntryPlan) -> str:
     """Return what stands for a tuned entry in the link's manifest: all that the artifact tells of it, or holds for it."""
     assert entry.lowered is not None
     assert entry.tuned is not None
-    workload, result = entry.workload, entry.tuned.result
-    lowered = sorted((name, str(value)) for name, value in entry.lowered.items() if name != "space")
+    workload, tuned = entry.workload, entry.tuned
     declared = (entry.arch.name, workload.rule, workload.attrs, workload.tags)
     # What else a record holds follows from its key and its winner's code; but a tuning that is repeated has other times.
-    found = (entry.tuned.key, *(result[name] for name in BLOBS), result["run_secs"], result["error"], sorted(result["provenance"].items()))
-    return keys.digest(repr((*declared, *lowered, *found)).encode())
+    found = (tuned.key, *tuned.blobs.values(), tuned.run_secs, tuned.error, sorted(tuned.provenance.items()))
+    return keys.digest(repr((*declared, *entry.lowered.described(), *found)).encode())
 
 
 def link_action(
@@ -226,14 +258,17 @@ def link_action(
 ) -> Action:
     """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet."""
     target = artifact[2]
+    subject = Subject(target, target, "link")
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-        return Action(target, target, "link", False, "", f"waits for {waiting[0]}{more}")
+        return Action.waiting(subject, f"{waiting[0]}{more}")
     manifest = keys.link_manifest(*artifact, digests)
     link_key = keys.key(manifest)
     reason = defect(target, link_key)
-    changed = tuple(keys.changed_lines(before, manifest)) if reason and (before := old()) else ()
-    return Action(target, target, "link", not reason, link_key, _changes(changed) if changed else reason, manifest, changed)
+    if not reason:
+        return Action.done(subject, link_key, manifest)
+    changed = tuple(keys.changed_lines(before, manifest)) if (before := old()) else ()
+    return Action.ready(subject, link_key, _changes(changed) if changed else reason, manifest, changed)
 
 
 def _plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past) -> Action:
@@ -255,5 +290,5 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
 
 
 def _without_build(entry: EntryPlan) -> EntryPlan:
-    actions = tuple(Action(a.entry, a.target, a.kind, True, a.key, "", a.manifest) if a.kind == "build" else a for a in entry.actions)
-    return EntryPlan(entry.workload, entry.arch, entry.policies, actions, entry.lowered, entry.tuned)
+    actions = tuple(a._replace(state=State.DONE, reason="") if a.kind == "build" else a for a in entry.actions)
+    return replace(entry, actions=actions)

@@ -18,6 +18,7 @@ from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.protocol import Store
 
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
@@ -36,8 +37,13 @@ class Workspace:
     """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
 
     @property
-    def store(self) -> LocalStore:
-        return LocalStore(self.root / "cache")
+    def cache(self) -> Path:
+        """The folder of what builds keep: the store, locks, and what the last build left."""
+        return self.root / "cache"
+
+    @property
+    def store(self) -> Store:
+        return LocalStore(self.cache)
 
 
 def open_workspace(root: Path) -> Workspace:

@@ -1,4 +1,4 @@
-"""Owns whether a plug-in is what it is used as: a class a rule, a file one that an entry's `specialize` may name.
+"""Owns the checks of plug-ins: whether a class is a rule, and whether a file may be an entry's `specialize`.
 
 Knows nothing of finding or importing files.
 """
@@ -50,14 +50,14 @@ def _defects(rule: Any, name: str, class_name: str) -> Iterator[str]:
 
 
 def specialize_problem(root: Path, path: str) -> Problem | None:
-    """Return why a file cannot be what an entry's `specialize` names, as far as its text tells; it is not run."""
+    """Return why a file cannot be an entry's `specialize`, judged by its text; it is not run."""
     file = root / path
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        return Problem(displayed(file, root), error.lineno or 0, "", f"{file.name} is not Python: {error.msg}")
+        return Problem(displayed(file, root), f"{file.name} is not Python: {error.msg}", line=error.lineno or 0)
     except ValueError as error:
-        return Problem(displayed(file, root), 0, "", f"{file.name} is not Python: {error}")
+        return Problem(displayed(file, root), f"{file.name} is not Python: {error}")
     if any(isinstance(node, ast.FunctionDef) and node.name == SPECIALIZE for node in tree.body):
         return None
-    return Problem(displayed(file, root), 0, "", "there is no function specialize(mod, arch)", "define it at the file's top level")
+    return Problem(displayed(file, root), "there is no function specialize(mod, arch)", "define it at the file's top level")

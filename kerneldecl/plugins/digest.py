@@ -1,4 +1,4 @@
-"""Owns what a plug-in is made of: its file and the files behind it by its imports, and their names in digests.
+"""Owns the files behind a plug-in, found through its imports, and their digest.
 
 Knows nothing of loading: imports are read from the text, and nothing is run.
 """
@@ -15,7 +15,7 @@ from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin
 from kerneldecl.store.keys import digest
 
 _ANALYSIS = "analysis"
-"""The package's folder that plug-ins import and that decides what they do, as their own files."""
+"""Folder of the package whose modules decide what plug-ins do, as the plug-ins' own files."""
 
 
 def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:

@@ -46,7 +46,7 @@ def plugin_file(kind: Kind, root: Path, name: str) -> Path:
     files = _files(kind, root, name)
     if not files or name.startswith("_"):
         sentence, hint = unknown(SINGULAR[kind], name, plugin_names(kind, root))
-        raise DeclarationError([Problem(f"{kind}/{name}{_suffix(kind)}", 0, "", sentence, hint)])
+        raise DeclarationError([Problem(f"{kind}/{name}{_suffix(kind)}", sentence, hint)])
     return files[0]
 
 

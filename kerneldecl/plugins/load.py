@@ -1,4 +1,4 @@
-"""Owns the loading of plug-ins: as Python modules, as an arch, and whose fault it is where that fails.
+"""Owns the loading of plug-ins as Python modules and archs, and the blame for failures: file and line of the plug-in.
 
 Knows nothing of what is declared with them.
 """
@@ -35,7 +35,7 @@ def load_rule(root: Path, name: str) -> type[Rule]:
     rule = getattr(module, class_name, None)
     sentence = why_not_rule(rule, name, class_name)
     if sentence:
-        raise DeclarationError([Problem(displayed(file, root), 0, "", sentence)])
+        raise DeclarationError([Problem(displayed(file, root), sentence)])
     assert isinstance(rule, type)
     return rule
 
@@ -55,14 +55,14 @@ def custom_kernels(root: Path, path: str, mod: Any, arch: Arch) -> list[Any]:
     with blamed(file, root, f"{file.name} fails to import"), _no_bytecode():
         module = importlib.import_module(f"{package}.{file.stem}")
     with blamed(file, root, "specialize() fails"):
-        made = module.specialize(mod, arch)
-        several = list(made) if isinstance(made, Iterator | list | tuple) else [made]
+        found = module.specialize(mod, arch)
+        several = list(found) if isinstance(found, Iterator | list | tuple) else [found]
         return [each for each in several if each is not None]
 
 
 @contextlib.contextmanager
 def blamed(file: Path, root: Path, doing: str) -> Iterator[None]:
-    """Turn whatever a plug-in's code raises into a DeclarationError that names its file and line."""
+    """Turn any error of a plug-in's code into a DeclarationError with its file and line."""
     try:
         yield
     except DeclarationError:
@@ -71,7 +71,7 @@ def blamed(file: Path, root: Path, doing: str) -> Iterator[None]:
         place, line = _place(error, file)
         message = _SYNTHETIC_NAME.sub(r"\1", error.msg if isinstance(error, SyntaxError) else str(error))
         sentence = f"{doing}: {type(error).__name__}: {message}" if message else f"{doing}: {type(error).__name__}"
-        raise DeclarationError([Problem(displayed(place, root), line, "", " ".join(sentence.split()))]) from error
+        raise DeclarationError([Problem(displayed(place, root), " ".join(sentence.split()), line=line)]) from error
 
 
 def _place(error: BaseException, file: Path) -> tuple[Path, int]:
@@ -110,7 +110,7 @@ def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path]) -> 
 
 @contextlib.contextmanager
 def _no_bytecode() -> Iterator[None]:
-    # A check must write nothing, and bytecode is told stale by a clock of whole seconds.
+    # A check must write nothing, and Python compares the time of bytecode in whole seconds.
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield

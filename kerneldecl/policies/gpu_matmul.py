@@ -13,7 +13,7 @@ from kerneldecl.analysis.contraction import contraction_of
 from kerneldecl.model import Arch, IterSpace, Proposal, Value
 from kerneldecl.policies import gpu_gemv, gpu_gemv_i4, gpu_matmul_tc, wgmma_conv2d, wgmma_matmul, wgmma_window
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.hopper.operands import is_box
+from kerneldecl.policies.hopper.operands import are_tma_loadable
 
 ON_TENSOR_CORES = (wgmma_matmul, wgmma_conv2d, wgmma_window, gpu_matmul_tc)
 TEMPLATES = tuple(name for policy in (*ON_TENSOR_CORES, gpu_gemv) for name in policy.TEMPLATES)
@@ -45,8 +45,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
         return ()
     found.append(_with_least_secs(iter(gpu_gemv.propose(space, arch, top_k))))
     (least_secs, first), *others = sorted(filter(None, found), key=operator.itemgetter(0))
-    are_boxes = all(map(is_box, (gemm.a, gemm.b)))
-    most_secs = (RIVAL_SLOWDOWN if are_boxes else RIVAL_SLOWDOWN_VIA_REGISTERS) * least_secs + arch.the_gpu.launch_secs
+    most_secs = (RIVAL_SLOWDOWN if are_tma_loadable(gemm) else RIVAL_SLOWDOWN_VIA_REGISTERS) * least_secs + arch.the_gpu.launch_secs
     rivals = [_different_tiles_first(proposals) for secs, proposals in others if secs <= most_secs]
     in_turn = (proposal for each in itertools.zip_longest(*rivals) for proposal in each if proposal is not None)
     return tuple(itertools.islice(interleaved(first, in_turn), top_k))

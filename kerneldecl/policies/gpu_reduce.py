@@ -61,6 +61,7 @@ class _Rows(NamedTuple):
     """What all tilings of one reduction along rows share."""
 
     row_count: int
+    """Rows."""
     elements: int
     """Elements of the largest operand in one row."""
     element: int

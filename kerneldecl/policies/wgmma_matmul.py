@@ -1,4 +1,4 @@
-"""Owns which tiles, schedules and clusters of a product on wgmma a GPU should try, and in which order.
+"""Owns which tiles, kernel schedules and clusters of a GEMM on wgmma a GPU should try, and in which order.
 
 Knows nothing of TVM or of how the template applies them.
 """
@@ -10,55 +10,75 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import IS_GEMV, Contraction, contraction_of, stored
 from kerneldecl.analysis.gpu_limits import MAX_GRID_Z
+from kerneldecl.analysis.hopper_limits import (
+    K_TILE_BYTES,
+    MAX_ACCUM_REGISTERS,
+    MAX_TMA_RANK,
+    MIN_STAGES,
+    MMA_TILE_ROWS,
+    PREFERRED_ACCUM_REGISTERS,
+    SPLIT_K_CHOICES,
+)
+from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, best_first
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import TURNED, is_box, is_k_last, is_turned, step_items, unit_of
-from kerneldecl.policies.hopper.ranking import spread
-from kerneldecl.policies.hopper.tile_widths import can_share, filling_widths, widths_of
-from kerneldecl.policies.hopper.tilings import MIN_STAGES, ROWS, SOME_ROWS, Tiling, setting_of, timed
+from kerneldecl.policies.hopper.operands import (
+    TRANSPOSE_FACTOR,
+    are_tma_loadable,
+    is_k_last_in_smem,
+    is_tma_loadable,
+    k_tile_items,
+    needs_transpose,
+    smem_rows_unit,
+    why_no_wgmma,
+)
+from kerneldecl.policies.hopper.ranking import diversified
+from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
+from kerneldecl.policies.hopper.tilings import SKINNY_EXTENT, Tiling, problem_of, timed
 
 TEMPLATES = ("wgmma_matmul",)
 HAS_TRACES = False
 
-SUMS = {
-    "float16": ("float32", "float16"),
-    "bfloat16": ("float32",),
-    "float8_e4m3fn": ("float32",),
-    "float8_e5m2": ("float32",),
-    "int8": ("int32",),
-    "tfloat32": ("float32",),
-}
-"""By dtype of the factors: the dtypes that wgmma sums them in."""
-WARPGROUPS = (
-    (64, 1, "cooperative"),
-    (128, 1, "cooperative"),
-    (128, 2, "cooperative"),
-    (256, 2, "cooperative"),
-    (192, 3, "cooperative"),
-    (128, 2, "staggered"),
-    (256, 2, "staggered"),
-    (64, 2, "pingpong"),
-    (128, 2, "pingpong"),
-)
-"""Rows of a tile, consumers, and their schedule."""
-SUMS_REGISTERS = {1: 192, 2: 160, 3: 104}
-"""Of a thread beside those for what else it needs, by the number of consumers: 65536 registers are for all of them."""
-MOST_REGISTERS = {**SUMS_REGISTERS, 2: 192}
-"""The same for tiles that fill SMs better: the more sums, the less is left for the epilogue."""
-MAX_BATCH_AXES = 3
-"""TMA has five dimensions."""
-SPLITS = (2, 4, 8)
-LEAST_STEPS = 2
-"""In each part of the reduction."""
+MAX_BATCH_AXES = MAX_TMA_RANK - 2
+"""Axes of a batch that a tensor map has room for besides a matrix's two."""
+MIN_SPLIT_K_TILES = 2
+"""K-tiles of each split-K part at least."""
+SPLIT_K_MAX_WAVES = 2
+"""Waves that the CTAs of all split-K parts make at most."""
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-FEW_ROWS, MANY_ROWS = 32, 512
-"""A product with few of them has its rows become columns of tiles, which are cut finer; with `SOME_ROWS`, that may be better, and with more
-where they do not fill tiles as they are."""
+"""Values of `cluster_m` and `cluster_n`."""
+ALWAYS_SWAP_MAX_M = 32
+"""Rows up to which A and B are always swapped: n of a tile is cut finer than its m. Up to `SKINNY_EXTENT` both ways are tried."""
+UNEVEN_SWAP_MAX_M = 512
+"""Rows up to which both ways are tried where tiles of `SKINNY_EXTENT` rows do not divide them."""
 SAME_TILE = 2
+"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
+
+
+class Consumers(NamedTuple):
+    """The rows of a tile, and how consumer warpgroups compute it."""
+
+    block_m: int
+    consumers: int
+    kernel_schedule: str
+
+
+CONSUMERS = (
+    Consumers(64, 1, "cooperative"),
+    Consumers(128, 1, "cooperative"),
+    Consumers(128, 2, "cooperative"),
+    Consumers(256, 2, "cooperative"),
+    Consumers(192, 3, "cooperative"),
+    Consumers(128, 2, "staggered"),
+    Consumers(256, 2, "staggered"),
+    Consumers(64, 2, "pingpong"),
+    Consumers(128, 2, "pingpong"),
+)
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -67,51 +87,48 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield what `propose` returns, and time no more than that takes."""
+    """Yield what `propose` returns, and time no more tilings than that takes."""
     gemm = contraction_of(space)
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    found = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
-    return spread(best_first(forms, SAME_TILE) for forms in found)
+    by_schedule = _by_schedule(gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+    return diversified(best_first(found, SAME_TILE) for found in by_schedule)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why wgmma does not take a computation, as a sentence; empty where it does."""
-    gemm, gpu = contraction_of(space), arch.the_gpu
+    """Return why the template does not take a computation, as a sentence; empty where it does."""
+    gemm = contraction_of(space)
     if isinstance(gemm, str):
         return gemm
-    dtype, other = gemm.a.dtype, gemm.b.dtype
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     reasons = (
-        (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not gemm.is_plain, "its reduction does something else than adding products"),
-        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (gemm.accum_dtype not in SUMS.get(dtype, ()), f"there is no wgmma of {dtype} summed in {gemm.accum_dtype} here"),
-        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (not all(map(_is_copy, before)), "an operand is computed on the way"),
-        (not _are_matrices(space, block, gemm), "an operand's rows or terms do not lie at one distance from each other"),
+        (not all(map(_is_copy, before)), "an operand is computed by the same function, and TMA loads only what is in memory"),
+        (not _are_matrices(space, block, gemm), "an operand is not a matrix (or a batch of them) with constant strides"),
         (max(gemm.extents[1:3]) == 1, IS_GEMV),
         (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
     )
-    return next((reason for applies, reason in reasons if applies), "")
+    return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
 
 
 def _is_copy(block: Block) -> bool:
-    """Say whether a block changes nothing but places: TMA brings what lies in memory, and computes nothing."""
+    """Say whether a block moves elements and computes nothing, so that its result is its argument in another shape."""
     (write,) = block.writes
     same = [(read.dtype, math.prod(read.shape)) == (write.dtype, math.prod(write.shape)) for read in block.reads]
     return same == [True] and block.flops_per_point == 0
 
 
 def _are_matrices(space: IterSpace, block: Block, gemm: Contraction) -> bool:
-    """Say whether both operands are matrices in memory: each group of axes walks on where the one inside of it ends."""
+    """Say whether both operands are batches of matrices in memory: m, n and k have one stride each, also of several axes."""
     sides = ((gemm.a, gemm.m), (gemm.b, gemm.n))
-    joined = (_is_joined(block, stored(space, block.reads[operand.position]), group) for operand, axes in sides for group in (axes, gemm.k))
+    joined = (
+        _has_one_stride(block, stored(space, block.reads[operand.position]), group) for operand, axes in sides for group in (axes, gemm.k)
+    )
     return all(joined) and len(gemm.batch) <= MAX_BATCH_AXES
 
 
-def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
+def _has_one_stride(block: Block, access: Access, group: Sequence[int]) -> bool:
+    """Say whether a group of axes is like one axis: each of them continues where the next inner one ends."""
     strides: Counter[int] = Counter()
     for dim, index in enumerate(access.index):
         for axis, coefficient in index or ():
@@ -121,83 +138,117 @@ def _is_joined(block: Block, access: Access, group: Sequence[int]) -> bool:
 
 
 def _by_schedule(gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterable[list[Group | Estimate]]:
-    """Return every sensible tiling of each schedule, of the operands as they are and of copies that TMA can read."""
-    found = list(_forms(gemm, out_dtype, gpu, packing_secs=0.0))
+    """Return all tilings by kernel schedule, of the operands as they are and of copies that TMA can load."""
+    found = list(_timed_tilings(gemm, out_dtype, gpu, packing_secs=0.0))
     packed, packed_bytes = _packed(gemm)
     if packed_bytes:
-        found += _forms(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
-    parts = defaultdict(list)
-    for kernel_schedule, form in found:
-        parts[kernel_schedule].append(form)
-    return parts.values()
+        found += _timed_tilings(packed, out_dtype, gpu, packing_secs=model.packing_secs(gpu, packed_bytes))
+    by_schedule = defaultdict(list)
+    for schedule, tilings in found:
+        by_schedule[schedule].append(tilings)
+    return by_schedule.values()
 
 
 def _packed(gemm: Contraction) -> tuple[Contraction, int]:
-    """Return the product of copies of those operands that TMA does not bring, and the bytes to copy, more for those to be turned."""
-    operands = {name: operand for name in ("a", "b") if not is_box(operand := getattr(gemm, name))}
-    copies = {name: replace(operand, contiguous=model.STEP_BYTES, is_k_last=is_k_last(operand)) for name, operand in operands.items()}
-    copied = (operand.size_bytes * (TURNED if is_turned(operand) else 1) for operand in operands.values())
+    """Return the GEMM with copies of those operands that TMA cannot load, and the bytes to copy; transposed ones count more often."""
+    operands = {name: operand for name in ("a", "b") if not is_tma_loadable(operand := getattr(gemm, name))}
+    copies = {name: replace(operand, contiguous=K_TILE_BYTES, is_k_last=is_k_last_in_smem(operand)) for name, operand in operands.items()}
+    copied = (operand.size_bytes * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1) for operand in operands.values())
     return replace(gemm, **copies), sum(copied)
 
 
-def _forms(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield tiles with their schedule, to be timed."""
-    m = gemm.extents[1]
-    are_odd = SOME_ROWS < m <= MANY_ROWS and m % SOME_ROWS > 0
-    for swap_ab in (1,) if m <= FEW_ROWS else (0, 1) if m <= SOME_ROWS or are_odd else (0,):
-        setting = setting_of(_exchanged(gemm) if swap_ab else gemm, out_dtype, gpu, packing_secs)
-        for bare in _bare_tilings(setting.gemm, gpu, swap_ab):
-            yield from timed(setting, bare._replace(pack=int(packing_secs > 0)))
+def _timed_tilings(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Iterator[tuple[str, Group | Estimate]]:
+    """Yield groups of tilings with the schedule under which they are ranked."""
+    for swap_ab in _swap_choices(gemm.extents[1]):
+        problem = problem_of(_swapped(gemm) if swap_ab else gemm, out_dtype, gpu, packing_secs)
+        for tiling in _tilings(problem.gemm, gpu, swap_ab):
+            yield from timed(problem, tiling._replace(pack=int(packing_secs > 0)))
 
 
-def _exchanged(gemm: Contraction) -> Contraction:
-    """Return the product of the transposed operands, whose result is the transposed one."""
+def _swap_choices(m: int) -> tuple[int, ...]:
+    if m <= ALWAYS_SWAP_MAX_M:
+        return (1,)
+    is_uneven = m <= UNEVEN_SWAP_MAX_M and m % SKINNY_EXTENT > 0
+    return (0, 1) if m <= SKINNY_EXTENT or is_uneven else (0,)
+
+
+def _swapped(gemm: Contraction) -> Contraction:
+    """Return the GEMM of the transposed operands, whose result is transposed."""
     batch, m, n, k = gemm.extents
     return replace(gemm, m=gemm.n, n=gemm.m, a=gemm.b, b=gemm.a, extents=(batch, n, m, k))
 
 
-def _bare_tilings(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[Tiling]:
-    """Yield tiles with their consumers, parts and clusters, without stages."""
-    batch, m, n, k = gemm.extents
-    steps, packing = -(-k // step_items(gemm)), model.sums_a_register(gemm.accum_dtype)
-    are_boxes = all(map(is_box, (gemm.a, gemm.b)))
-    for (block_m, consumers, kernel_schedule), (block_n, is_filling) in _shapes(gemm, gpu, swap_ab):
-        tiling = Tiling(block_m, block_n, consumers, MIN_STAGES, kernel_schedule=kernel_schedule, swap_ab=swap_ab)
-        most = (MOST_REGISTERS if is_filling else SUMS_REGISTERS)[consumers] * packing
-        if tiling.thread_sums > most or not _suits(tiling, m) or (tiling.is_pingpong and block_n & (block_n - 1) and not is_filling):
-            continue  # fewer forms to time: ping-pong of other widths won no contest
-        rows, columns = -(-m // block_m), -(-n // block_n)
-        is_alone = batch * rows * columns <= gpu.sm_count
-        if is_alone and kernel_schedule != "cooperative":
-            continue  # there is no other tile to multiply while results leave
-        for cluster_m, cluster_n in CLUSTERS if are_boxes else CLUSTERS[:1]:
-            if cluster_m <= rows and cluster_n <= columns and _can_share(gemm, tiling, cluster_m, cluster_n):
-                yield tiling._replace(cluster_m=cluster_m, cluster_n=cluster_n)
-        for split_k in SPLITS:
-            is_whole = steps // split_k >= LEAST_STEPS and steps % split_k == tiling.thread_sums % (packing * split_k) == 0
-            if is_whole and batch * rows * columns * split_k <= 2 * gpu.sm_count and kernel_schedule == "cooperative":
-                yield tiling._replace(split_k=split_k)
+def _tilings(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[Tiling]:
+    """Yield tiles with their consumers, and with clusters or split-K; their stages are still to be chosen."""
+    for tile, is_filling in _tiles(gemm, gpu, swap_ab):
+        if not _is_sensible(gemm, gpu, tile, is_filling=is_filling):
+            continue
+        yield from _clustered(gemm, tile)
+        if tile.is_cooperative:
+            yield from _split(gemm, gpu, tile)
 
 
-def _shapes(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[tuple[tuple[int, int, str], tuple[int, bool]]]:
-    """Yield rows, consumers and schedules with widths, and whether these are cut to fill the SMs."""
+def _tiles(gemm: Contraction, gpu: Gpu, swap_ab: int) -> Iterator[tuple[Tiling, bool]]:
+    """Yield tiles with their consumers, and whether their width is chosen to fill the SMs."""
     batch, m, n, _ = gemm.extents
-    dtype, unit = gemm.a.dtype, unit_of(gemm.b)
-    widths = [] if swap_ab and n > SOME_ROWS else widths_of(n, dtype, is_whole=bool(swap_ab))
-    may_fill = not swap_ab or n > SOME_ROWS
-    for warpgroups in WARPGROUPS:
-        filling = filling_widths(batch * -(-m // warpgroups[0]), n, dtype, unit, gpu) if may_fill else []
-        yield from ((warpgroups, (width, False)) for width in widths if width not in filling)
-        yield from ((warpgroups, (width, True)) for width in filling)
+    dtype, unit = gemm.a.dtype, smem_rows_unit(gemm.b)
+    is_skinny = bool(swap_ab) and n <= SKINNY_EXTENT
+    widths = block_n_choices(n, dtype, is_skinny=is_skinny) if is_skinny or not swap_ab else []
+    for block_m, consumers, kernel_schedule in CONSUMERS:
+        filling = [] if is_skinny else filling_block_n(batch * -(-m // block_m), n, dtype, unit, gpu)
+        for block_n in (*(width for width in widths if width not in filling), *filling):
+            tile = Tiling(
+                block_m=block_m, block_n=block_n, consumers=consumers, stages=MIN_STAGES, kernel_schedule=kernel_schedule, swap_ab=swap_ab
+            )
+            yield tile, block_n in filling
 
 
-def _suits(tiling: Tiling, m: int) -> bool:
-    """Say whether no smaller tile does for the rows, and consumers have enough to do: one alone is as good for narrow tiles."""
-    least = 2 * ROWS if tiling.consumers == 3 or tiling.is_staggered else ROWS if tiling.block_m == ROWS * tiling.consumers else 0
-    return (tiling.block_n >= least or tiling.consumers == 1) and (tiling.block_m - ROWS < m or tiling.block_m == ROWS)
+def _is_sensible(gemm: Contraction, gpu: Gpu, tile: Tiling, *, is_filling: bool) -> bool:
+    """Say whether a tile's accumulators fit the registers, and no simpler tile is as good."""
+    registers = (MAX_ACCUM_REGISTERS if is_filling else PREFERRED_ACCUM_REGISTERS)[tile.consumers]
+    if tile.thread_accumulators > registers * accumulators_per_register(gemm.accum_dtype):
+        return False
+    # Ping-pong of other widths than powers of 2 was never the fastest.
+    is_odd_pingpong = tile.is_pingpong and tile.block_n.bit_count() > 1 and not is_filling
+    is_too_tall = tile.block_m > MMA_TILE_ROWS and tile.block_m - MMA_TILE_ROWS >= gemm.extents[1]
+    # The other schedules overlap an epilogue with the next tile's mainloop, which takes a next tile.
+    is_one_wave = _tile_count(gemm, tile) <= gpu.sm_count
+    return not (is_odd_pingpong or is_too_tall or _is_too_narrow(tile) or (is_one_wave and not tile.is_cooperative))
 
 
-def _can_share(gemm: Contraction, tiling: Tiling, cluster_m: int, cluster_n: int) -> bool:
-    """Say whether blocks can bring together what they share: columns along the rows, and rows along the columns."""
-    sides = ((gemm.b, tiling.block_n, cluster_m), (gemm.a, tiling.block_m, cluster_n))
-    return all(can_share(extent, unit_of(operand), blocks) for operand, extent, blocks in sides)
+def _is_too_narrow(tile: Tiling) -> bool:
+    """Say whether a tile leaves its consumers too little to do, so that a single one is as good."""
+    if tile.consumers == 1:
+        return False
+    if tile.consumers == 3 or tile.is_staggered:
+        return tile.block_n < 2 * MMA_TILE_ROWS
+    return tile.block_m == MMA_TILE_ROWS * tile.consumers and tile.block_n < MMA_TILE_ROWS
+
+
+def _tile_count(gemm: Contraction, tile: Tiling) -> int:
+    batch, m, n, _ = gemm.extents
+    return batch * -(-m // tile.block_m) * -(-n // tile.block_n)
+
+
+def _clustered(gemm: Contraction, tile: Tiling) -> Iterator[Tiling]:
+    """Yield a tile with the clusters that can share operands by TMA multicast, a single CTA first."""
+    _, m, n, _ = gemm.extents
+    for cluster_m, cluster_n in CLUSTERS if are_tma_loadable(gemm) else CLUSTERS[:1]:
+        is_covered = cluster_m <= -(-m // tile.block_m) and cluster_n <= -(-n // tile.block_n)
+        # CTAs along m share a tile of B, those along n a tile of A.
+        if (
+            is_covered
+            and can_multicast(tile.block_n, smem_rows_unit(gemm.b), cluster_m)
+            and can_multicast(tile.block_m, smem_rows_unit(gemm.a), cluster_n)
+        ):
+            yield tile._replace(cluster_m=cluster_m, cluster_n=cluster_n)
+
+
+def _split(gemm: Contraction, gpu: Gpu, tile: Tiling) -> Iterator[Tiling]:
+    """Yield a tile with split-K, where tiles leave SMs idle and k-tiles and accumulators divide evenly among CTAs."""
+    k_tiles = -(-gemm.extents[3] // k_tile_items(gemm))
+    for split_k in SPLIT_K_CHOICES:
+        is_even = k_tiles % split_k == 0 and tile.thread_accumulators % (accumulators_per_register(gemm.accum_dtype) * split_k) == 0
+        is_long = k_tiles // split_k >= MIN_SPLIT_K_TILES
+        if split_k > 1 and is_even and is_long and _tile_count(gemm, tile) * split_k <= SPLIT_K_MAX_WAVES * gpu.sm_count:
+            yield tile._replace(split_k=split_k)

@@ -11,85 +11,126 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    MAX_TMA_BOX,
+    MMA_TILE_ROWS,
+    RESERVED_SMEM_BYTES,
+    SMEM_BOX_ALIGN_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.analysis.tensor_cores import K_BYTES
 from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
 from kerneldecl.policies.gpu.time_model import p_norm
-from kerneldecl.policies.hopper.time_model import BUFFER_BYTES, RESERVED_BYTES, WARPGROUP, WGMMA_ROWS, launch_secs
-from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, MAX_BOX, is_copy, is_whole
+from kerneldecl.policies.hopper.operands import why_no_wgmma
+from kerneldecl.policies.hopper.time_model import launch_secs
+from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, ITEM_BYTES, adds_only_margins, is_copy
 
 TEMPLATES = ("wgmma_window",)
 HAS_TRACES = False
 
-WIDTHS, SLABS, STAGES = (16, 32, 64), (1, 2, 4), (2, 3, 4)
-MAX_FILTERS = 128
+TILE_W_CHOICES = (16, 32, 64)
+MMA_TILES_CHOICES = (1, 2, 4)
+STAGE_CHOICES = (2, 3, 4)
+FIXED_BLOCK_N = (64, 128)
+"""Filters of a tile to try besides the least that covers all, up to the largest of these."""
+FILTERS_UNIT = 8
+"""Filters of which `block_n` is a multiple."""
 MAX_BLOCKS = 8
-ITEM_BYTES = 2
-STEP = 16
-LEAST_HELD = 4
-"""Steps whose fragments a thread has room for, in four registers each; with less, products wait for each other."""
+"""CTAs on an SM at most."""
+BLOCKS_TRIED = 3
+"""Numbers of CTAs on an SM to try, the most that fit and the next lower ones."""
+ACCUM_DTYPE = "float32"
+WGMMA_K = K_BYTES // ITEM_BYTES
+"""Elements of k that one wgmma multiplies."""
+FRAGMENT_REGISTERS = 4
+"""Registers of a thread for a fragment of A, of `WGMMA_K` elements of k."""
+HELD_FRAGMENTS = 4
+"""Fragments of A that a thread should have registers for; with fewer, one wgmma waits for another."""
 OTHER_REGISTERS = 48
+"""Registers of a thread besides fragments and accumulators. Assumed."""
 SAME_TILE = 4
-LANES_CYCLES = 5.4
-"""In which shared memory serves a load of all lanes of a warpgroup: some meet others at their banks."""
-SHARED_SHARE = 0.85
-"""Of what shared memory could move: 24 tilings of a 7 x 7 convolution of 3 channels on an H200, which ncu found bound by it."""
-EDGE_CYCLES = 1700.0
-"""Of a slab that no other instruction of its block hides: the first loads, the last products, results on their way."""
+"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
+
+# Fitted to 24 tilings of a 7 x 7 convolution of 3 channels (H200, 2026-11), which ncu found bound by shared memory.
+
+FRAGMENT_LOAD_CYCLES = 5.4
+"""Cycles in which shared memory serves one load of all threads of a warpgroup, with bank conflicts."""
+SMEM_RATE_FRACTION = 0.85
+"""Part of shared memory's peak rate that is reached."""
+MMA_TILE_EDGE_CYCLES = 1700.0
+"""Cycles of a 64-row MMA tile that no other instruction of its CTA hides: the first loads, the last wgmma, its epilogue."""
 TILE_CYCLES = 60.0
-"""Of a tile beside its slabs: a barrier, and the next copy."""
-START_SECS = 2.5e-6
-"""Until the weights are there."""
+"""Cycles of a tile besides its MMA tiles: a barrier, and the next TMA load."""
+WEIGHTS_SECS = 2.5e-6
+"""Seconds until the weights are in shared memory."""
 
 
-class Side(NamedTuple):
-    """How results walk over one side of an image."""
+class Dimension(NamedTuple):
+    """How receptive fields cover one dimension of an image."""
 
-    results: int
+    outputs: int
     stride: int
     taps: int
     dilation: int
 
 
-class Windows(NamedTuple):
-    """How results look at images."""
+class Convolution(NamedTuple):
+    """The sizes of a convolution."""
 
     images: int
-    rows: Side
-    columns: Side
+    rows: Dimension
+    columns: Dimension
     channels: int
     width: int
     """Pixels of a row of the image."""
 
     @property
     def line_pairs(self) -> int:
-        """Return the pairs that a row of a window takes; which may begin amid one."""
+        """Return the pairs of elements that cover a row of a receptive field, which may begin in the middle of one."""
         return (self.columns.taps * self.channels + 2) // 2
 
     @property
-    def steps(self) -> int:
-        return -(-self.rows.taps * self.line_pairs * 2 // STEP)
+    def wgmmas(self) -> int:
+        """Return the wgmmas, one after the other, that multiply a receptive field."""
+        return -(-self.rows.taps * self.line_pairs * 2 // WGMMA_K)
+
+
+class Problem(NamedTuple):
+    """What all tilings of a convolution have in common."""
+
+    conv: Convolution
+    gemm: Contraction
+    out_dtype: str
+    gpu: Gpu
+
+    @property
+    def filters(self) -> int:
+        return self.gemm.extents[2]
 
 
 class Tiling(NamedTuple):
-    """The template's parameters."""
+    """The parameters of template `wgmma_window`."""
 
     tile_w: int
     mma_tiles: int
     block_n: int
     stages: int
     blocks: int
+    """CTAs on an SM."""
 
     @property
     def tile_h(self) -> int:
-        return self.mma_tiles * WGMMA_ROWS // self.tile_w
+        return self.mma_tiles * MMA_TILE_ROWS // self.tile_w
 
     def candidate(self) -> Candidate:
         return Candidate.of("wgmma_window", self._asdict())
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what is no convolution that is taken."""
+    """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
     return tuple(itertools.islice(proposals(space, arch), top_k))
 
 
@@ -98,119 +139,138 @@ def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
     gemm = contraction_of(space)
     if isinstance(gemm, str) or why_not(space, arch):
         return iter(())
-    windows = windows_of(space, gemm)
-    assert windows is not None, "why_not has asked for it"
-    return best_first(estimates(windows, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu), SAME_TILE)
+    conv = convolution_of(space, gemm)
+    assert conv is not None, "why_not has asked for it"
+    return best_first(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
 
 
 def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why wgmma does not take a computation as windows out of shared memory, as a sentence; empty where it does."""
-    gemm, gpu = contraction_of(space), arch.the_gpu
+    """Return why the template does not take a computation, as a sentence; empty where it does."""
+    gemm = contraction_of(space)
     if isinstance(gemm, str):
         return gemm
-    dtype, other = gemm.a.dtype, gemm.b.dtype
-    windows = windows_of(space, gemm)
-    if windows is None:
-        return "it is no convolution of images whose channels lie side by side"
+    conv = convolution_of(space, gemm)
+    if conv is None:
+        return "it is not a convolution of images in NHWC layout"
+    is_16_bit = dtype_bytes(gemm.a.dtype) == ITEM_BYTES
+    are_filters_aligned = not gemm.b.is_k_last and gemm.b.vector() == ALIGNED_ITEMS
     reasons = (
-        (not gpu.wgmma_arch, "its GPU has no wgmma"),
-        (not gemm.is_plain, "its reduction does something else than adding products"),
-        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
-        (dtype_bytes(dtype) != ITEM_BYTES or gemm.accum_dtype != "float32", "pairs of 16 bits are loaded, and summed in float32"),
-        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
-        (windows.columns.dilation > 1, "its windows have gaps along rows"),
-        (windows.width * windows.channels % ALIGNED_ITEMS != 0, "rows of its image are no multiples of 16 bytes"),
-        (gemm.b.is_k_last or gemm.b.vector() != ALIGNED_ITEMS, "its filters do not lie side by side in multiples of 8"),
+        (not is_16_bit or gemm.accum_dtype != ACCUM_DTYPE, f"its operands do not have 16 bits, or its accumulators are not {ACCUM_DTYPE}"),
+        (conv.columns.dilation > 1, "its filters are dilated along rows"),
+        (conv.width * conv.channels % ALIGNED_ITEMS != 0, "rows of its images are not multiples of 16 bytes"),
+        (not are_filters_aligned, f"its weights do not have multiples of {ALIGNED_ITEMS} filters contiguous"),
     )
-    return next((reason for applies, reason in reasons if applies), "")
+    return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
 
 
-def windows_of(space: IterSpace, gemm: Contraction) -> Windows | None:
-    """Return how a convolution looks at its images, None for what is none with dimensions image, row, column, channel."""
+def convolution_of(space: IterSpace, gemm: Contraction) -> Convolution | None:
+    """Return the sizes of a convolution of images with dimensions image, row, column, channel; None for other computations."""
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
     image = block.reads[gemm.a.position]
     source = stored(space, image)
-    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not is_whole(source, image):
+    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not adds_only_margins(source, image):
         return None
-    sides = [_side(block, tuple(index or ()), gemm) for index in image.index[:3]]
+    dims = [_dimension(block, tuple(index or ()), gemm) for index in image.index[:3]]
     channels = [axis for axis, step in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or step == 1)]
-    known = [side for side in sides if side is not None]
-    if len(known) < len(sides) or known[0][1:3] != (1, 1) or len(channels) > 1 or any(axis not in gemm.k for axis in channels):
+    read = [dim for dim in dims if dim is not None]
+    if len(read) < len(dims) or len(channels) > 1 or any(axis not in gemm.k for axis in channels):
         return None
-    images, rows, columns = known
-    width = source.shape[2]
-    return Windows(images.results, rows, columns, math.prod(block.axes[axis].extent for axis in channels), width)
+    images, rows, columns = read
+    if (images.stride, images.taps) != (1, 1):
+        return None
+    return Convolution(
+        images=images.outputs,
+        rows=rows,
+        columns=columns,
+        channels=math.prod(block.axes[axis].extent for axis in channels),
+        width=source.shape[2],
+    )
 
 
-def _side(block: Block, index: tuple[tuple[int, int], ...], gemm: Contraction) -> Side | None:
-    """Return how results walk over a dimension of the image, None where several axes do."""
+def _dimension(block: Block, index: tuple[tuple[int, int], ...], gemm: Contraction) -> Dimension | None:
+    """Return how receptive fields cover a dimension with this index, None where several outputs' or filters' axes do."""
     terms = [(axis, step) for axis, step in index if block.axes[axis].extent > 1]
     spatial = [term for term in terms if term[0] in gemm.m]
     reduced = [term for term in terms if term[0] in gemm.k]
     if len(spatial) > 1 or len(reduced) > 1 or len(spatial) + len(reduced) < len(terms):
         return None
-    (walk, stride), (tap, dilation) = (next(iter(found), (-1, 1)) for found in (spatial, reduced))
-    results, taps = (block.axes[axis].extent if axis >= 0 else 1 for axis in (walk, tap))
-    return Side(results, stride, taps, dilation)
+    (output, stride), (tap, dilation) = (next(iter(found), (-1, 1)) for found in (spatial, reduced))
+    outputs, taps = (block.axes[axis].extent if axis >= 0 else 1 for axis in (output, tap))
+    return Dimension(outputs, stride, taps, dilation)
 
 
-def estimates(windows: Windows, gemm: Contraction, out_dtype: str, gpu: Gpu) -> Iterator[Estimate]:
+def estimates(problem: Problem) -> Iterator[Estimate]:
     """Yield every tiling that fits, with its predicted time."""
-    filters = gemm.extents[2]
-    for tile_w, mma_tiles, block_n in itertools.product(WIDTHS, SLABS, _columns(filters)):
-        bare = Tiling(tile_w, mma_tiles, block_n, min(STAGES), 1)
-        if mma_tiles * WGMMA_ROWS % tile_w or max(_box(windows, bare)) > MAX_BOX or bare.tile_h >= 2 * windows.rows.results:
+    for tile_w, mma_tiles, block_n in itertools.product(TILE_W_CHOICES, MMA_TILES_CHOICES, _block_n_choices(problem.filters)):
+        if mma_tiles * MMA_TILE_ROWS % tile_w:
             continue
-        registers = block_n // 2 + 4 * min(windows.steps, LEAST_HELD) + OTHER_REGISTERS
-        for stages in STAGES:
-            used = smem_bytes(windows, bare._replace(stages=stages), out_dtype)
-            room = gpu.smem_per_sm_bytes // (used + gpu.smem_reserved_per_block_bytes)
-            most = min(MAX_BLOCKS, room, gpu.registers_per_sm // (registers * WARPGROUP))
-            for blocks in range(max(1, most - 2), most + 1):
-                if used <= gpu.smem_per_block_optin_bytes:
-                    tiling = bare._replace(stages=stages, blocks=blocks)
-                    yield Estimate(tiling, _secs(windows, gemm, tiling, out_dtype, gpu), (tile_w, mma_tiles, block_n))
+        tile = Tiling(tile_w=tile_w, mma_tiles=mma_tiles, block_n=block_n, stages=min(STAGE_CHOICES), blocks=1)
+        is_too_tall = tile.tile_h >= 2 * problem.conv.rows.outputs
+        if max(_box(problem.conv, tile)) > MAX_TMA_BOX or is_too_tall:
+            continue
+        for stages, blocks in _pipelines(problem, tile):
+            tiling = tile._replace(stages=stages, blocks=blocks)
+            yield Estimate(tiling, _secs(problem, tiling), (tile_w, mma_tiles, block_n))
 
 
-def _columns(filters: int) -> list[int]:
-    least = min(MAX_FILTERS, -(-filters // 8) * 8)
-    return sorted({least, *(width for width in (64, 128) if width <= least)})
+def _pipelines(problem: Problem, tile: Tiling) -> Iterator[tuple[int, int]]:
+    """Yield numbers of stages, and of CTAs on an SM, whose shared memory and registers fit."""
+    gpu = problem.gpu
+    registers = tile.block_n // 2 + FRAGMENT_REGISTERS * min(problem.conv.wgmmas, HELD_FRAGMENTS) + OTHER_REGISTERS
+    for stages in STAGE_CHOICES:
+        used = smem_bytes(problem, tile._replace(stages=stages))
+        if used > gpu.smem_per_block_optin_bytes:
+            continue
+        by_smem = gpu.smem_per_sm_bytes // (used + gpu.smem_reserved_per_block_bytes)
+        most = min(MAX_BLOCKS, by_smem, gpu.registers_per_sm // (registers * WARPGROUP_THREADS))
+        yield from ((stages, blocks) for blocks in range(max(1, most - BLOCKS_TRIED + 1), most + 1))
 
 
-def _box(windows: Windows, tiling: Tiling) -> tuple[int, int]:
-    """Return the rows of an image and the elements of each that a tile looks at, at most."""
-    rows, columns = windows.rows, windows.columns
+def _block_n_choices(filters: int) -> list[int]:
+    covering = min(max(FIXED_BLOCK_N), -(-filters // FILTERS_UNIT) * FILTERS_UNIT)
+    return sorted({covering, *(width for width in FIXED_BLOCK_N if width <= covering)})
+
+
+def _box(conv: Convolution, tiling: Tiling) -> tuple[int, int]:
+    """Return the rows of an image, and the elements of each, that a tile's receptive field covers at most."""
+    rows, columns = conv.rows, conv.columns
     lines = (tiling.tile_h - 1) * rows.stride + (rows.taps - 1) * rows.dilation + 1
-    pitch = ALIGNED_ITEMS + (tiling.tile_w - 1) * columns.stride * windows.channels + 2 * windows.line_pairs
-    return lines, -(-pitch // ALIGNED_ITEMS) * ALIGNED_ITEMS
+    elements = ALIGNED_ITEMS + (tiling.tile_w - 1) * columns.stride * conv.channels + 2 * conv.line_pairs
+    return lines, -(-elements // ALIGNED_ITEMS) * ALIGNED_ITEMS
 
 
-def smem_bytes(windows: Windows, tiling: Tiling, out_dtype: str) -> int:
-    """Return the least shared memory of a block: weights, stages, results on their way out."""
-    weights = -(-tiling.block_n // WGMMA_ROWS) * windows.steps * STEP * WGMMA_ROWS * ITEM_BYTES
-    stage = math.prod(_box(windows, tiling)) * ITEM_BYTES + WARPGROUP
-    results = BUFFER_BYTES if dtype_bytes(out_dtype) == ITEM_BYTES else 0
-    return weights + tiling.stages * stage + results + RESERVED_BYTES
+def smem_bytes(problem: Problem, tiling: Tiling) -> int:
+    """Return the least shared memory of a CTA: weights, stages, an epilogue buffer."""
+    weights = -(-tiling.block_n // MMA_TILE_ROWS) * problem.conv.wgmmas * WGMMA_K * MMA_TILE_ROWS * ITEM_BYTES
+    # The box is aligned in its stage.
+    stage = math.prod(_box(problem.conv, tiling)) * ITEM_BYTES + SMEM_BOX_ALIGN_BYTES
+    epilogue = EPILOGUE_BUFFER_BYTES if dtype_bytes(problem.out_dtype) == ITEM_BYTES else 0
+    return weights + tiling.stages * stage + epilogue + RESERVED_SMEM_BYTES
 
 
-def _secs(windows: Windows, gemm: Contraction, tiling: Tiling, out_dtype: str, gpu: Gpu) -> float:
-    """Return the time: SMs multiply, and move fragments, weights and results; DRAM goes on beside.
-
-    Few blocks on an SM do not hide each other's waits.
-    """
-    columns = -(-gemm.extents[2] // tiling.block_n)
-    tiles = windows.images * -(-windows.rows.results // tiling.tile_h) * -(-windows.columns.results // tiling.tile_w)
-    multiplied = 2 * WGMMA_ROWS * tiling.block_n * windows.steps * STEP
-    multiply = multiplied * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(gemm.a.dtype)
-    load = 4 * LANES_CYCLES * windows.steps
-    weights = windows.steps * STEP * tiling.block_n * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
-    store = WGMMA_ROWS * tiling.block_n * dtype_bytes(out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
-    shared = (load + weights + store) / SHARED_SHARE
-    alone = multiply + shared + EDGE_CYCLES
-    cycles = tiling.mma_tiles * max(p_norm(multiply, shared, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks) + TILE_CYCLES
-    rounds = -(-tiles // max(1, tiling.blocks * gpu.sm_count // columns))
-    sm_secs = rounds * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
-    results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(out_dtype)
+def _secs(problem: Problem, tiling: Tiling) -> float:
+    """Return the time: each SM multiplies, and moves fragments, weights and results; DRAM overlaps with that."""
+    conv, gpu = problem.conv, problem.gpu
+    filter_tiles = -(-problem.filters // tiling.block_n)
+    tiles = conv.images * -(-conv.rows.outputs // tiling.tile_h) * -(-conv.columns.outputs // tiling.tile_w)
+    cycles = tiling.mma_tiles * _mma_tile_cycles(problem, tiling) + TILE_CYCLES
+    waves = -(-tiles // max(1, tiling.blocks * gpu.sm_count // filter_tiles))
+    sm_secs = waves * tiling.blocks * cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    gemm = problem.gemm
+    results = gemm.extents[1] * gemm.extents[2] * dtype_bytes(problem.out_dtype)
     dram_secs = (gemm.a.size_bytes + gemm.b.size_bytes + results) / gpu.dram_bytes_per_s
-    return p_norm(sm_secs, dram_secs, exponent=TENSOR_CORE_OVERLAP) + START_SECS + launch_secs(gpu, is_early=True)
+    return p_norm(sm_secs, dram_secs, exponent=TENSOR_CORE_OVERLAP) + WEIGHTS_SECS + launch_secs(gpu, has_pdl=True)
+
+
+def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
+    """Return the cycles of a 64-row MMA tile. Few CTAs on an SM do not hide each other's waits."""
+    wgmmas, gpu = problem.conv.wgmmas, problem.gpu
+    flops = 2 * MMA_TILE_ROWS * tiling.block_n * wgmmas * WGMMA_K
+    multiply = flops * gpu.sm_count * gpu.clock_hz / gpu.tensor_rate(problem.gemm.a.dtype)
+    load = FRAGMENT_REGISTERS * FRAGMENT_LOAD_CYCLES * wgmmas
+    weights = wgmmas * WGMMA_K * tiling.block_n * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
+    store = MMA_TILE_ROWS * tiling.block_n * dtype_bytes(problem.out_dtype) * 2 / gpu.smem_bytes_per_clock_per_sm
+    smem = (load + weights + store) / SMEM_RATE_FRACTION
+    alone = multiply + smem + MMA_TILE_EDGE_CYCLES
+    return max(p_norm(multiply, smem, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
-    from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, pipeline
+    from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
     from kerneldecl.relax.prebuilt import target_of
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "Match",
     "Model",
     "Report",
-    "SpecialiseSizes",
+    "ShapeBuckets",
     "export_model",
     "load_model",
     "pipeline",
@@ -32,7 +32,7 @@ _MODULES = {
     "Match": "matching",
     "Model": "deployment",
     "Report": "matching",
-    "SpecialiseSizes": "passes",
+    "ShapeBuckets": "passes",
     "export_model": "deployment",
     "load_model": "deployment",
     "pipeline": "passes",

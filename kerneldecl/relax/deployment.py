@@ -1,4 +1,4 @@
-"""Owns exporting a model that calls kernels, running it beside the artifact that has them, and exchanging the artifact.
+"""Owns the export of a model that calls kernels, its loading with the artifact that has them, and the exchange of the artifact.
 
 Knows nothing of compiling: TVM's runtime is enough, and for linking kernels into the model a C++ compiler.
 """
@@ -33,9 +33,9 @@ class Model:
         return found
 
     def replace_kernels(self, artifact: str | Path) -> None:
-        """Take the kernels from another artifact from now on; where it lacks one, raise ArtifactError and keep the present ones.
+        """Use another artifact's kernels from now on; where it lacks one, raise ArtifactError and keep the present ones.
 
-        Functions that were taken out of the model before, and the model's state, stay with the old kernels.
+        Functions obtained from the model before, and the model's state, keep the old kernels.
         """
         self._machine = _machine(self._library, artifact, self._device)
 

@@ -1,4 +1,4 @@
-"""Owns what tells two functions apart: a function as the sequence of its loop nests, and the first difference in words.
+"""Owns the comparison of two functions: each as the sequence of its loop nests, and their first difference as a sentence.
 
 Knows nothing of artifacts, modules or which functions are compared.
 """
@@ -20,10 +20,10 @@ _BLOCK = re.compile(r'T\.sblock\("(?P<name>[^"]+)"\)')
 
 @dataclass(frozen=True)
 class Nest:
-    """One outermost loop nest: what it computes whatever the extents and dtypes, and these."""
+    """One outermost loop nest: its canonical text without extents and dtypes, and these."""
 
     blocks: tuple[str, ...] = field(compare=False)
-    """Names that the author chose."""
+    """Names of the blocks, as the author chose them."""
     form: str
     values: tuple[str, ...]
 
@@ -35,10 +35,10 @@ class Nest:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a function's arguments and loop nests are."""
+    """A function's arguments and loop nests."""
 
     args: tuple[tuple[tuple[int, ...], str], ...]
-    """Extents and dtype of each: inputs, then outputs."""
+    """Extents and dtype of each argument: inputs, then outputs."""
     nests: tuple[Nest, ...]
 
 
@@ -50,11 +50,11 @@ class Difference:
     """dtype, shape, computation, fused epilogue or layout."""
     sentence: str
     rank: int
-    """How far apart they are: less is closer."""
+    """Distance of the two: less is closer."""
 
 
 def shape_of(func: Any) -> Shape:
-    """Return what is compared of a function; raise as `signature_of` does."""
+    """Return a function's arguments and loop nests; raise as `signature_of` does."""
     return Shape(tuple(signature_of(func)), tuple(_nests(func)))
 
 
@@ -68,23 +68,23 @@ def _nests(func: Any) -> Iterator[Nest]:
 
 
 def difference(func: Shape, kernel: Shape) -> Difference | None:
-    """Return the first difference of a function from a kernel: dtype, shape, fused epilogue, layout; None if they are unlike."""
+    """Return the first difference of a function from a kernel: dtype, shape, epilogue, layout; None where nothing is in common."""
     shared = min(len(func.nests), len(kernel.nests))
     if len(func.nests) != len(kernel.nests):
-        return _of_epilogue(func, kernel, shared) if shared and func.nests[:shared] == kernel.nests[:shared] else None
+        return _epilogue_difference(func, kernel, shared) if shared and func.nests[:shared] == kernel.nests[:shared] else None
     if len(func.args) != len(kernel.args):
         return None
     if _forms(func) == _forms(kernel):
-        return _of_values(func, kernel)
+        return _value_difference(func, kernel)
     same_but_for_indices = [nest.unordered for nest in func.nests] == [nest.unordered for nest in kernel.nests]
-    return _of_layout(func, kernel) if same_but_for_indices else None
+    return _layout_difference(func, kernel) if same_but_for_indices else None
 
 
 def _forms(shape: Shape) -> list[str]:
     return [nest.form for nest in shape.nests]
 
 
-def _of_values(func: Shape, kernel: Shape) -> Difference:
+def _value_difference(func: Shape, kernel: Shape) -> Difference:
     pairs = list(enumerate(zip(func.args, kernel.args, strict=True)))
     dtypes = [f"argument {at} is {f[1]}, the kernel's is {k[1]}" for at, (f, k) in pairs if f[1] != k[1]]
     shapes = [f"argument {at} is {_extents(f[0])}, the kernel's is {_extents(k[0])}" for at, (f, k) in pairs if f[0] != k[0]]
@@ -95,14 +95,14 @@ def _of_values(func: Shape, kernel: Shape) -> Difference:
     return Difference("computation", "a constant, or the dtype of an intermediate, is another one", 1)
 
 
-def _of_epilogue(func: Shape, kernel: Shape, shared: int) -> Difference:
+def _epilogue_difference(func: Shape, kernel: Shape, shared: int) -> Difference:
     rest = len(func.nests) + len(kernel.nests) - 2 * shared
     if len(func.nests) > shared:
-        return Difference("fused epilogue", f"the function goes on with {_names(func.nests[shared:])}, the kernel does not", rest)
-    return Difference("fused epilogue", f"the kernel goes on with {_names(kernel.nests[shared:])}, the function does not", rest)
+        return Difference("fused epilogue", f"the function continues with {_names(func.nests[shared:])}, the kernel does not", rest)
+    return Difference("fused epilogue", f"the kernel continues with {_names(kernel.nests[shared:])}, the function does not", rest)
 
 
-def _of_layout(func: Shape, kernel: Shape) -> Difference:
+def _layout_difference(func: Shape, kernel: Shape) -> Difference:
     pairs = enumerate(zip(func.args, kernel.args, strict=True))
     moved = [f"argument {at} is {_extents(f[0])}, the kernel's is {_extents(k[0])}, with other indices" for at, (f, k) in pairs if f != k]
     return Difference("layout", moved[0] if moved else "the indices of an access stand in another order", len(moved) + 1)

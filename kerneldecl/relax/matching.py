@@ -1,4 +1,4 @@
-"""Owns which functions of a module an artifact has kernels for, and the report of it.
+"""Owns the matching of a module's functions with an artifact's kernels, and the report of it.
 
 Knows nothing of how a kernel replaces a function.
 """
@@ -12,20 +12,20 @@ from typing import Any, Literal
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.dynamic_shapes import only_for_other_sizes
+from kerneldecl.compiler.dynamic_shapes import only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.prim_funcs import SCHEDULED
 from kerneldecl.relax.difference import Difference, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
 Outcome = Literal["hit", "view", "near miss", "miss", "other sizes", "scheduled before"]
-"""A view needs no kernel: TVM's RewriteDataflowReshape has a tensor of another shape over the same memory. Other sizes are those that
-have no function of their own, left to TVM's default schedule."""
+"""Result of a match. A view needs no kernel: TVM's RewriteDataflowReshape gives a tensor of another shape over the same memory. Other
+sizes are shapes outside of the shape buckets, left to TVM's default schedule."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What came of looking for one function."""
+    """The result for one function."""
 
     function: str
     outcome: Outcome
@@ -40,11 +40,11 @@ class Match:
 
 @dataclass(frozen=True)
 class Report:
-    """What an artifact did for a module."""
+    """The matches of a module's functions with an artifact's kernels."""
 
     artifact: str
     matches: tuple[Match, ...]
-    """In order of the functions' names."""
+    """Matches in order of the functions' names."""
     unused: tuple[str, ...]
     """Entries that no function matched."""
 
@@ -58,9 +58,9 @@ class Report:
 
     def __str__(self) -> str:
         needed = sum(match.outcome != "view" for match in self.matches)
-        head = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
+        headline = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
-        return "\n".join([head, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
+        return "\n".join([headline, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
 
 
 def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
@@ -74,7 +74,7 @@ def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
 def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterator[Match]:
     by_digest = {kernel.digest: kernel for kernel in kernels}
     functions = {var.name_hint: func for var, func in mod.functions.items() if isinstance(func, tvm.tirx.PrimFunc)}
-    others = only_for_other_sizes(mod)
+    outside = only_outside_buckets(mod)
     for name, func in sorted(functions.items()):
         if (func.attrs or {}).get(SCHEDULED):
             yield Match(name, "scheduled before")
@@ -85,7 +85,7 @@ def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterato
             yield Match(name, "view")
         else:
             missed = _missed(name, func, kernels)
-            yield Match(name, "other sizes", reason=missed.reason) if name in others else missed
+            yield Match(name, "other sizes", reason=missed.reason) if name in outside else missed
 
 
 def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
@@ -97,12 +97,12 @@ def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
     if not close:
         return Match(name, "miss", reason="no kernel is close to it")
     kernel, first = min(close, key=lambda pair: (pair[1].rank, pair[0].entries))
-    return Match(name, "near miss", kernel, _words(first))
+    return Match(name, "near miss", kernel, _reason(first))
 
 
 def _other_arch(kernel: Kernel, arch: str) -> str:
-    return f'arch: the kernel is specialised for {kernel.arch}, the target is {arch}; compile for {kernel.arch}, or use mode "binary"'
+    return f'arch: the kernel is for {kernel.arch} alone, the target is {arch}; compile for {kernel.arch}, or use mode "binary"'
 
 
-def _words(first: Difference) -> str:
+def _reason(first: Difference) -> str:
     return f"{first.kind}: {first.sentence}"

@@ -1,4 +1,4 @@
-"""Owns the pass that puts an artifact's kernels into a Relax module, and the order of passes that it stands in by default.
+"""Owns the pass that puts an artifact's kernels into a Relax module, the default pipeline with it, and the pass of shape buckets.
 
 Knows nothing of how functions and kernels are matched, nor of loading what was compiled.
 """
@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.cpu import PIPELINE
-from kerneldecl.compiler.dynamic_shapes import Sizes, specialised_sizes
+from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -23,23 +23,23 @@ from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
 TIR_PIPELINE = PIPELINE
-"""What `relax.build` and `tvm.compile` need as `tir_pipeline` where a kernel is specialised in TIRx; it does for every model."""
+"""The `tir_pipeline` that `relax.build` and `tvm.compile` need where a kernel is a traceless TIRx function; it works for every model."""
 _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
-    tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++, through which others come out as RuntimeError
+    tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++: unregistered errors become RuntimeError
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyArtifact")
 class ApplyArtifact:
-    """Has the functions of a module that an artifact has kernels for use them; `ApplyArtifact(…)(mod)` returns the module.
+    """Replaces the functions of a module that an artifact has kernels for; `ApplyArtifact(…)(mod)` returns the module.
 
     Mode "schedule" replaces a function by its tuned schedule and marks it scheduled; the model is compiled as usual, but with
-    `tir_pipeline=TIR_PIPELINE` if an artifact has kernels that are specialised in TIRx, which TVM's own pipeline refuses. Mode
-    "binary" has the model call the prebuilt kernel by its symbol, to be loaded beside it (`load_model`) or linked in
+    `tir_pipeline=TIR_PIPELINE` if the artifact has traceless TIRx kernels, which TVM's own pipeline refuses. Mode "binary" has
+    the model call the prebuilt kernel by its symbol, which is loaded with the model (`load_model`) or linked into it
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
-    are, for the passes that follow. `report` says of the last module what became of each function; it is also logged, as a
+    are, for the passes that follow. `report` holds the match of each function of the last module; it is also logged, as a
     warning where a function has no kernel.
     """
 
@@ -51,8 +51,7 @@ class ApplyArtifact:
         """Take an artifact's folder; the target is by default the one that is current when the pass runs.
 
         The pass raises ArtifactError for an artifact that is damaged or was built for another target, and, if `strict`,
-        UnmatchedError where a function that is not scheduled has no kernel, unless it is for sizes that `SpecialiseSizes` was
-        not given.
+        UnmatchedError where an unscheduled function has no kernel, unless only shapes outside of `ShapeBuckets` call it.
         """
         if mode not in get_args(Mode):
             raise ValueError(f'mode "{mode}" is unknown; expected "schedule" or "binary"')
@@ -70,7 +69,7 @@ class ApplyArtifact:
 
 
 def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
-    """Return the module with the schedules of kernels in place of functions, by their names, and these marked."""
+    """Return the module with functions, by their names, replaced by kernels' schedules and marked scheduled."""
     fresh = mod.clone()
     for name, kernel in kernels.items():
         fresh.update_func(mod.get_global_var(name), in_place_of(mod[name], kernel.scheduled))
@@ -82,7 +81,7 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target
     for var, func in mod.functions.items():
         if isinstance(func, relax.Function):
             calls.builder_.update_func(var, calls.visit_expr(func))
-    # What nothing calls any more need not be compiled; what is still there is called in another way, or from outside.
+    # Functions no longer called need not be compiled; those that remain are called in another way, or from outside.
     left = relax.transform.DeadCodeElimination()(calls.builder_.get())
     names = {var.name_hint for var in left.functions}
     arch = str(target.attrs.get("arch", ""))
@@ -91,7 +90,7 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target
 
 @relax.expr_functor.mutator
 class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
-    """Makes each call_tir of a function that has a kernel a call of the kernel's symbol."""
+    """Replaces each call_tir of a function that has a kernel by a call of the kernel's symbol."""
 
     def __init__(self, mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> None:
         super().__init__(mod)
@@ -107,8 +106,8 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    Library dispatch, fusion, the artifact, TVM's default schedules of what is left, lowering to the virtual machine. What
-    became of each function is in `report` of the result, once a model was built with it.
+    The passes are library dispatch, fusion, the artifact, TVM's default schedules of other functions, and lowering to the virtual
+    machine. The result's `report` holds the match of each function, once a model was built with it.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
@@ -118,38 +117,38 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
     steps = (
         ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
-        (legalize[fused:], _without_letter(target)),
+        (legalize[fused:], _without_arch_suffix(target)),
         ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )
     return Pipeline(steps, apply)
 
 
-@tvm.transform.module_pass(opt_level=0, name="SpecialiseSizes")
-class SpecialiseSizes:
-    """Gives a model of dynamic shape functions for declared sizes: `SpecialiseSizes({"n": (1, 16, 128)})(mod)` returns the module.
+@tvm.transform.module_pass(opt_level=0, name="ShapeBuckets")
+class ShapeBuckets:
+    """Gives a model of dynamic shape static copies for shape buckets: `ShapeBuckets({"n": (1, 16, 128)})(mod)` returns the module.
 
-    Each public function then calls, by the sizes of its arguments, a copy of itself of static shape, which an artifact may have
-    kernels for, or the copy for all other sizes, which it has none for. To be run before anything is lowered; `kerneldecl
-    extract --dim n=1,16,128` declares the same copies' functions.
+    Each public function then dispatches, by the shapes of its arguments, to a copy of itself of static shape, which an artifact may
+    have kernels for, or to the dynamic copy for all other shapes, which it has none for. Run it before anything is lowered;
+    `kerneldecl extract --dim n=1,16,128` declares the functions of the same copies.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
+    def __init__(self, buckets: Buckets) -> None:
+        self.buckets = buckets
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return specialised_sizes(mod, self.sizes)
+        return with_shape_buckets(mod, self.buckets)
 
 
 @tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
 class Pipeline:
-    """Passes in order, each with the target that it is to run under; one of them is an artifact's."""
+    """Runs groups of passes in order, each under a target of its own; one of the passes is an artifact's."""
 
     def __init__(self, steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]], apply: ApplyArtifact) -> None:
         self.steps, self.apply = steps, apply
 
     @property
     def report(self) -> Report | None:
-        """What became of each function of the last module; None before."""
+        """The matches of the last module's functions; None before there is one."""
         return self.apply.report
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
@@ -159,13 +158,13 @@ class Pipeline:
         return mod
 
 
-def _without_letter(target: tvm.target.Target) -> tvm.target.Target:
-    """Return the target under the name with which TVM's default schedules find its tensor cores: sm_90 for sm_90a."""
+def _without_arch_suffix(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target with the arch name by which TVM's default schedules recognise tensor cores: sm_90 for sm_90a."""
     config = dict(target.export())
     return tvm.target.Target({**config, "arch": str(config["arch"]).rstrip("af")}) if target.kind.name == "cuda" else target
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:
-    """Return what every backend of TVM 0.27 does here; its own function for them fails, for the backends do not export it."""
+    """Return the passes that every backend of TVM 0.27 runs here; TVM's own function for them fails, as no backend exports it."""
     lower = relax.transform
     return [lower.RewriteDataflowReshape(), lower.ToNonDataflow(), lower.RemovePurityChecking(), lower.CallTIRRewrite()]

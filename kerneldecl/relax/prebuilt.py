@@ -1,4 +1,4 @@
-"""Owns what a compilation knows of an artifact: whether it may be used for a target, and each kernel's TensorIR, plain and scheduled.
+"""Owns an artifact as a compilation sees it: whether it fits a target, and each kernel's TensorIR, plain and scheduled.
 
 Knows nothing of models.
 """
@@ -16,17 +16,18 @@ import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact.load import checked_artifact
-from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module, symbol
+from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.intrinsics import int4_dot, mma
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.difference import Shape, shape_of
+from kerneldecl.store.keys import symbol
 from kerneldecl.toolchain.versions import PACKAGES, installed
 
 _IDENTITY = {"llvm": ("kind", "mcpu", "mattr"), "cuda": ("kind", "arch")}
-"""Of a target's attributes those that say which machines its code runs on."""
+"""Attributes of a target that determine which machines its code runs on, by kind of target."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,27 @@ class Kernel:
     func: Any
     """The computation as a PrimFunc, not scheduled."""
     trace: Any
-    """Of its schedule; None where it is specialised."""
-    specialised: Any = None
-    """The PrimFunc that takes the computation's place; None where a trace leads there."""
+    """The trace of its schedule; None where it is traceless."""
+    traceless: Any = None
+    """The PrimFunc that implements the computation without a trace; None where there is a trace."""
     arch: str = ""
-    """The one that a specialised function must be compiled for, if it must."""
+    """The arch that a traceless TIRx function must be compiled for; empty if any."""
 
     @cached_property
     def digest(self) -> str:
-        """What it shares with the functions that it can stand for, and with kernels of another index width."""
+        """The digest that it shares with the functions that it can replace, and with kernels of another index width."""
         return match_digest(self.func)
 
     @cached_property
     def shape(self) -> Shape:
-        """What a function that is not the kernel's is compared with."""
+        """The arguments and loop nests that an unmatched function is compared with."""
         return shape_of(self.func)
 
     @property
     def scheduled(self) -> Any:
-        """The PrimFunc that is compiled: the specialised one, or the trace replayed."""
-        if self.specialised is not None:
-            return self.specialised.without_attr("global_symbol")
+        """The PrimFunc that is compiled: the traceless one, or the replayed trace's result."""
+        if self.traceless is not None:
+            return self.traceless.without_attr("global_symbol")
         schedule = tvm.s_tir.Schedule(private_module(self.func))
         self.trace.apply_to_schedule(schedule, remove_postproc=False)
         return schedule.mod["main"].without_attr("global_symbol")
@@ -80,35 +81,35 @@ def target_of(artifact: str | Path) -> tvm.target.Target:
 
 
 def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
-    """Return an artifact's kernels; raise ArtifactError where it is damaged, or was made for another target or by another TVM."""
+    """Return an artifact's kernels; raise ArtifactError where it is damaged, or was built for another target or by another TVM."""
     folder, manifest = checked_artifact(artifact)
-    if objection := _objection(manifest, target):
-        raise ArtifactError(f"{folder}: {objection}")
+    if reason := _why_not_usable(manifest, target):
+        raise ArtifactError(f"{folder}: {reason}")
     register_intrinsics()
     return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, manifest))
 
 
 def register_intrinsics() -> None:
-    """Have TVM know what schedules of kernels name: where it does not, it reads no database of a GPU's kernels."""
+    """Register the intrinsics that kernels' traces name: without them, TVM cannot read a database of GPU kernels."""
     vector_math.register()
     mma.register_all()
     int4_dot.register_all()
 
 
-def _objection(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:
-    made_for, asked = manifest["arch"]["target"], {"kind": target.kind.name, **dict(target.attrs)}
-    for name in _IDENTITY[made_for["kind"]]:
-        if _value(asked, name) not in {_value(made_for, name), _wgmma_arch(manifest) if name == "arch" else ""}:
+def _why_not_usable(manifest: Mapping[str, Any], target: tvm.target.Target) -> str:
+    built_for, wanted = manifest["arch"]["target"], {"kind": target.kind.name, **dict(target.attrs)}
+    for name in _IDENTITY[built_for["kind"]]:
+        if _value(wanted, name) not in {_value(built_for, name), _wgmma_arch(manifest) if name == "arch" else ""}:
             return (
-                f"the artifact is for {name} {_value(made_for, name) or 'none'}, this target has {_value(asked, name) or 'none'}; "
-                f"compile for {dict(made_for)}, or build the artifact for this target"
+                f"the artifact is for {name} {_value(built_for, name) or 'none'}, this target has {_value(wanted, name) or 'none'}; "
+                f"compile for {dict(built_for)}, or build the artifact for this target"
             )
-    made_by, here = manifest["toolchain"].get("tvm"), installed(PACKAGES["tvm"])
-    return f"the artifact was made with TVM {made_by}, this is {here}; build it again" if made_by != here else ""
+    built_with, present = manifest["toolchain"].get("tvm"), installed(PACKAGES["tvm"])
+    return f"the artifact was built with TVM {built_with}, this is {present}; build it again" if built_with != present else ""
 
 
 def _wgmma_arch(manifest: Mapping[str, Any]) -> str:
-    """Return the other name that the GPU of an artifact has for compilers; empty where it has none."""
+    """Return the arch variant with wgmma of an artifact's GPU, such as sm_90a; empty where there is none."""
     return str(manifest["arch"].get("gpu", {}).get("wgmma_arch", ""))
 
 
@@ -121,7 +122,7 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
     entries: dict[str, list[str]] = {}
     for entry in manifest["entries"]:
         entries.setdefault(entry["symbol"], []).append(entry["name"])
-    found = {**_scheduled(folder, entries), **_specialised(folder, manifest, entries)}
+    found = {**_scheduled(folder, entries), **_traceless(folder, manifest, entries)}
     if missing := sorted(entries.keys() - found.keys()):
         raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
     return tuple(found[name] for name in sorted(found))
@@ -139,10 +140,17 @@ def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, 
     return found
 
 
-def _specialised(folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
+def _traceless(folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
     for name, path in {entry["symbol"]: entry["specialised"] for entry in manifest["entries"] if entry["specialised"]}.items():
         held = json.loads((folder / path).read_bytes())
-        func, made = (load(held[part])["main"] for part in ("workload", "function"))
-        found[name] = Kernel(name, tuple(entries[name]), func, None, made, _wgmma_arch(manifest) if is_tirx(made) else "")
+        func, implementation = (load(held[part])["main"] for part in ("workload", "function"))
+        found[name] = Kernel(
+            symbol=name,
+            entries=tuple(entries[name]),
+            func=func,
+            trace=None,
+            traceless=implementation,
+            arch=_wgmma_arch(manifest) if is_tirx(implementation) else "",
+        )
     return found

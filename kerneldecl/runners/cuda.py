@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,104 +27,106 @@ from kerneldecl.runners import nvml
 from kerneldecl.runners.cuda_checks.checks import Checks
 from kerneldecl.runners.cuda_device import CudaError, Device, Graph, device
 from kerneldecl.runners.memory_layout import GUARD_BYTES, copies, most_calls, place
-from kerneldecl.runners.reference_data import AtHand, Case
+from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 
-__all__ = ["ceilings", "foresee", "prepare", "sample", "verify"]
+__all__ = ["measured_peaks", "prepare", "prepare_next", "sample", "verify"]
 
 GUARD_BYTE = 0x5A
 POISON_BYTES = {True: 0xFF, False: 0xA5}
-"""By whether the dtype is a floating-point one: all bits set is a NaN of each of them."""
+"""Byte that outputs are filled with, by whether their dtype is a floating-point one: all bits set is NaN in each of those."""
 WARM_SECS = 0.1
-"""An idle GPU takes about so long to raise its clocks."""
+"""Time that an idle GPU takes to raise its clocks, about."""
 IDLE_SECS = 0.05
+"""Time without a launch after which the GPU is warmed up again."""
 REST_SECS = 0.03
-"""At most, after a sample: otherwise as long as it took."""
+"""Longest rest after a sample; after shorter samples the GPU rests as long as the sample took."""
 _COPY_BYTES = 1 << 29
 _SHORT_SECS = 1e-3
+"""Launches that take less are run twice: loading code shows in the first one."""
 
 Kernel = Callable[..., object]
 
 
-class _Brought:
-    """The workload at hand: its case, where it lies on the GPU, and the kernels and graphs that were made for it."""
+class _OnGpu:
+    """One workload's reference data in the GPU's memory, and the kernels and graphs that were made for it."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    def __init__(self, data: ReferenceData) -> None:
+        self.data = data
         self.gpu, self.checks = device(), _checks()
-        self.sizes = [_bytes(arg) for arg in case.signature.args]
+        self.sizes = [_bytes(arg) for arg in data.signature.args]
         self.placement = place(self.sizes, GUARD_BYTES)
         self.kernels: dict[str, Kernel] = {}
         self.graphs: dict[tuple[str, int], Graph] = {}
         self._memory: list[int] = []
-        self._rested = 0.0
+        self._rest_until = 0.0
         try:
-            self._bring()
+            self._upload()
         except CudaError:  # too little memory
             self.close()
             raise
 
-    def _bring(self) -> None:
+    def _upload(self) -> None:
         self.base = self._allocated(self.placement.total_bytes)
-        self.expected = [self._allocated(want.nbytes + 8) for want in self.case.expected]
+        self.expected = [self._allocated(want.nbytes + 8) for want in self.data.expected]
         self._flushed = self._allocated(2 * self.gpu.l2_bytes)
         self.gpu.fill(self._flushed, 0, 2 * self.gpu.l2_bytes)
         self.restore()
-        kept = [*zip(self.inputs, self.sizes, strict=False), *((at, want.nbytes) for at, want in self._expected())]
-        self._kept = [(address, size, self.checks.checksum(address, size)) for address, size in kept]
+        protected = [*zip(self.inputs, self.sizes, strict=False), *((at, want.nbytes) for at, want in self._expected())]
+        self._protected = [(address, size, self.checks.checksum(address, size)) for address, size in protected]
         self._rms = [self.checks.rms(at, want.dtype.name, want.size) for at, want in self._expected()]
-        self._sets = [self._placed([self.base + offset for offset in self.placement.offsets])]
+        self._sets = [self._arguments_at([self.base + offset for offset in self.placement.offsets])]
 
     def _expected(self) -> Iterator[tuple[int, Array]]:
-        return zip(self.expected, self.case.expected, strict=True)
+        return zip(self.expected, self.data.expected, strict=True)
 
     @property
     def inputs(self) -> list[int]:
-        return [self.base + offset for offset in self.placement.offsets[: len(self.case.inputs)]]
+        return [self.base + offset for offset in self.placement.offsets[: len(self.data.inputs)]]
 
     @property
     def outputs(self) -> list[int]:
-        return [self.base + offset for offset in self.placement.offsets[len(self.case.inputs) :]]
+        return [self.base + offset for offset in self.placement.offsets[len(self.data.inputs) :]]
 
     def _allocated(self, size_bytes: int) -> int:
         self._memory.append(self.gpu.allocate(size_bytes))
         return self._memory[-1]
 
-    def _placed(self, addresses: Sequence[int]) -> list[Placed]:
-        args = zip(self.case.signature.args, addresses, strict=True)
+    def _arguments_at(self, addresses: Sequence[int]) -> list[Placed]:
+        args = zip(self.data.signature.args, addresses, strict=True)
         return [Placed(arg, address, Placed.CUDA, self.gpu.ordinal) for arg, address in args]
 
     def restore(self) -> None:
-        """Bring guards, inputs and expected outputs to the GPU, again where a kernel has overwritten them."""
+        """Upload guards, inputs and expected outputs; again where a kernel has overwritten them."""
         for offset, size in self.placement.guards:
             self.gpu.fill(self.base + offset, GUARD_BYTE, size)
         self.gpu.wait()
-        for address, array in (*zip(self.inputs, self.case.inputs, strict=True), *self._expected()):
+        for address, array in (*zip(self.inputs, self.data.inputs, strict=True), *self._expected()):
             self.gpu.upload(np.ascontiguousarray(array), address)
 
     def poison(self) -> None:
-        for address, arg in zip(self.outputs, self.case.signature.outputs, strict=True):
+        for address, arg in zip(self.outputs, self.data.signature.outputs, strict=True):
             self.gpu.fill(address, POISON_BYTES[is_float(arg.dtype)], _bytes(arg))
 
     def damage(self) -> str:
-        """Return what the kernel has written that is not an output of it; empty if nothing."""
+        """Return what the kernel has written besides its outputs, as a phrase; empty if nothing."""
         for offset, size in self.placement.guards:
             if changed := self.checks.other_bytes(self.base + offset, size, GUARD_BYTE):
                 return f"it wrote at least {changed} bytes outside of its arguments"
-        for at, (address, size, checksum) in enumerate(self._kept):
+        for at, (address, size, checksum) in enumerate(self._protected):
             if self.checks.checksum(address, size) != checksum:
-                return "it wrote into its inputs" if at < len(self.case.inputs) else "it wrote far outside of its arguments"
+                return "it wrote into its inputs" if at < len(self.data.inputs) else "it wrote far outside of its arguments"
         return ""
 
     def error(self) -> float:
         """Return the largest relative error of all outputs."""
-        outputs = zip(self.outputs, self.case.signature.outputs, self.expected, self.case.expected, self._rms, strict=True)
+        outputs = zip(self.outputs, self.data.signature.outputs, self.expected, self.data.expected, self._rms, strict=True)
         return max(
             self.checks.relative_error((got, arg.dtype), (want, array.dtype.name), array.size, rms)
             for got, arg, want, array, rms in outputs
         )
 
     def sets(self) -> list[list[Placed]]:
-        """Return the sets of arguments that launches take in turn; all but the first are made when they are first needed."""
+        """Return the argument sets over which launches rotate; all but the first are made when they are first needed."""
         if len(self._sets) == 1:
             whole = place(self.sizes, 0)
             more = copies(sum(self.sizes), self.gpu.l2_bytes, self.gpu.free_bytes()) - 1
@@ -133,11 +135,11 @@ class _Brought:
                 addresses = [start + offset for offset in whole.offsets]
                 for source, target, size in zip(self.inputs, addresses, self.sizes, strict=False):
                     self.gpu.copy(source, target, size)
-                self._sets.append(self._placed(addresses))
+                self._sets.append(self._arguments_at(addresses))
         return self._sets
 
     def graph(self, library: str, kernel: Kernel, calls: int) -> Graph:
-        """Return the graph of so many launches, each on the next set of arguments."""
+        """Return the graph of `calls` launches, each on the next argument set."""
         if (library, calls) not in self.graphs:
             sets = self.sets() if calls > 1 else self._sets[:1]
             chosen = [[placed.tensor() for placed in sets[call % len(sets)]] for call in range(calls)]
@@ -161,15 +163,16 @@ class _Brought:
             self.flush()
             self.gpu.wait()
 
-    def timed(self, graph: Graph) -> float:
-        """Return the seconds that a graph takes on a GPU that has rested as long as the one before took.
+    def secs(self, graph: Graph) -> float:
+        """Return the seconds that a graph takes on a GPU that has rested as long as the graph before took.
 
-        A clock that is held down by power has other kernels' power in it. After a rest it is the kernel's own, as in steady work.
+        Without the rest, a clock that power limits depends on the kernels that ran before. After it, the kernel sees the clock that
+        its own power allows.
         """
-        time.sleep(max(0.0, self._rested - time.monotonic()))
+        time.sleep(max(0.0, self._rest_until - time.monotonic()))
         self.flush()
         secs = graph.run()
-        self._rested = time.monotonic() + min(secs, REST_SECS)
+        self._rest_until = time.monotonic() + min(secs, REST_SECS)
         return secs
 
     def close(self) -> None:
@@ -190,61 +193,61 @@ def _checks() -> Checks:
 
 _BUSY: dict[str, float] = {"until": 0.0}
 _CONDITIONS: dict[str, dict[str, Any]] = {}
-"""Of the GPU, before and after the race at hand."""
+"""The GPU's clocks, temperature and power before and after the current workload's race."""
 
 
-def _bring(case: Case) -> _Brought:
+def _upload(data: ReferenceData) -> _OnGpu:
     _CONDITIONS.clear()
-    return _Brought(case)
+    return _OnGpu(data)
 
 
-_AT_HAND = AtHand(_bring, _Brought.close)
+_RESIDENT = ResidentData(_upload, _OnGpu.close)
 
 
-def prepare(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the random inputs and the reference's outputs of a workload, and bring them to the GPU: root, rule, attrs and seed."""
-    _AT_HAND.of(case)
+def prepare(spec: WorkloadSpec) -> dict[str, Any]:
+    """Make the random inputs and the reference's outputs of a workload, and upload them to the GPU."""
+    _RESIDENT.of(spec)
     return {}
 
 
-def foresee(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Begin to make the inputs and the reference of the workload that is prepared next: the host does it while the GPU measures."""
-    _AT_HAND.foresee(case)
+def prepare_next(spec: WorkloadSpec) -> dict[str, Any]:
+    """Start to make the inputs and the reference's outputs of the next workload: the host works while the GPU measures."""
+    _RESIDENT.prepare_next(spec)
     return {}
 
 
-def verify(case: Mapping[str, Any], library: str, symbol: str) -> dict[str, Any]:
+def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
     """Run a kernel on poisoned outputs between guards; return its relative error and the seconds it took, or what it damaged."""
-    at_hand = _AT_HAND.of(case)
+    on_gpu = _RESIDENT.of(spec)
     kernel = kernel_of(load_library(Path(library), "cuda"), symbol)
-    graph = at_hand.graph(library, kernel, 1)
-    at_hand.poison()
-    at_hand.flush()
+    graph = on_gpu.graph(library, kernel, 1)
+    on_gpu.poison()
+    on_gpu.flush()
     secs = graph.run()
-    if damage := at_hand.damage():
-        at_hand.restore()
+    if damage := on_gpu.damage():
+        on_gpu.restore()
         return {"failure": damage}
-    error = at_hand.error()
-    if secs < _SHORT_SECS:  # what is loaded at a first launch shows in a short one
-        at_hand.flush()
+    error = on_gpu.error()
+    if secs < _SHORT_SECS:  # the first launch loads code, which shows in a short one
+        on_gpu.flush()
         secs = min(secs, graph.run())
-    at_hand.kernels[library] = kernel
+    on_gpu.kernels[library] = kernel
     return {"error": error, "secs": secs}
 
 
-def sample(case: Mapping[str, Any], library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
+def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
-    at_hand = _AT_HAND.of(case)
-    kernel = at_hand.kernels.get(library) or kernel_of(load_library(Path(library), "cuda"), symbol)
-    at_hand.kernels[library] = kernel
-    sets = at_hand.sets()
-    count = min(calls, most_calls(len(sets), sum(at_hand.sizes), at_hand.gpu.l2_bytes))
-    graph = at_hand.graph(library, kernel, count)
+    on_gpu = _RESIDENT.of(spec)
+    kernel = on_gpu.kernels.get(library) or kernel_of(load_library(Path(library), "cuda"), symbol)
+    on_gpu.kernels[library] = kernel
+    sets = on_gpu.sets()
+    count = min(calls, most_calls(len(sets), sum(on_gpu.sizes), on_gpu.gpu.l2_bytes))
+    graph = on_gpu.graph(library, kernel, count)
     if time.monotonic() - _BUSY["until"] > IDLE_SECS:
-        at_hand.warm()
+        on_gpu.warm()
     if "before" not in _CONDITIONS:
         _CONDITIONS["before"] = nvml.conditions(_uuid())
-    found = [at_hand.timed(graph) / count for _ in range(samples)]
+    found = [on_gpu.secs(graph) / count for _ in range(samples)]
     _BUSY["until"] = time.monotonic()
     return {"samples": found}
 
@@ -254,20 +257,20 @@ def _uuid() -> str:
     return read_gpus()[0].uuid
 
 
-def ceilings() -> dict[str, Any]:
-    """Return what the GPU reaches, what it is and how it was before and after the race at hand.
+def measured_peaks() -> dict[str, Any]:
+    """Return the GPU's measured peaks, its name and driver, and its clocks and power before and after the current workload's race.
 
-    `dram_bytes_per_s` is of a copy on the device, reads and writes counted; `clock_hz` that of its multiprocessors.
+    `dram_bytes_per_s` is the bandwidth of a copy on the device, reads and writes counted; `clock_hz` is the SMs' clock.
     """
     after = nvml.conditions(_uuid())
     clock = {"clock_hz": after["sm_clock_hz"]} if "sm_clock_hz" in after else {}
-    device_is = {"gpu": read_gpus()[0].model, "driver": nvml.driver_version()}
-    return {"dram_bytes_per_s": _dram_bytes_per_s(device()), **clock, "device": device_is, "conditions": {**_CONDITIONS, "after": after}}
+    provenance = {"gpu": read_gpus()[0].model, "driver": nvml.driver_version()}
+    return {"dram_bytes_per_s": _dram_bytes_per_s(device()), **clock, "device": provenance, "conditions": {**_CONDITIONS, "after": after}}
 
 
 @functools.cache
 def _dram_bytes_per_s(gpu: Device) -> float:
-    """Time copies between two stretches of memory, each far larger than the L2 cache, until the clocks are up."""
+    """Time copies between two buffers, each far larger than the L2 cache, until the clocks are up."""
     source, target = gpu.allocate(_COPY_BYTES), gpu.allocate(_COPY_BYTES)
     gpu.fill(source, 1, _COPY_BYTES)
     graph = gpu.timed_graph(lambda: _checks().copy(source, target, _COPY_BYTES))

@@ -1,4 +1,4 @@
-"""Owns the calls of NVIDIA's driver that measuring needs: a context, memory, launches, graphs and their times.
+"""Owns the calls to NVIDIA's driver that measuring needs: a context, memory, launches, graphs and their times.
 
 Knows nothing of kernels, arguments or what is measured.
 
@@ -50,7 +50,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (c_int, c_void_p),
     "cuGetErrorString": (c_int, c_void_p),
 }
-# Of cuda.h.
+# Constants of cuda.h.
 _NON_BLOCKING = 1
 _CAPTURE_RELAXED = 2
 """Lets a kernel's code be loaded, and its workspace be allocated, while its launch is captured."""
@@ -62,10 +62,10 @@ _L2_BYTES_ATTRIBUTE = 38
 class CudaError(RuntimeError):
     """The driver refuses a call, or reports what a kernel has done."""
 
-    def __init__(self, name: str, words: str, *, is_fatal: bool) -> None:
-        super().__init__(f"{words} ({name})")
+    def __init__(self, name: str, description: str, *, is_fatal: bool) -> None:
+        super().__init__(f"{description} ({name})")
         self.is_fatal = is_fatal
-        """The context is lost, and with it the process: nothing runs in it any more."""
+        """Whether the context is lost: then nothing runs in this process any more."""
 
 
 class Device:
@@ -90,12 +90,16 @@ class Device:
     def _call(self, function: str, *arguments: object) -> None:
         status = getattr(self._driver, function)(*arguments)
         if status != 0:
-            # What a kernel did wrong is told by every later call as well; what a call did wrong is not.
-            raise CudaError(self._told("Name", status), self._told("String", status), is_fatal=self._driver.cuCtxSynchronize() != 0)
+            raise self._error(status)
 
-    def _told(self, what: str, status: int) -> str:
+    def _error(self, status: int) -> CudaError:
+        # A kernel's error is reported by every later call as well, a call's own error is not.
+        is_fatal = self._driver.cuCtxSynchronize() != 0
+        return CudaError(self._error_text("Name", status), self._error_text("String", status), is_fatal=is_fatal)
+
+    def _error_text(self, which: str, status: int) -> str:
         text = ctypes.c_char_p()
-        getattr(self._driver, f"cuGetError{what}")(status, ctypes.byref(text))
+        getattr(self._driver, f"cuGetError{which}")(status, ctypes.byref(text))
         return text.value.decode() if text.value else f"CUDA error {status}"
 
     def _handle(self, function: str, *arguments: object) -> c_void_p:
@@ -104,13 +108,13 @@ class Device:
         return handle
 
     def free_bytes(self) -> int:
-        """Return the bytes of memory that nobody has taken yet."""
+        """Return the bytes of memory that are not allocated."""
         free, total = c_size_t(), c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the address of fresh memory, aligned to 256 bytes at least."""
+        """Return the address of newly allocated memory, aligned to 256 bytes at least."""
         address = c_ulonglong()
         self._call("cuMemAlloc_v2", ctypes.byref(address), max(1, size_bytes))
         return address.value
@@ -124,7 +128,7 @@ class Device:
             self._call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
 
     def download(self, address: int, array: Array) -> None:
-        """Copy memory at an address into a contiguous array of the host, once everything before is done."""
+        """Copy memory at an address into a contiguous array of the host, after all work on the stream."""
         self.wait()
         if array.nbytes:
             self._call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
@@ -138,7 +142,7 @@ class Device:
             self._call("cuMemsetD8Async", address, byte, size_bytes, self.stream)
 
     def wait(self) -> None:
-        """Return when all is done; raise CudaError if a kernel went wrong."""
+        """Wait for all work on the stream; raise CudaError if a kernel failed."""
         self._call("cuStreamSynchronize", self.stream)
 
     def functions(self, image: bytes, names: Sequence[str]) -> dict[str, c_void_p]:
@@ -147,7 +151,7 @@ class Device:
         return {name: self._handle("cuModuleGetFunction", module, name.encode()) for name in names}
 
     def launch(self, function: c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Launch a kernel over a one-dimensional grid; arguments are values of ctypes."""
+        """Launch a kernel over a one-dimensional grid; arguments are ctypes values."""
         pointers = (c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, pointers, None)
 
@@ -162,7 +166,7 @@ class Device:
             captured = c_void_p()
             status = self._driver.cuStreamEndCapture(self.stream, ctypes.byref(captured))
         if status != 0:
-            raise CudaError(self._told("Name", status), self._told("String", status), is_fatal=self._driver.cuCtxSynchronize() != 0)
+            raise self._error(status)
         graph = self._handle("cuGraphInstantiateWithFlags", captured, 0)
         self._call("cuGraphDestroy", captured)
         self._call("cuGraphUpload", graph, self.stream)
@@ -181,7 +185,7 @@ class Device:
 
 
 class Graph:
-    """Launches that are repeated as one."""
+    """A CUDA graph: launches that are replayed as one."""
 
     def __init__(self, device: Device, handle: c_void_p) -> None:
         self._device, self._handle = device, handle

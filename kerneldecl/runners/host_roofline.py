@@ -1,6 +1,6 @@
-"""Owns what this CPU reaches at this moment: its clock and its memory bandwidth, to judge a kernel's figures by.
+"""Owns this CPU's measured peaks, the roofline that a kernel's figures are compared with: its clock and its memory bandwidth.
 
-Knows nothing of kernels or workloads. Policies never see these: what they are given must not change from run to run.
+Knows nothing of kernels or workloads. Policies never see these peaks: their input must not change from run to run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STEPS = 200_000
 _COPY_BYTES = 128 << 20
 
 
-def ceilings() -> dict[str, Any]:
-    """Return `clock_hz` of one core and `dram_bytes_per_s` of all, reads and writes counted; measured once a process."""
+def measured_peaks() -> dict[str, Any]:
+    """Return `clock_hz` of one core and `dram_bytes_per_s` of all cores, reads and writes counted; measured once a process."""
     return {"clock_hz": _clock_hz(), "dram_bytes_per_s": _dram_bytes_per_s()}
 
 

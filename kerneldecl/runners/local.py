@@ -1,6 +1,6 @@
-"""Owns the machine's own worker processes: some that build side by side, one that measures alone.
+"""Owns this machine's worker processes: several that build in parallel, and one for each device that measures.
 
-Knows nothing of candidates, records or of what is asked of the workers, but for the device that a request to measure names.
+Knows nothing of candidates, records or of what requests mean, except for the device that a request to measure names.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from kerneldecl.runners.worker import COMPILING
 Request = Mapping[str, Any]
 _Answered = queue.SimpleQueue[tuple[int, Answer | BaseException]]
 _Waiting = tuple[int, int, int, Request, float, _Answered]
-"""Turn, number, position, request, limit in seconds, where the answer goes: they are compared by the first two."""
+"""Priority, serial number, position, request, limit in seconds, queue for the answer: ordered by the first two."""
 _WAKE_SECS = 0.1
-"""An interrupt that comes just before a thread begins to wait does not wake it."""
+"""Longest wait at a time: an interrupt just before a thread starts to wait does not wake it."""
 
 
 class LocalRunner:
-    """Runs requests in worker processes that start when they are first needed, or told to. Use as a context manager."""
+    """Runs requests in worker processes that start when first needed, or by `start`. Use as a context manager."""
 
     def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
-        """`say` hears of what is waited for."""
+        """Take the number of building workers, the threads of a kernel under test, and `say`, which prints what is waited for."""
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
         threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._builders = [Worker(threads, COMPILING) for _ in range(jobs)]
-        # Who was idle last is asked next, and the first of those that nobody has asked yet: they have started before the others.
+        # The worker that was idle last is asked next, else the first unused one: `start` has started it before the others.
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._builders):
             self._idle.put(worker)
-        self._threads_of_one = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
-        self._measurers = {("cpu", ""): Worker(self._threads_of_one)}
-        """By device and model of GPU."""
+        self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
+        self._measurers = {("cpu", ""): Worker(self._all_cores)}
+        """The workers that measure, by device and model of GPU."""
         self._held = contextlib.ExitStack()
         self._measuring = threading.Lock()
         self._say = say
@@ -61,20 +61,20 @@ class LocalRunner:
         self._held.close()
 
     def start(self, count: int) -> None:
-        """Have so many of the building workers start, if there are so many; they import what they need while the caller goes on."""
+        """Start up to `count` building workers, and return at once; they import what they need meanwhile."""
         # In other threads: an interrupt would leave this one without a handle on a process that it is starting.
         for worker in self._builders[:count]:
             self._threads.submit(worker.start)  # one that cannot start says so when it is asked
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        """Ask the building workers at once; yield (position, answer) of each request, as they are answered.
+    def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+        """Queue requests for the building workers at once; yield (position, answer) of each as it is answered.
 
-        Of the requests that wait for a worker, those of the lowest turn are the next, in the order in which they were asked.
+        Waiting requests go to workers by ascending `priority`, those of equal priority in the order in which they came.
         """
         answered: _Answered = queue.SimpleQueue()
         for index, request in enumerate(requests):
             with self._asking:
-                heapq.heappush(self._waiting, (turn, next(self._order), index, request, limit_secs, answered))
+                heapq.heappush(self._waiting, (priority, next(self._order), index, request, limit_secs, answered))
             self._threads.submit(self._run_next)
         return _awaited(answered, len(requests))
 
@@ -97,7 +97,8 @@ class LocalRunner:
     def measure(self, request: Request, limit_secs: float) -> Answer:
         """Return the answer of the worker that measures on the request's device, a GPU of `model` or the CPU.
 
-        Nothing else of ours runs meanwhile if the caller waits for builds first. Raise ToolchainError if there is no such GPU.
+        Requests to measure run one at a time; no build disturbs them if the caller waits for its builds first. Raise
+        ToolchainError if there is no such GPU.
         """
         fields = {name: value for name, value in request.items() if name != "model"}
         with self._measuring:
@@ -105,12 +106,12 @@ class LocalRunner:
 
     def _measurer(self, request: Request) -> Worker:
         device, model = str(request["device"]), str(request["model"])
-        which = (device, model if device == "cuda" else "")
-        if which not in self._measurers:
+        key = (device, model if device == "cuda" else "")
+        if key not in self._measurers:
             gpu = self._held.enter_context(held_gpu(model, self._say))
-            # A process sees its own GPU alone.
-            self._measurers[which] = Worker({**self._threads_of_one, "CUDA_VISIBLE_DEVICES": gpu.uuid})
-        return self._measurers[which]
+            # The process sees only its own GPU.
+            self._measurers[key] = Worker({**self._all_cores, "CUDA_VISIBLE_DEVICES": gpu.uuid})
+        return self._measurers[key]
 
 
 def _awaited(answered: _Answered, count: int) -> Iterator[tuple[int, Answer]]:

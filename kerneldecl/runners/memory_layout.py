@@ -1,10 +1,10 @@
-"""Owns where a kernel's arguments lie in a GPU's memory, and how many copies of them a cold cache needs.
+"""Owns the layout of a kernel's arguments in a GPU's memory, and how many copies of them a cold cache needs.
 
 Knows nothing of drivers, values or kernels.
 
     guard | input | guard | input | guard | output | guard
 
-Guards are filled with one byte. They and the inputs are what no kernel may change.
+Guards are filled with one byte. Kernels must change neither guards nor inputs.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 256
-"""Of every argument: what cudaMalloc gives, which kernels may rely on."""
+"""Alignment of every argument: that of cudaMalloc, on which kernels may rely."""
 GUARD_BYTES = 1 << 20
-"""Behind each argument: a tile of a few rows of the widest matrices at hand."""
+"""Guard behind each argument: a tile of a few rows of the widest matrices."""
 MAX_CALLS = 64
-"""Launches of one sample, at most."""
+"""Most launches in one sample."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Offsets in one piece of memory."""
+    """The layout of one allocation."""
 
     offsets: tuple[int, ...]
-    """Of the arguments, in their order."""
+    """Offset of each argument, in their order."""
     guards: tuple[tuple[int, int], ...]
-    """Offset and bytes of each stretch that belongs to no argument; a guard begins right behind an argument's last byte."""
+    """Offset and bytes of each guard; a guard starts right behind an argument's last byte."""
     total_bytes: int
 
 
 def place(sizes: Sequence[int], guard_bytes: int) -> Placement:
-    """Return where arguments of so many bytes go, with at least so many bytes before, between and behind them."""
+    """Return the placement of arguments of these sizes, with guards of `guard_bytes` or more before, between and behind them."""
     offsets: list[int] = []
     guards: list[tuple[int, int]] = []
     end = 0
@@ -52,15 +52,15 @@ def _aligned(offset: int) -> int:
 
 
 def copies(set_bytes: int, l2_bytes: int, free_bytes: int) -> int:
-    """Return how many sets of arguments the launches of a sample take in turn.
+    """Return over how many argument sets the launches of a sample rotate.
 
-    Together they exceed twice the L2 cache, so that none is still there when its turn comes again; or there is one for
-    each launch of the longest sample, none of which comes again. Half of the free memory is enough for them.
+    Together the sets exceed twice the L2 cache, so that none is still in it when it is used again; or there is one for
+    each launch of the longest sample, and none is used again. They take at most half of the free memory.
     """
     enough = min(MAX_CALLS, math.ceil(2 * l2_bytes / max(1, set_bytes)))
     return max(1, min(enough, free_bytes // 2 // max(1, set_bytes)))
 
 
 def most_calls(sets: int, set_bytes: int, l2_bytes: int) -> int:
-    """Return the launches that one sample may have: no set that is still in the cache comes again."""
+    """Return the most launches in a sample for which no argument set is used again while it is still in L2."""
     return MAX_CALLS if sets * set_bytes >= 2 * l2_bytes else sets

@@ -1,6 +1,6 @@
-"""Owns what NVIDIA's management library says of a GPU at this moment: clocks, what holds them down, temperature, power.
+"""Owns NVML's readings of a GPU: clocks, reasons for throttling, temperature, power.
 
-Knows nothing of what runs on the GPU. What the library, or this GPU, does not tell is left out.
+Knows nothing of what runs on the GPU. Readings that the library, or this GPU, does not have are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
-# nvmlClockType_t, nvmlTemperatureSensors_t and nvmlClocksEventReasons of nvml.h.
+# nvmlClockType_t, nvmlTemperatureSensors_t and nvmlClocksEventReasons in nvml.h.
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_TEMPERATURE = 1, 2, 0
 _REASONS = {
     0x01: "idle",
@@ -36,7 +36,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def driver_version() -> str:
-    """Return the driver's version as nvidia-smi shows it; empty where it cannot be found out."""
+    """Return the driver's version as nvidia-smi shows it; empty where it is unknown."""
     library, text = _library(), ctypes.create_string_buffer(80)
     known = library is not None and library.nvmlSystemGetDriverVersion(text, c_uint(80)) == 0
     return text.value.decode() if known else ""
@@ -49,7 +49,7 @@ def conditions(uuid: str) -> dict[str, Any]:
         return {}
     reasons = c_ulonglong()
     known = library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, byref(reasons)) == 0
-    slowed_by = [words for bit, words in _REASONS.items() if reasons.value & bit] if known else None
+    slowed_by = [name for bit, name in _REASONS.items() if reasons.value & bit] if known else None
     found = {
         "sm_clock_hz": _scaled(_number(library.nvmlDeviceGetClockInfo, handle, _SM_CLOCK), 1e6),
         "memory_clock_hz": _scaled(_number(library.nvmlDeviceGetClockInfo, handle, _MEMORY_CLOCK), 1e6),

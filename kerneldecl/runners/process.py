@@ -1,8 +1,8 @@
-"""Owns worker processes: one request at a time over pipes, a limit on each, and what is left of one that died.
+"""Owns worker processes: one request at a time over pipes, a time limit on each, and how a process that died is reported.
 
 Knows nothing of what the requests mean.
 
-A candidate may crash, hang or corrupt its process. It therefore runs in a process of its own kind, and its death is an
+A candidate may crash, hang or corrupt its process. It therefore runs in a separate process, whose death is an
 answer like any other: `{"failure": …}`. A worker that died is started again at the next request.
 """
 
@@ -23,6 +23,7 @@ from typing import IO, Any
 
 Answer = dict[str, Any]
 _INTERRUPTED: Answer = {"failure": "interrupted"}
+STDERR_TAIL_BYTES = 2000
 
 
 class Worker:
@@ -33,14 +34,14 @@ class Worker:
         self._environment, self._modules = {**os.environ, **environment}, modules
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
-        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         self._is_stopped = False
-        self._changing = threading.RLock()
+        self._lifecycle = threading.RLock()
         """Held while the process starts or ends: `start` and `stop` come from other threads than requests do."""
 
     def start(self) -> None:
-        """Start the process, if there is none, and do not wait until it is ready."""
-        with self._changing:
+        """Start the process if there is none; do not wait until it is ready."""
+        with self._lifecycle:
             if self._process is None:
                 self._started()
 
@@ -53,7 +54,7 @@ class Worker:
             return self._answer(process, request, limit_secs)
         except (OSError, ValueError):
             if self._is_stopped:
-                return _INTERRUPTED  # `stop` has closed the pipes under our hands
+                return _INTERRUPTED  # `stop` has closed the pipes meanwhile
             raise
 
     def _answer(self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_secs: float) -> Answer:
@@ -69,18 +70,18 @@ class Worker:
             return {"failure": f"took more than {limit_secs:g} s"}
         answer: Answer = json.loads(line) if line.endswith(b"\n") else self._death(process)
         if answer.pop("is_last", False):
-            self._kill()  # a GPU's context is lost with what a kernel did in it, and only a new process gets a new one
+            self._kill()  # the GPU's context is lost, and only a new process gets a new one
         return answer
 
     def stop(self) -> None:
-        """End the process at once; requests under way and later ones fail."""
-        with self._changing:
+        """End the process at once; the current request and later ones fail."""
+        with self._lifecycle:
             self._is_stopped = True
             self._kill()
-            self._words.close()
+            self._stderr.close()
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        with self._changing:
+        with self._lifecycle:
             if self._is_stopped:
                 return None
             if self._process is None or self._process.poll() is not None:
@@ -89,8 +90,8 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._close_lifeline()
-        self._words.seek(0)
-        self._words.truncate()
+        self._stderr.seek(0)
+        self._stderr.truncate()
         # The kernel signals the worker when the last writer of this pipe is gone, even if a kernel hangs in it.
         reading, self._lifeline = os.pipe()
         command = [sys.executable, "-m", "kerneldecl.runners.worker", str(reading), *self._modules]
@@ -99,7 +100,7 @@ class Worker:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=self._stderr,
                 pass_fds=(reading,),
                 env=self._environment,
                 start_new_session=True,
@@ -122,20 +123,20 @@ class Worker:
 
     def _death(self, process: subprocess.Popen[bytes]) -> Answer:
         status = process.wait()
-        words = self._last_words()
+        tail = self._stderr_tail()
         self._kill()
         if self._is_stopped:
             return _INTERRUPTED
         cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        return {"failure": f"its process was {cause}" if status < 0 else f"its process {cause}", "words": words}
+        return {"failure": f"its process was {cause}" if status < 0 else f"its process {cause}", "diagnostics": tail}
 
-    def _last_words(self) -> str:
-        self._words.seek(0, os.SEEK_END)
-        self._words.seek(max(0, self._words.tell() - 2000))
-        return self._words.read().decode(errors="replace").strip()
+    def _stderr_tail(self) -> str:
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
+        return self._stderr.read().decode(errors="replace").strip()
 
     def _kill(self) -> None:
-        with self._changing:
+        with self._lifecycle:
             process, self._process = self._process, None
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):

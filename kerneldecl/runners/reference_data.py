@@ -1,4 +1,4 @@
-"""Owns the case that kernels are checked and timed with: a workload's random inputs, and what its reference makes of them.
+"""Owns the reference data that kernels are checked and timed with: a workload's random inputs, and its reference's outputs.
 
 Knows nothing of kernels or devices.
 """
@@ -18,57 +18,61 @@ from kerneldecl.arrays import Array
 from kerneldecl.model import Signature
 from kerneldecl.plugins.load import load_rule
 
-Brought = TypeVar("Brought")
+WorkloadSpec = Mapping[str, Any]
+"""A workload as a request describes it: root, rule, attrs and seed."""
+Resident = TypeVar("Resident")
 
 
 @dataclass(frozen=True)
-class Case:
+class ReferenceData:
     """Inputs and expected outputs, in the signature's order."""
 
     signature: Signature
     inputs: tuple[Array, ...]
-    """As the rule makes them."""
+    """Arrays as the rule makes them."""
     expected: tuple[Array, ...]
-    """Of the outputs' shapes; of a higher precision than theirs."""
+    """Arrays of the outputs' shapes, in a higher precision than the outputs'."""
 
 
-def make_case(described: Mapping[str, Any]) -> Case:
-    """Make the case from root, rule, attrs and seed."""
-    root = Path(described["root"])
-    rule = load_rule(root, described["rule"]).of(root, described["attrs"])
+def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
+    """Make a workload's inputs from its seed, and run its rule's reference on them."""
+    root = Path(spec["root"])
+    rule = load_rule(root, spec["rule"]).of(root, spec["attrs"])
     signature = rule.signature()
-    inputs = tuple(rule.inputs(np.random.default_rng(described["seed"])))
+    inputs = tuple(rule.inputs(np.random.default_rng(spec["seed"])))
     found = rule.reference(*inputs)
     several = [found] if isinstance(found, np.ndarray) else list(found)
     expected = tuple(np.asarray(want).reshape(arg.shape) for want, arg in zip(several, signature.outputs, strict=True))
-    return Case(signature, inputs, expected)
+    return ReferenceData(signature, inputs, expected)
 
 
-class AtHand(Generic[Brought]):
-    """Holds what a worker has brought to its device for one case; brings it again where a crash took the process that had it."""
+class ResidentData(Generic[Resident]):
+    """Keeps one workload's reference data on a worker's device; makes it again where a crash took the process that had it."""
 
-    def __init__(self, bring: Callable[[Case], Brought], close: Callable[[Brought], object] = lambda _: None) -> None:
-        self._bring, self._close = bring, close
-        self._held: dict[str, Brought] = {}
-        """One at most, under the text that describes its case."""
-        self._coming: dict[str, Future[Case]] = {}
-        """The same of what is still made."""
-        self._maker = ThreadPoolExecutor(1, "next-case")
+    def __init__(self, upload: Callable[[ReferenceData], Resident], release: Callable[[Resident], object] = lambda _: None) -> None:
+        self._upload, self._release = upload, release
+        self._resident: dict[str, Resident] = {}
+        """At most one workload's data, under the JSON of its spec."""
+        self._next: dict[str, Future[ReferenceData]] = {}
+        """At most one workload's data that is still being made, under the JSON of its spec."""
+        self._maker = ThreadPoolExecutor(1, "next-reference-data")
 
-    def of(self, described: Mapping[str, Any]) -> Brought:
-        text = json.dumps(described, sort_keys=True)
-        if text not in self._held:
-            coming = self._coming.pop(text, None)
+    def of(self, spec: WorkloadSpec) -> Resident:
+        """Return a workload's data on the device; make and upload it, in the place of another's, unless it is there."""
+        text = json.dumps(spec, sort_keys=True)
+        if text not in self._resident:
+            prepared = self._next.pop(text, None)
             self.clear()
-            self._held[text] = self._bring(coming.result() if coming else make_case(described))
-        return self._held[text]
+            self._resident[text] = self._upload(prepared.result() if prepared else make_reference_data(spec))
+        return self._resident[text]
 
-    def foresee(self, described: Mapping[str, Any]) -> None:
-        """Begin to make a case, beside what else is done, that is to be at hand after this one."""
-        text = json.dumps(described, sort_keys=True)
-        if text not in self._held and text not in self._coming:
-            self._coming = {text: self._maker.submit(make_case, described)}
+    def prepare_next(self, spec: WorkloadSpec) -> None:
+        """Start to make, in another thread, the data of the workload that is measured next."""
+        text = json.dumps(spec, sort_keys=True)
+        if text not in self._resident and text not in self._next:
+            self._next = {text: self._maker.submit(make_reference_data, spec)}
 
     def clear(self) -> None:
-        while self._held:
-            self._close(self._held.popitem()[1])
+        """Release what is on the device."""
+        while self._resident:
+            self._release(self._resident.popitem()[1])

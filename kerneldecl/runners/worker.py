@@ -1,8 +1,8 @@
-"""Owns the child's side of a worker: reads a request a line, answers each with a line, imports what a request needs.
+"""Owns the worker process: it reads one request a line, answers each with a line, and imports what a request needs.
 
-Knows nothing of limits, of other workers or of what is done with the answers. Run as
-`python -m kerneldecl.runners.worker DESCRIPTOR [MODULE]`; the descriptor is the pipe whose closing ends this process, the
-module what is imported before the first request comes.
+Knows nothing of time limits, of other workers or of what is done with the answers. Run as
+`python -m kerneldecl.runners.worker DESCRIPTOR [MODULE]`; the descriptor is the pipe whose closing ends this process, and
+MODULE is imported before the first request.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-# Each request names an action; the module that knows it is imported when it is first asked for.
+# Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
 _MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda"}
-"""By the `device` that a request to measure names; requests to compile name none."""
+"""Modules with the actions that measure, by the `device` of a request; requests to compile name none."""
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until standard input ends."""
     _die_with_parent(int(sys.argv[1]))
     # What rules, compilers or kernels print must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -47,14 +47,14 @@ def _die_with_parent(lifeline: int) -> None:
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     device = request.pop("device", None)
     module = _imported(_MEASURING[device] if device else COMPILING)
-    action: Callable[..., dict[str, Any]] = getattr(module, request.pop("do"))
+    action: Callable[..., dict[str, Any]] = getattr(module, request.pop("action"))
     try:
         return action(**request)
     except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure
-        # TVM's messages are long C++ traces; what helps stands last.
-        words = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        failure = f"{type(error).__name__}: {words[-1].strip()[:300]}"
-        return {"failure": failure, "words": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
+        # TVM's messages are long C++ traces with the reason in the last line.
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+        failure = f"{type(error).__name__}: {lines[-1].strip()[:300]}"
+        return {"failure": failure, "diagnostics": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
 
 
 def _imported(name: str) -> ModuleType:
@@ -63,7 +63,7 @@ def _imported(name: str) -> ModuleType:
         return sys.modules[name]
     has_torch = "torch" in sys.modules
     if not has_torch:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # what makes an import fail
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
     try:
         return importlib.import_module(name)
     finally:

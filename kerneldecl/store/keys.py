@@ -106,6 +106,16 @@ def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[s
     return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
+def object_key(schedule_digest: str, object_digest: str) -> str:
+    """Return the key under which plans know a winner's object file."""
+    return key(f"{schedule_digest} {object_digest}")
+
+
+def symbol(computation: str) -> str:
+    """Return the symbol of a computation's kernel; one computation has one symbol, whatever schedule implements it."""
+    return f"kd_{computation[:20]}"
+
+
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
     """Return what a measurement depends on. `code` is the digest of the generated code; two candidates may share it."""
     return manifest("measure", {"code": code, "arch": arch_fields(arch), "protocol": dict(protocol)})

@@ -19,7 +19,7 @@ from typing import Any
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.keys import digest, key
 
-SCHEMA = 1
+SCHEMA = 2
 Result = Mapping[str, Any]
 
 

@@ -1,13 +1,13 @@
-"""Owns the schedule of direct convolutions on a CPU: packed weights, register tiles along a row of the image, padding on the fly.
+"""Owns the schedule of direct convolutions on a CPU: packed weights, register tiles along a row of the output, padding on the fly.
 
 Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
 
 Parameters:
-  tile_w, tile_f    accumulators that stay in registers while the reduction runs: columns of the image, output channels (vectorized)
-  block_h, block_f  what one parallel task computes: rows of the image, output channels
+  tile_w, tile_f    output columns and output channels of a register tile, whose accumulators stay in registers; channels are vectorized
+  block_h, block_f  output rows and output channels of a parallel task
   pack_f            copy the weights into panels of tile_f output channels
-  order             "wf": a task goes through its channels for each piece of the image; "fw": through its pieces for each panel of channels
-  pad_at            "root": pad the whole image first; "task": each task pads what it reads
+  order             inner loop of a task: "wf" its panels of channels, for each register tile of pixels; "fw" its pixels, for each panel
+  pad_at            "root": pad the whole input first; "task": each task pads the part it reads
 """
 
 from __future__ import annotations
@@ -20,21 +20,12 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.shared.contraction import (
-    Panels,
-    epilogue_of,
-    merge,
-    only_reduction,
-    pack,
-    parallelize,
-    plain_positions,
-    vector_lanes,
-    vectorize_lanes,
-)
+from kerneldecl.templates.cpu.gemm import Panels, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
+from kerneldecl.templates.shared.contraction import epilogue_of, only_reduction, plain_positions
 
 
-class _Tiles(NamedTuple):
-    """The template's parameters, as read."""
+class _Params(NamedTuple):
+    """The template's parameters."""
 
     tile_w: int
     tile_f: int
@@ -46,7 +37,7 @@ class _Tiles(NamedTuple):
 
 
 class _Convolution(NamedTuple):
-    """Positions of the block's axes, and of the weights among its reads."""
+    """Positions of a convolution block's axes, position of the weights among its reads, and the weights' channel dimension and rank."""
 
     images: tuple[int, ...]
     h: int
@@ -60,7 +51,7 @@ class _Convolution(NamedTuple):
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled convolution with padding and epilogue fused, or None where the function is none or tiles do not divide it."""
-    tiles = _Tiles(**{name: params[name] for name in _Tiles._fields})  # type: ignore[arg-type]
+    tiles = _Params(**{name: params[name] for name in _Params._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
     conv = None if block is None else _convolution(sch.get(block))
@@ -68,45 +59,45 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
         return None
     epilogue, padding = epilogue_of(sch, block), sch.get_producers(block)
     extents = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    cuts = (
+    divided = (
         (extents[conv.w], tiles.tile_w),
         (extents[conv.h], tiles.block_h),
         (extents[conv.f], tiles.block_f),
         (tiles.block_f, tiles.tile_f),
     )
-    if epilogue is None or any(extent % part for extent, part in cuts) or any(sch.get_producers(producer) for producer in padding):
+    if epilogue is None or any(extent % tile for extent, tile in divided) or any(sch.get_producers(producer) for producer in padding):
         return None
     lanes = vector_lanes(arch, sch.get(block))
     is_parallel = extents[conv.h] > tiles.block_h or extents[conv.f] > tiles.block_f or any(extents[axis] > 1 for axis in conv.images)
 
-    # 1. One block before the convolution at most, the padding; one block after it.
+    # 1. At most one block before the convolution, the padding; one block after it.
     padding = [producer for producer in padding if not _inlined_copy(sch, producer)]
-    tail = merge(sch, epilogue) if epilogue else sch.cache_write(block, 0, "global")
+    tail = merge_epilogue(sch, block, epilogue)
 
     # 2. Pack the weights.
     if tiles.pack_f:
         sch.cache_read(block, conv.weights, "global")
-        inner = tuple(dim for dim in range(conv.weights_rank) if dim != conv.weights_dim)
-        pack(sch, block, conv.weights, Panels(conv.weights_dim, tiles.tile_f, (), inner), is_parallel=is_parallel)
+        rest = tuple(dim for dim in range(conv.weights_rank) if dim != conv.weights_dim)
+        pack(sch, block, conv.weights, Panels(conv.weights_dim, tiles.tile_f, (), rest), is_parallel=is_parallel)
 
-    # 3. Tile: tasks / register tiles / reduction / unrolled columns of the image / vectors of channels.
+    # 3. Tile: tasks / register tiles / reduction / unrolled output columns / vectors of channels.
     loops = sch.get_loops(block)
     h_task, h_row = sch.split(loops[conv.h], [None, tiles.block_h])
     w_tile, w_col = sch.split(loops[conv.w], [None, tiles.tile_w])
     f_task, f_tile, f_lane = sch.split(loops[conv.f], [None, tiles.block_f // tiles.tile_f, tiles.tile_f])
     images, reduced = [loops[axis] for axis in conv.images], [loops[axis] for axis in conv.reduced]
-    pieces = (h_row, w_tile, f_tile) if tiles.order == "wf" else (f_tile, h_row, w_tile)
-    sch.reorder(*images, h_task, f_task, *pieces, *reduced, w_col, f_lane)
+    inner = (h_row, w_tile, f_tile) if tiles.order == "wf" else (f_tile, h_row, w_tile)
+    sch.reorder(*images, h_task, f_task, *inner, *reduced, w_col, f_lane)
     task = sch.fuse(*images, h_task, f_task)
 
-    # 4. Bring padding and epilogue to the place that needs them. Loop kinds come first: the initialisation inherits them.
+    # 4. Move padding and epilogue into the loops that need them. Loop kinds come first: the initialisation inherits them.
     for producer in padding:
         if tiles.pad_at == "task":
             sch.compute_at(producer, task, preserve_unit_loops=True)
         elif is_parallel:
             parallelize(sch, sch.fuse(*sch.get_loops(producer)[:2]))
         vectorize_lanes(sch, sch.get_loops(producer)[-1], lanes)
-    sch.reverse_compute_at(tail, pieces[-1], preserve_unit_loops=True)
+    sch.reverse_compute_at(tail, inner[-1], preserve_unit_loops=True)
     parallelize(sch, task)
     sch.unroll(w_col)
     vectorize_lanes(sch, f_lane, lanes)
@@ -126,7 +117,7 @@ def _inlined_copy(sch: Schedule, producer: Any) -> bool:
 
 
 def _convolution(block: Any) -> _Convolution | None:
-    """Read the axes of a block that multiplies an image by weights, its output [..., h, w, f]; None for any other block."""
+    """Read the axes of a convolution block, whose output is [..., h, w, f]; None for any other block."""
     if len(block.reads) != 2 or len(block.writes) != 1:
         return None
     axes = [axis.var for axis in block.iter_vars]
@@ -140,4 +131,13 @@ def _convolution(block: Any) -> _Convolution | None:
         return None
     weights = kernels.index(True)
     kernel = operands[weights] or []
-    return _Convolution(tuple(images), h, w, f, reduced, weights, kernel.index(f), len(kernel))
+    return _Convolution(
+        images=tuple(images),
+        h=h,
+        w=w,
+        f=f,
+        reduced=reduced,
+        weights=weights,
+        weights_dim=kernel.index(f),
+        weights_rank=len(kernel),
+    )

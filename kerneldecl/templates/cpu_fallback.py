@@ -1,6 +1,10 @@
-"""Owns the schedule of functions that no other template fits: each block by itself, as far as that is legal.
+"""Owns the schedule on CPUs of functions that no other template takes: each block separately, as far as TVM allows.
 
 Knows nothing of policies or of any one operator.
+
+Parameters:
+  parallel   True distributes the outer spatial loops over all cores
+  vectorize  True vectorizes the innermost spatial loop
 """
 
 from __future__ import annotations
@@ -18,10 +22,7 @@ from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule each block on its own, cheap ones inlined; with neither parameter set, change nothing.
-
-    `parallel`: spread the outer spatial loops over all cores. `vectorize`: make vectors of the innermost spatial loop.
-    """
+    """Return the schedule of each block, cheap ones inlined; with neither parameter set, that of the unchanged function."""
     return blocks.attempt(mod, lambda sch: _schedule_all(sch, params, arch))
 
 
@@ -31,7 +32,7 @@ def _schedule_all(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> boo
     blocks.inline_producers(sch, keep_shared=True)
     for leaf in blocks.leaves(sch) or ():
         lanes = blocks.lanes_of(leaf.block.writes[0].dtype, arch.the_cpu.vector_bytes) if params["vectorize"] else 1
-        # A primitive that refuses leaves the schedule as it was.
+        # A primitive that raises leaves the schedule unchanged.
         with contextlib.suppress(ScheduleError):
             _schedule(sch, leaf, lanes, bool(params["parallel"]))
     return True
@@ -41,7 +42,7 @@ def _schedule(sch: Schedule, leaf: blocks.Leaf, lanes: int, is_parallel: bool) -
     spatial, reduce = _written_order(leaf), leaf.loops_of("reduce")
     if not spatial:
         return
-    # 1. Reduced loops go around the innermost spatial one, which is where vectors are contiguous.
+    # 1. Reduction loops go around the innermost spatial one, along which vectors are contiguous.
     *outer, inner = spatial
     vector: list[Any] = []
     if lanes > 1:
@@ -51,7 +52,7 @@ def _schedule(sch: Schedule, leaf: blocks.Leaf, lanes: int, is_parallel: bool) -
             sch.vectorize(lane)
             vector = [lane]
     sch.reorder(*outer, inner, *reduce, *vector)
-    # 2. Cores, then initial values: afterwards no loop becomes parallel.
+    # 2. Parallel loops before the decomposition, after which TVM rejects them.
     if is_parallel and outer:
         sch.parallel(sch.fuse(*outer))
     elif is_parallel:
@@ -61,7 +62,7 @@ def _schedule(sch: Schedule, leaf: blocks.Leaf, lanes: int, is_parallel: bool) -
 
 
 def _written_order(leaf: blocks.Leaf) -> list[Any]:
-    """Return the spatial loops in the order in which the output lies in memory, outermost first."""
-    walk = blocks.strides(leaf.block.writes[0], len(leaf.loops))
+    """Return the spatial loops by their strides in the output, the longest first."""
+    strides = blocks.strides(leaf.block.writes[0], len(leaf.loops))
     axes = (at for at, axis in enumerate(leaf.block.axes) if axis.kind == "spatial" and leaf.loops[at] is not None)
-    return [leaf.loops[at] for at in sorted(axes, key=lambda at: -abs(walk[at] or 0))]
+    return [leaf.loops[at] for at in sorted(axes, key=lambda at: -abs(strides[at] or 0))]

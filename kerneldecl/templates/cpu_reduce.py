@@ -1,6 +1,15 @@
-"""Owns the schedule of one reduction with what comes before and after it element by element: sums, extremes, means.
+"""Owns the schedule on CPUs of one reduction with elementwise producers and consumers: sums, extremes, means.
 
 Knows nothing of policies or of any one operator.
+
+Parameters:
+  parallel  True runs on all cores
+  chunks    chunks into which the reduction is split
+where the largest operand is contiguous along a reduction axis:
+  vectors   vector registers with partial results of a row
+where it is contiguous along a spatial axis:
+  columns   columns computed together
+  steps     rows accumulated per iteration
 """
 
 from __future__ import annotations
@@ -15,26 +24,20 @@ from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule one reduction, everything before it inlined, everything after it computed where its results are.
-
-    Where the largest operand is contiguous along a reduced axis: `vectors` registers hold partial results. Where it is
-    contiguous along a spatial axis: `columns` of these are computed together, `steps` rows at a time. In both cases
-    `chunks`: parts of the reduction computed apart; `parallel`: all cores.
-    """
+    """Return the schedule of one reduction, its producers inlined and its consumers in its nest; None where it has another form."""
     return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = reductions.only_reduction(sch)
-    if found is None or reductions.is_across(found[0]) != ("columns" in params):
+    found = reductions.isolate_reduction(sch)
+    if found is None or reductions.is_strided(found[0]) != ("columns" in params):
         return False
     first, rest = found
     if "columns" in params:
-        columns = reductions.ColumnCut(*(blocks.count(params, name) for name in ("columns", "steps", "chunks")))
-        nest = reductions.column_reduction(sch, first, columns)
+        nest = reductions.column_reduction(sch, first, reductions.ColumnTiling.of(params))
     else:
         lanes = blocks.lanes_of(first.block.writes[0].dtype, arch.the_cpu.vector_bytes)
-        cut = reductions.RowCut(lanes, blocks.count(params, "vectors"), chunks=blocks.count(params, "chunks"))
-        nest = reductions.row_reduction(sch, first, cut)
-    reductions.complete(sch, nest, rest, params)
+        tiling = reductions.RowTiling(lanes, blocks.count(params, "vectors"), chunks=blocks.count(params, "chunks"))
+        nest = reductions.row_reduction(sch, first, tiling)
+    reductions.finish_nest(sch, nest, rest, params)
     return True

@@ -1,6 +1,13 @@
 """Owns the schedule on GPUs of functions without reductions: elementwise operations, broadcasts, transposes.
 
 Knows nothing of policies or of any one operator.
+
+Parameters:
+  threads  threads of a block
+  width    adjacent elements that a thread reads and writes with one instruction
+  unroll   vectors of a thread; unused with `tile`
+  tile     optional: an operand that is contiguous along another axis than the output is transposed through shared memory, in tiles
+           of so many elements along that axis by so many along the output's
 """
 
 from __future__ import annotations
@@ -16,12 +23,7 @@ from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule a function of spatial blocks, all inlined into the last.
-
-    Blocks of `threads` threads read and write `width` neighbours at once, each thread `unroll` times. With `tile`, an
-    operand that is contiguous along another axis than the output goes through shared memory in tiles of so many
-    elements along that axis by so many along the output's.
-    """
+    """Return the schedule of a function of spatial blocks, all inlined into the last; None where they cannot be."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
     return blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
@@ -29,41 +31,41 @@ def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedul
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
     # 1. One block.
     blocks.inline_producers(sch)
-    blocks.give_loops(sch)
+    blocks.add_missing_loops(sch)
     found = blocks.leaves(sch)
     if found is None or len(found) != 1 or found[0].block.is_reduction or len(found[0].block.writes) != 1:
         return False
-    # 2. Tiles where an operand is contiguous along another axis, else vectors alone.
+    # 2. Tiles through shared memory, or vectors alone.
     return _tiles(sch, found[0], params) if "tile" in params else _vectors(sch, found[0], params)
 
 
 def _vectors(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
     threads, width, unroll = (blocks.count(params, name) for name in ("threads", "width", "unroll"))
-    # Loops are those of a copy to the output, under which the rest is moved: moving the copy would lose what bounds it at the end.
+    # The loops are those of a copy to the output, under which the block is moved: moving the copy would drop its predicate at the end.
     copy = sch.cache_write(leaf.rv, 0, "local")
     *outer, inner = sch.get_loops(copy)
     vectors, lane = sch.split(inner, [None, width])
     loop = sch.fuse(*outer, vectors) if outer else vectors
-    grid, turn, tx = sch.split(loop, [None, unroll, threads])
-    sch.reorder(grid, tx, turn, lane)
+    grid, iteration, tx = sch.split(loop, [None, unroll, threads])
+    sch.reorder(grid, tx, iteration, lane)
     sch.bind(grid, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
-    thread_loops.compute_under(sch, leaf.rv, turn)
-    sch.unroll(turn)
+    thread_loops.compute_under(sch, leaf.rv, iteration)
+    sch.unroll(iteration)
     sch.vectorize(lane)
     return True
 
 
 def _tiles(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> bool:
-    across = _transposed(leaf)
+    transposed = _transposed(leaf)
     tile = params["tile"]
     threads, width = blocks.count(params, "threads"), blocks.count(params, "width")
     assert isinstance(tile, tuple)
-    if across is None:
+    if transposed is None:
         return False
-    operand, dim = across
+    operand, dim = transposed
     rows, columns = (int(str(size)) for size in tile)
-    # 1. Tiles over both dimensions of the output, a block of threads for each.
+    # 1. Tiles over both dimensions of the output, with a thread block for each.
     copy = sch.cache_write(leaf.rv, 0, "local")
     loops = sch.get_loops(copy)
     row, row_in = sch.split(loops[dim], [None, rows])
@@ -72,33 +74,33 @@ def _tiles(sch: Schedule, leaf: blocks.Leaf, params: Mapping[str, Value]) -> boo
     others = [loop for at, loop in enumerate(loops[:-1]) if at != dim]
     sch.reorder(*others, row, column, row_in, vectors, lane)
     grid = sch.fuse(*others, row, column)
-    turn, tx = sch.split(sch.fuse(row_in, vectors), [None, threads])
+    iteration, tx = sch.split(sch.fuse(row_in, vectors), [None, threads])
     sch.compute_at(leaf.rv, tx, preserve_unit_loops=True)
-    # 2. The transposed operand: read along its own axis into a tile whose rows start in different banks.
+    # 2. The transposed operand: read along its contiguous axis into a tile whose rows start in different banks.
     shared = sch.cache_read(leaf.rv, operand, "shared")
     sch.compute_at(shared, grid, preserve_unit_loops=True)
     _, *others, last = sch.get_loops(shared)
     vectors_in, lane_in = sch.split(last, [None, width])
-    turn_in, tx_in = sch.split(sch.fuse(*others, vectors_in), [None, threads])
+    iteration_in, tx_in = sch.split(sch.fuse(*others, vectors_in), [None, threads])
     sch.storage_align(shared, 0, -2, rows, 1)
-    # 3. Between global memory and registers, vectors.
+    # 3. Vectors between global memory and registers.
     for loop, thread in ((grid, "blockIdx.x"), (tx, "threadIdx.x"), (tx_in, "threadIdx.x")):
         sch.bind(loop, thread)
     thread_loops.load_vectors(sch, shared, tx_in)
     sch.vectorize(lane)
-    for loop in (turn, turn_in, lane_in, sch.get_loops(leaf.rv)[-1]):
+    for loop in (iteration, iteration_in, lane_in, sch.get_loops(leaf.rv)[-1]):
         sch.unroll(loop)
     return True
 
 
 def _transposed(leaf: blocks.Leaf) -> tuple[int, int] | None:
-    """Return which operand is contiguous along another dimension of the output than the last, and that dimension."""
+    """Return the operand that is contiguous along another dimension of the output than the last, and that dimension; None without one."""
     (out,) = leaf.block.writes
     if len(out.index) < 2 or not out.index[-1]:
         return None
     for at, access in enumerate(leaf.block.reads):
-        walk = blocks.strides(access, len(leaf.loops))
+        strides = blocks.strides(access, len(leaf.loops))
         for dim, index in enumerate(out.index[:-1]):
-            if index and walk[index[0][0]] == 1 and walk[out.index[-1][0][0]] not in {0, 1, None}:
+            if index and strides[index[0][0]] == 1 and strides[out.index[-1][0][0]] not in {0, 1, None}:
                 return at, dim
     return None

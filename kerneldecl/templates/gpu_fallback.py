@@ -1,6 +1,9 @@
-"""Owns the schedule on GPUs of functions that no other template fits: each block by itself, a thread for each result.
+"""Owns the schedule on GPUs of functions that no other template takes: one kernel per block, one thread per result.
 
 Knows nothing of policies or of any one operator.
+
+Parameters:
+  threads  threads of a block
 """
 
 from __future__ import annotations
@@ -15,26 +18,26 @@ from kerneldecl.templates.shared import blocks
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule each block as a kernel of its own, cheap ones inlined, in blocks of `threads` threads."""
+    """Return the schedule of each block as a kernel of its own, cheap ones inlined; None where a block cannot be read."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
     return blocks.attempt(mod, lambda sch: _schedule(sch, blocks.count(params, "threads")))
 
 
 def _schedule(sch: Schedule, threads: int) -> bool:
     blocks.inline_producers(sch, keep_shared=True)
-    blocks.give_loops(sch)
+    blocks.add_missing_loops(sch)
     found = blocks.leaves(sch)
     if found is None:
         return False
     for leaf in found:
-        # 1. Neighbouring threads on neighbouring results, as they lie in memory.
+        # 1. Adjacent threads on adjacent results in memory.
         reduce = leaf.loops_of("reduce")
         copy = sch.cache_write(leaf.rv, 0, "local")
         loops = sch.get_loops(copy)
         grid, tx = sch.split(sch.fuse(*loops) if loops else sch.add_unit_loop(copy), [None, threads])
         sch.bind(grid, "blockIdx.x")
         sch.bind(tx, "threadIdx.x")
-        # 2. What is reduced, inside of them.
+        # 2. The reduction within a thread.
         sch.compute_at(leaf.rv, tx, preserve_unit_loops=True)
         if reduce:
             spatial = len(leaf.block.axes) - len(reduce)

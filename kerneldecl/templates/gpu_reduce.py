@@ -1,6 +1,14 @@
-"""Owns the schedule on GPUs of one reduction with what comes before and after it element by element: sums, extremes, means.
+"""Owns the schedule on GPUs of one reduction with elementwise producers and consumers: sums, extremes, means.
 
 Knows nothing of policies or of any one operator.
+
+Parameters:
+  strided  whether the largest operand is contiguous along a spatial axis instead of a reduction axis
+  threads  threads that share a row; where strided, threads along the columns
+  rows     rows of a thread block; where strided, threads that share a column
+  width    elements that a thread loads with one instruction
+  unroll   loads of a thread in flight together
+  chunks   chunks into which the reduction is split, for more thread blocks; a second kernel reduces over them
 """
 
 from __future__ import annotations
@@ -16,18 +24,13 @@ from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
-    """Schedule one reduction, everything before it inlined, everything after it computed where its results are.
-
-    Each thread loads `width` neighbours at once, `unroll` times before it waits. Where the largest operand is contiguous
-    along a reduced axis, `threads` share one of a block's `rows`. Where it is contiguous along a spatial axis (`across`),
-    `threads` lie side by side along it and `rows` of them share a column. `chunks`: parts computed apart, by more blocks.
-    """
+    """Return the schedule of one reduction, fused with the blocks around it; None where the function has another form."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
     return blocks.attempt(mod, lambda sch: _schedule(sch, params))
 
 
 def _schedule(sch: Schedule, params: Mapping[str, Value]) -> bool:
-    found = reductions.only_reduction(sch)
-    if found is None or reductions.is_across(found[0]) != params["strided"]:
+    found = reductions.isolate_reduction(sch)
+    if found is None or reductions.is_strided(found[0]) != params["strided"]:
         return False
     return thread_loops.reduction(sch, found, params)

@@ -1,19 +1,19 @@
-"""Owns the kernel of convolutions on wgmma of images with few channels: windows are read out of shared memory, a fused epilogue.
+"""Owns the convolution kernel on wgmma of images with few channels: an implicit GEMM out of an image in shared memory, a fused epilogue.
 
 Knows nothing of how its parameters are chosen, and recognises a convolution by its structure, never by its names.
 
-A block keeps the weights of its filters in shared memory, and TMA brings one part of the image after the other. Of that, lanes load
-the factors of their results to registers: a row of a window is one piece of memory, whatever its taps and channels, and is taken in pairs.
-So nothing is copied for each window, and the reduction has no more terms than the windows, but for the last half of rows of odd length.
+A CTA keeps the weights of its filters in shared memory, and TMA loads one part of the image after the other. Lanes load the A fragments
+of their results from it to registers: a row of a window is contiguous, whatever its taps and channels, and is taken in pairs. So nothing
+is copied for each window, and k is no longer than the windows, but for the last half of rows of odd length.
 
 Parameters:
-  tile_w    neighbouring results of a tile along a row of the image: 16, 32 or 64
-  mma_tiles     64 results each, of which a tile consists: 1, 2 or 4
-  block_n   filters that a block computes: a multiple of 8, 128 at most
-  stages    parts of the image that a block has in shared memory, or on their way to it: 2 to 8
-  blocks    that share an SM; they take tiles in turn until none is left: 1 to 8
+  tile_w     neighbouring results of a tile along a row of the image: 16, 32 or 64
+  mma_tiles  MMA tiles of 64 results each, of which a tile consists: 1, 2 or 4
+  block_n    filters that a CTA computes: a multiple of 8, 128 at most
+  stages     parts of the image that a CTA has in shared memory, or on their way to it: 2 to 8
+  blocks     CTAs that share an SM; they take tiles in turn until none is left: 1 to 8
 
-Returns a specialised function of TIRx, not a schedule.
+Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
 
 from __future__ import annotations
@@ -22,68 +22,70 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
+from kerneldecl.analysis import tensor_cores
+from kerneldecl.analysis.hopper_limits import MAX_TMA_BOX, MMA_TILE_ROWS, SM_SMEM_BYTES, SYSTEM_SMEM_BYTES, TMA_ALIGN_BYTES
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
-from kerneldecl.templates.hopper.conv_tiles import Boxes, results_of_boxes
-from kerneldecl.templates.hopper.kernel_config import SM_BYTES, SYSTEM_BYTES
-from kerneldecl.templates.hopper.operands import MAX_BOX, PITCH_BYTES
-from kerneldecl.templates.hopper.params import SLAB
+from kerneldecl.templates.hopper.conv_tiles import PixelBoxes, conv_epilogue
 from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution
-from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, Kernel, Tiles
+from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, SmemConvKernel, SmemConvParams
 from kerneldecl.templates.hopper.smem_conv_kernel import build
-from kerneldecl.templates.shared.fast_parse import parsed_quickly
-from kerneldecl.templates.wgmma_matmul import FIRST_CAPABILITY, SUMS
+from kerneldecl.templates.shared.fast_parse import fast_parsing
+from kerneldecl.templates.wgmma_matmul import has_wgmma
 
 
-@parsed_quickly()
+@fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
-    """Return the convolution with its epilogue as one specialised kernel, or None where wgmma, TMA or these sizes do not take it."""
-    gpu, tiles = arch.the_gpu, Tiles.of(params)
-    if gpu.compute_capability[0] != FIRST_CAPABILITY[0] or not _in_range(tiles):
-        return None
-    convolution = read_convolution(mod)
+    """Return the convolution with its epilogue as one custom kernel, or None where wgmma, TMA or these parameters do not take it."""
+    conv_params = SmemConvParams.of(params)
+    convolution = read_convolution(mod) if has_wgmma(arch) and _are_in_range(conv_params) else None
     if convolution is None or not _takes(convolution):
         return None
     results = convolution.images, convolution.rows.results, convolution.columns.results
-    boxes = Boxes(results, (1, tiles.tile_h, tiles.tile_w))
-    made = results_of_boxes(convolution, boxes, tiles.block_n, is_swapped=False)
-    kernel = Kernel(convolution, boxes, made, tiles, gpu.sm_count)
-    return build(kernel) if _fits(kernel, gpu) else None
+    boxes = PixelBoxes(results, (1, conv_params.tile_h, conv_params.tile_w))
+    kernel = SmemConvKernel(
+        convolution=convolution,
+        boxes=boxes,
+        epilogue=conv_epilogue(convolution, boxes, conv_params.block_n, is_swapped=False),
+        params=conv_params,
+        sm_count=arch.the_gpu.sm_count,
+    )
+    return build(kernel) if _fits(kernel, arch.the_gpu) else None
 
 
-def _in_range(tiles: Tiles) -> bool:
+def _are_in_range(params: SmemConvParams) -> bool:
     return (
-        tiles.tile_w in (16, 32, 64)
-        and tiles.mma_tiles in (1, 2, 4)
-        and tiles.mma_tiles * SLAB % tiles.tile_w == 0
-        and 8 <= tiles.block_n <= 128
-        and tiles.block_n % 8 == 0
-        and 2 <= tiles.stages <= 8
-        and 1 <= tiles.blocks <= 8
+        params.tile_w in (16, 32, 64)
+        and params.mma_tiles in (1, 2, 4)
+        and params.mma_tiles * MMA_TILE_ROWS % params.tile_w == 0
+        and 8 <= params.block_n <= 128
+        and params.block_n % 8 == 0
+        and 2 <= params.stages <= 8
+        and 1 <= params.blocks <= 8
     )
 
 
 def _takes(convolution: Convolution) -> bool:
-    """Say whether wgmma multiplies the dtypes, rows of windows are one piece, and TMA brings images and threads weights in whole pieces."""
+    """Say whether wgmma multiplies the dtypes, rows of windows are contiguous, and TMA loads images and threads weights in whole pieces."""
     dtypes = {str(convolution.image.dtype), str(convolution.weights.dtype)}
     filter_stride, *strides = convolution.weight_strides
     width = int(convolution.image.shape[2])
     return (
         len(dtypes) == 1
-        and all(dtype_bytes(dtype) == ITEM_BYTES and "float32" in SUMS.get(dtype, ()) for dtype in dtypes)
+        and all(dtype_bytes(dtype) == ITEM_BYTES and "float32" in tensor_cores.accumulators("wgmma", dtype) for dtype in dtypes)
         and convolution.accum_dtype == "float32"
         and (convolution.columns.dilation == 1 or convolution.columns.taps == 1)
-        and width * convolution.channels * ITEM_BYTES % PITCH_BYTES == 0
+        and width * convolution.channels * ITEM_BYTES % TMA_ALIGN_BYTES == 0
         and filter_stride == 1
         and all(stride % PIECE == 0 for stride in (*strides, convolution.filters))
     )
 
 
-def _fits(kernel: Kernel, gpu: Gpu) -> bool:
-    """Say whether the parts of the image are boxes that TMA copies, and as many blocks as asked for have room on an SM."""
+def _fits(kernel: SmemConvKernel, gpu: Gpu) -> bool:
+    """Say whether the parts of the image are TMA boxes, and as many CTAs as asked for have room on an SM."""
     return (
-        kernel.pitch <= MAX_BOX
-        and kernel.lines <= MAX_BOX
-        and (not kernel.results.is_staged or kernel.results.map is not None)
+        kernel.pitch <= MAX_TMA_BOX
+        and kernel.lines <= MAX_TMA_BOX
+        and (not kernel.epilogue.via_smem or kernel.epilogue.map is not None)
         and kernel.smem_bytes <= gpu.smem_per_block_optin_bytes
-        and kernel.parameters.blocks * (kernel.smem_bytes + SYSTEM_BYTES) <= SM_BYTES
+        and kernel.params.blocks * (kernel.smem_bytes + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
     )

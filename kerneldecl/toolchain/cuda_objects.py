@@ -1,21 +1,21 @@
-"""Owns objects that carry device code: packing a serialised module into a host object, linking such objects together.
+"""Owns object files that carry device code: packing a serialised module into a host object, linking such objects.
 
-Knows nothing of TVM's compiler, of CUDA's, or of what the kernels compute.
+Knows nothing of TVM's compiler, of nvcc, or of what the kernels compute.
 
-TVM's loader looks for one symbol in a library, `__tvm_ffi__library_bin`, and finds the modules there that the host code
-imports, all in one piece of memory:
+TVM's loader looks for one symbol in a library, `__tvm_ffi__library_bin`. There it reads the modules that the host code
+imports:
 
     u64 bytes that follow | import tree: u64[] where each module's imports begin, u64[] imports | kind, content of each
 
 A kernel's object holds its own module (kind and content) in a section. The linker joins the sections, a few lines of
-linker script put the head before them, and what has been compiled once is never compiled or serialised again. Each
-object is whole: it can be cached, shipped and linked by the C++ compiler alone, without TVM.
+linker script put the head before them, and nothing is compiled or serialised twice. Each object is self-contained: it
+can be cached, shipped and linked by the C++ compiler alone, without TVM.
 
-Kernels that need memory beside their arguments get it from `workspace_pages.cpp`, which is linked with them: TVM's own pool may free
-what a captured CUDA graph still uses.
+Kernels with a workspace in global memory get it from the allocator in `workspace_pages.cpp`, which is linked with them:
+TVM's own pool may free memory that a captured CUDA graph still uses.
 
 Rejected: TVM's export_library, which needs TVM with its CUDA runtime, thus a driver, where it links; objects that load
-their cubins themselves by cuModuleLoadData, which would do again what TVM's runtime does for launches, streams, several
+their cubins themselves by cuModuleLoadData, which would repeat what TVM's runtime does for launches, streams, several
 devices and shared memory beyond 48 KiB.
 """
 
@@ -30,14 +30,14 @@ from pathlib import Path
 from kerneldecl.errors import ToolchainError
 from kerneldecl.toolchain.cxx import compiler
 
-PAGES = Path(__file__).parent / "workspace_pages.cpp"
+WORKSPACE_ALLOCATOR = Path(__file__).parent / "workspace_pages.cpp"
 _ALLOC = b"\0__TVMBackendAllocWorkspace\0"
 SECTION = "kerneldecl_modules"
 _KIND = b"cuda"
 LIBRARY = b"_lib"
-"""The kind that stands for the library itself, which has no content here."""
+"""The module kind of the library itself, which has no content."""
 
-# Of ELF64 (System V ABI, "Object Files"): the fields of a file's header and of a section's.
+# ELF64 (System V ABI, "Object Files"): fields of the file header and of section headers, and indices into them.
 ELF_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
 _TABLE_OFFSET, _COUNT, _NAMES = 6, 12, 13
 ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -60,9 +60,9 @@ INSERT AFTER .rodata;
 
 
 def embed(host: bytes, module: bytes) -> bytes:
-    """Return one relocatable object: a host object with the serialised CUDA module that it launches kernels of as a section.
+    """Return a host object with one more section: the serialised CUDA module whose kernels the host code launches.
 
-    Written here and not by `ld -r`, so that one kernel is the same bytes whichever linker a machine has.
+    Written here and not by `ld -r`, so that a kernel's bytes do not depend on the machine's linker.
     """
     header = list(ELF_FILE.unpack_from(host))
     size = header[_COUNT] * ELF_SECTION.size
@@ -80,24 +80,25 @@ def embed(host: bytes, module: bytes) -> bytes:
 
 
 def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last words."""
+    """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last line."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=SECTION)
         (path / "modules.ld").write_text(script, encoding="ascii")
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
         flags = ["-Wl,--build-id=none", "-Wl,-T,modules.ld"]
-        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *pages_for(objects), *flags]
+        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", *workspace_allocator_for(objects), *flags]
         run(command, path, f"linking {library.name}")
 
 
-def pages_for(objects: Sequence[Path]) -> list[str]:
-    """Return what a linker's command needs for objects whose host code asks for memory of a GPU; nothing where none does."""
-    return ["-std=c++17", "-O2", "-fPIC", str(PAGES)] if any(_ALLOC in each.read_bytes() for each in objects) else []
+def workspace_allocator_for(objects: Sequence[Path]) -> list[str]:
+    """Return the compiler's arguments that add the workspace allocator, where an object's host code allocates a workspace; else none."""
+    has_workspace = any(_ALLOC in each.read_bytes() for each in objects)
+    return ["-std=c++17", "-O2", "-fPIC", str(WORKSPACE_ALLOCATOR)] if has_workspace else []
 
 
 def _head(count: int) -> list[str]:
-    """Return the linker's words for the import tree of a library with `count` modules, which import nothing, and for its kind."""
+    """Return the linker script's data for the import tree of a library with `count` modules, which import nothing, and its kind."""
     begins = [0] + [count] * (count + 1)
     imports = list(range(1, count + 1))
     tree = [len(begins), *begins, len(imports), *imports]
@@ -105,13 +106,13 @@ def _head(count: int) -> list[str]:
 
 
 def sized(content: bytes) -> bytes:
-    """Return content as TVM serialises strings and modules: its size before it."""
+    """Return content behind its size, as TVM serialises strings and modules."""
     return struct.pack("<Q", len(content)) + content
 
 
 def run(command: Sequence[str], folder: Path, what: str) -> None:
-    """Run a linker in a folder; raise ToolchainError with its last words where it fails."""
+    """Run a linker in a folder; raise ToolchainError with its last line where it fails."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        words = result.stderr.strip().splitlines() or ["no message"]
-        raise ToolchainError(f"{what} failed: {words[-1]}")
+        lines = result.stderr.strip().splitlines() or ["no message"]
+        raise ToolchainError(f"{what} failed: {lines[-1]}")

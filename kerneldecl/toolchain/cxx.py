@@ -25,14 +25,14 @@ def compiler() -> str:
 
 
 def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link object files, in the order given, into `library`; raise ToolchainError with the linker's last words."""
-    # Names of objects go through a file: a thousand of them are too many for a command line. A build id would be
-    # derived from the content, which the library's own name already carries.
+    """Link object files, in the order given, into `library`; raise ToolchainError with the linker's last line."""
+    # Objects are named in a file: a thousand names are too long for a command line. No build id: the library's own name
+    # already has a digest of the content.
     with tempfile.NamedTemporaryFile("w", suffix=".rsp", encoding="utf-8") as names:
         names.write("".join(f'"{path}"\n' for path in objects))
         names.flush()
         command = [compiler(), "-shared", "-o", str(library), f"@{names.name}", "-Wl,--build-id=none"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        words = result.stderr.strip().splitlines() or ["no message"]
-        raise ToolchainError(f"linking {library.name} failed: {words[-1]}")
+        lines = result.stderr.strip().splitlines() or ["no message"]
+        raise ToolchainError(f"linking {library.name} failed: {lines[-1]}")

@@ -1,10 +1,11 @@
-"""Owns how a thread's arrays stand in CUDA source: in parts, so that nvcc is done sooner.
+"""Owns the splitting of local arrays in CUDA source into smaller arrays and scalars, which shortens nvcc's compile time.
 
 Knows nothing of compilers, flags or what kernels compute.
 
-TVM spells out loops over registers, which are arrays in its source, and what nvcc spends on an array grows with the square of its
-accesses: on a product on CUDA cores, which has thousands, half of its time. Here, places that are never accessed together become
-arrays of their own. The last ones are declared first: nvcc then numbers them as it numbers the places of one array.
+TVM unrolls loops over registers, which are arrays in its source. nvcc's time for an array grows with the square of its
+accesses: a GEMM on CUDA cores has thousands, and they take half of nvcc's time. Here, elements that no vector access
+spans become arrays of their own. Arrays of higher elements are declared first: then nvcc numbers registers as it does
+for the whole array.
 """
 
 from __future__ import annotations
@@ -14,68 +15,69 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 MANY_ACCESSES = 1000
-"""To all arrays of a kernel. Fewer take nvcc no time."""
+"""Fewest accesses to all arrays of a kernel at which splitting pays: with fewer, nvcc's time for arrays is negligible."""
 
 _KERNEL = re.compile(r'^(?=extern "C" __global__)', re.MULTILINE)
 _ARRAY = re.compile(r"^(?P<head> *(?:alignas\(\d+\) )?(?P<type>\w+)) (?P<name>\w+)\[\d+\];\n", re.MULTILINE)
-_ACCESS = re.compile(r"\*\((?P<type>\w+?)(?P<lanes>[24])\*\)\((?P<vector>\w+) \+ (?P<first>\d+)\)|\b(?P<element>\w+)\[(?P<place>\d+)\]")
-"""Of a vector, or of an element."""
+_ACCESS = re.compile(r"\*\((?P<type>\w+?)(?P<lanes>[24])\*\)\((?P<vector>\w+) \+ (?P<first>\d+)\)|\b(?P<element>\w+)\[(?P<index>\d+)\]")
+"""An access to a vector, or to one element."""
 _WORD = re.compile(r"\w+")
 
 
-def in_parts(source: str) -> str:
-    """Return the source with those arrays in parts of which it says at which places it accesses them; kernels with few accesses stay."""
-    return "".join(map(_kernel_in_parts, _KERNEL.split(source)))
+def scalarized(source: str) -> str:
+    """Return the source with those arrays split whose accesses all have constant indices; kernels with few accesses are unchanged."""
+    return "".join(map(_scalarized_kernel, _KERNEL.split(source)))
 
 
-def _kernel_in_parts(kernel: str) -> str:
-    parts = dict(_parts(kernel, list(_ARRAY.finditer(kernel)))) if kernel.startswith("extern") else {}
+def _scalarized_kernel(kernel: str) -> str:
+    pieces = dict(_pieces(kernel, list(_ARRAY.finditer(kernel)))) if kernel.startswith("extern") else {}
 
     def declared(array: re.Match[str]) -> str:
         name = array["name"]
-        own = (f"{array['head']} {_named(name, part)}[{len(part)}];\n" for part in reversed(parts.get(name, ())))
+        own = (f"{array['head']} {_piece_name(name, piece)}[{len(piece)}];\n" for piece in reversed(pieces.get(name, ())))
         return "".join(own) or array[0]
 
     def accessed(access: re.Match[str]) -> str:
-        name, place = _place(access)
-        if name not in parts:
+        name, index = _accessed_element(access)
+        if name not in pieces:
             return access[0]
-        part = next(part for part in parts[name] if place in part)
-        own, place = _named(name, part), place - part.start
-        return f"{own}[{place}]" if access["element"] else f"*({access['type']}{access['lanes']}*)({own} + {place})"
+        piece = next(piece for piece in pieces[name] if index in piece)
+        own, index = _piece_name(name, piece), index - piece.start
+        return f"{own}[{index}]" if access["element"] else f"*({access['type']}{access['lanes']}*)({own} + {index})"
 
-    return _ACCESS.sub(accessed, _ARRAY.sub(declared, kernel)) if parts else kernel
-
-
-def _named(name: str, part: range) -> str:
-    return f"{name}_from_{part.start}"
+    return _ACCESS.sub(accessed, _ARRAY.sub(declared, kernel)) if pieces else kernel
 
 
-def _place(access: re.Match[str]) -> tuple[str, int]:
-    return access["vector"] or access["element"], int(access["first"] or access["place"])
+def _piece_name(name: str, piece: range) -> str:
+    return f"{name}_from_{piece.start}"
 
 
-def _parts(kernel: str, arrays: Sequence[re.Match[str]]) -> Iterator[tuple[str, list[range]]]:
-    """Yield the arrays that are to be cut, each with the places that are accessed together."""
+def _accessed_element(access: re.Match[str]) -> tuple[str, int]:
+    """Return the array's name and the index of the first element accessed."""
+    return access["vector"] or access["element"], int(access["first"] or access["index"])
+
+
+def _pieces(kernel: str, arrays: Sequence[re.Match[str]]) -> Iterator[tuple[str, list[range]]]:
+    """Yield the name of each array to be split, with the ranges of elements that stay together."""
     types = {array["name"]: array["type"] for array in arrays}
     declared = Counter(array["name"] for array in arrays)
     accesses: dict[str, list[range]] = defaultdict(list)
     for access in _ACCESS.finditer(_ARRAY.sub("", kernel)):
-        name, place = _place(access)
+        name, index = _accessed_element(access)
         if name in types and (access["element"] or access["type"] == types[name]):
-            accesses[name].append(range(place, place + int(access["lanes"] or 1)))
+            accesses[name].append(range(index, index + int(access["lanes"] or 1)))
     if sum(map(len, accesses.values())) < MANY_ACCESSES:
         return
-    words = Counter(_WORD.findall(kernel))
-    for name, places in accesses.items():
-        # Not what two scopes declare, or what is accessed as a whole, at a place that varies or as another type.
-        if declared[name] == 1 and words[name] == 1 + len(places):
-            yield name, list(_joined(places))
+    mentions = Counter(_WORD.findall(kernel))
+    for name, ranges in accesses.items():
+        # Not an array that two scopes declare, or one accessed by a variable index, as another type or by its pointer.
+        if declared[name] == 1 and mentions[name] == 1 + len(ranges):
+            yield name, list(_merged(ranges))
 
 
-def _joined(places: Iterable[range]) -> Iterator[range]:
-    """Yield the places in order, as one what overlaps."""
-    several = iter(sorted(set(places), key=lambda each: (each.start, each.stop)))
+def _merged(ranges: Iterable[range]) -> Iterator[range]:
+    """Yield the ranges in order, those that overlap as one."""
+    several = iter(sorted(set(ranges), key=lambda each: (each.start, each.stop)))
     last = next(several)
     for each in several:
         if each.start >= last.stop:

@@ -1,6 +1,6 @@
-"""Owns the versions of the tools that kerneldecl is made for: what `[toolchain]` means where it says nothing, and what is installed.
+"""Owns tool versions: the defaults of `[toolchain]`, the installed versions, and which CUDA toolkits compile for an arch.
 
-Knows nothing of what is done about a tool that is missing.
+Knows nothing of what happens when a tool is missing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from kerneldecl.model import Arch
 PINS: Mapping[str, str] = MappingProxyType({"tvm": "0.27.0.post1", "tvm_ffi": "0.1.14.post1", "cuda": "13.0"})
 _RELEASE = re.compile(r"(\d+)(?:\.(\d+))?(?:\.\d+)*")
 PACKAGES: Mapping[str, str] = MappingProxyType({"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"})
-"""The Python package of each tool that comes as one."""
+"""The Python package of each tool that is one."""
 
 
 def installed(package: str) -> str:
     """Return the version of an installed package, empty where it is not installed."""
-    from importlib import metadata  # slow to import, and only a build asks
+    from importlib import metadata  # slow to import, and needed by builds only
 
     try:
         return metadata.version(package)
@@ -28,7 +28,7 @@ def installed(package: str) -> str:
 
 
 def cuda_release(version: str) -> tuple[int, int] | None:
-    """Return major and minor of a CUDA version, `13.0` as well as `13.0.88`; None for what is no version."""
+    """Return major and minor of a CUDA version, `13.0` as well as `13.0.88`; None for anything else."""
     found = _RELEASE.fullmatch(version)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
@@ -39,8 +39,8 @@ def is_cuda(found: str, declared: str) -> bool:
     return found == declared or (is_release and cuda_release(found) == cuda_release(declared))
 
 
-def cuda_objection(arch: Arch, cuda: str) -> tuple[str, str]:
-    """Return sentence and hint if the CUDA toolkit does not compile for the arch, both empty if it does or need not."""
+def why_not_compiled(arch: Arch, cuda: str) -> tuple[str, str]:
+    """Return the reason and a hint if a CUDA toolkit does not compile for the arch; both empty if it does, or if the arch is a CPU."""
     if arch.gpu is None:
         return "", ""
     release, first, last = cuda_release(cuda), cuda_release(arch.cuda_min), cuda_release(arch.cuda_max)

@@ -1,11 +1,11 @@
-// Owns the memory of a GPU that kernels take beside their arguments, in the place of TVM's pool.
-// Knows nothing of kernels. Linked with those that ask for such memory; see cudalink.py.
+// Owns the workspace allocator: it allocates kernels' workspaces in a GPU's global memory, in the place of TVM's pool.
+// Knows nothing of kernels. Linked with kernels that allocate a workspace; see cuda_objects.py.
 //
-// TVM's pool frees its largest page where a larger one is asked for, while CUDA graphs that were captured before still write
-// into it. A page from here stays until the process ends. Sizes are powers of two, so that pages that were outgrown are together
-// no larger than the one that is used.
+// TVM's pool frees its largest buffer to allocate a larger one, while CUDA graphs that were captured before still write into
+// it. A buffer (`Page`) of this allocator stays until the process ends. Sizes are powers of two, so that all smaller buffers
+// together take no more memory than the largest.
 //
-// As in TVM's pool, a page belongs to a thread, and what the thread launches uses it in turn.
+// As in TVM's pool, a buffer belongs to a thread, whose launches use it one after the other.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,21 +16,21 @@ extern "C" int TVMBackendFreeWorkspace(int device_type, int device_id, void* dat
 namespace {
 
 constexpr int kCuda = 2;  // DLDeviceType
-constexpr uint64_t kSmallest = 4096;  // TVM's page
+constexpr uint64_t kSmallest = 4096;  // page size of TVM's pool
 
 struct Page {
   Page* next;
-  pthread_t owner;  // that of a thread that has ended may come again: then its pages do, too
+  pthread_t owner;  // a later thread may have the same id: it inherits the pages
   int device_id;
   uint64_t bytes;
   void* data;
-  bool is_taken;  // owner's alone
+  bool is_taken;  // read and written by the owner alone
 };
 
 }  // namespace
 
-// Libraries of one process share the list where the compiler makes such symbols unique (g++ does), and else have one each.
-// Another layout of Page needs another name.
+// Libraries of one process share this list where the compiler makes the symbol unique (g++ does); otherwise each has its own.
+// A change of Page's layout needs another name.
 inline void* kerneldecl_cuda_pages_1 = nullptr;
 
 namespace {
@@ -48,7 +48,7 @@ void* take(int device_type, int device_id, uint64_t asked, int type_code, int ty
     if (fits && (!found || page->bytes < found->bytes)) found = page;
   }
   if (!found) {
-    void* data = TVMBackendAllocWorkspace(device_type, device_id, bytes, type_code, type_bits);  // never given back
+    void* data = TVMBackendAllocWorkspace(device_type, device_id, bytes, type_code, type_bits);  // never freed
     if (!data) return nullptr;
     found = static_cast<Page*>(malloc(sizeof(Page)));
     if (!found) return nullptr;
@@ -75,7 +75,7 @@ int give_back(int device_type, int device_id, void* data) {
 
 }  // namespace
 
-// What host code calls. TVM's loader puts its own functions where it finds these names: it does not find hidden ones.
+// Host code calls these. TVM's loader would put its own functions into symbols of these names, but does not find hidden ones.
 extern "C" {
 __attribute__((visibility("hidden"))) void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = take;
 __attribute__((visibility("hidden"))) int (*__TVMBackendFreeWorkspace)(int, int, void*) = give_back;

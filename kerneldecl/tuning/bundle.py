@@ -23,15 +23,17 @@ from typing import Any
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Trial, Workload, frozen
 from kerneldecl.runners.local import in_order
-from kerneldecl.serial import arch_from_json, to_json
+from kerneldecl.serial import arch_from_json, to_json, trial_from_json, trial_to_json
 from kerneldecl.store.keys import digest, key
-from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.local import Record
+from kerneldecl.store.protocol import Store
+from kerneldecl.store.results import Lowered
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
-from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.search import Outcome, chosen, groups, keep_objects, measurement_from_json, measurement_json, record_result
-from kerneldecl.tuning.task import BUILD_SECS, Runner, Step, Task
+from kerneldecl.tuning.records import write_result
+from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
+from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "bundle.json"
 MOST_GROUPS = 2
 """Policies whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
@@ -46,7 +48,7 @@ class Candidates:
     policy: str
     built: tuple[Trial, ...]
     blobs: tuple[Mapping[str, str], ...]
-    """Of each: digests of its object, its database lines and its source, as a tuning record names the winner's."""
+    """Digests of each candidate's object, database lines and source, as a tuning record names the winner's."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Entry:
 
     task: Task
     manifest: str
-    """Of the tuning: its key is that of the record to be."""
+    """Manifest of the tuning: its key is that of the record to be."""
     groups: tuple[Candidates, ...]
 
 
@@ -63,24 +65,26 @@ def bundle_folder(root: Path, name: str, version: str, target: str) -> Path:
     return root / "dist" / f"{name}-{version}" / f"{target}.bundle"
 
 
-def build_entry(task: Task, manifest: str, runner: Runner, step: Step) -> tuple[Entry, Outcome]:
-    """Build an entry's candidates; return them with the outcome to link until they are measured, as `tune.rank` has it."""
-    found = list(itertools.islice(groups(task, runner, step), MOST_GROUPS))
-    made: list[Candidates] = []
-    outcome = Outcome([m for group in found for m in group.built], 0, "")
+def build_entry(task: Task, manifest: str, runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
+    """Build an entry's candidates; return them with the outcome to link until they are measured, as `search.rank` has it."""
+    found = list(itertools.islice(groups(task, runner, on_progress), MOST_GROUPS))
+    bundled: list[Candidates] = []
+    outcome = Outcome([trial for group in found for trial in group.built], 0, "")
     for group in found:
         keep_objects(task, group.built, runner)
-        compiled = tuple(m for m in group.built if not m.failure and task.has_object(m.code))
-        made.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner))))
-        if not outcome.policy and (measurements := chosen(group, is_complete=True)):
-            outcome = Outcome(measurements, 0, group.policy)
-    return Entry(task, manifest, tuple(made)), outcome
+        compiled = tuple(trial for trial in group.built if not trial.failure and task.has_object(trial.code_digest))
+        bundled.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner))))
+        if not outcome.policy and (preferred := preferred_first(group, is_complete=True)):
+            outcome = Outcome(preferred, 0, group.policy)
+    return Entry(task, manifest, tuple(bundled)), outcome
 
 
 def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, str]]:
-    answers = in_order(runner.run_all([task.describe_request(m.candidate) for m in compiled], BUILD_SECS), len(compiled))
+    requests = [task.describe_request(trial.candidate) for trial in compiled]
+    answers = in_order(runner.run_all(requests, BUILD_SECS), len(compiled))
     texts = [{name: digest(answer[name].encode()) for name in ("database", "source")} for answer in answers]
-    return [{"code": digest(task.object_path(m.code).read_bytes()), **text} for m, text in zip(compiled, texts, strict=True)]
+    objects = [digest(task.object_path(trial.code_digest).read_bytes()) for trial in compiled]
+    return [{"object": held, **text} for held, text in zip(objects, texts, strict=True)]
 
 
 def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> None:
@@ -96,8 +100,8 @@ def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries
                     place = fresh / file.relative_to(root)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, place)
-            for measurement in (m for group in entry.groups for m in group.built):
-                library = entry.task.library_path(measurement.code)
+            for trial in (trial for group in entry.groups for trial in group.built):
+                library = entry.task.library_path(trial.code_digest)
                 shutil.copyfile(library, fresh / "lib" / library.name)
         content = {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
         (fresh / FILE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -114,7 +118,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     return {
         "workload": to_json(task.workload),
         "arch": to_json(task.arch),
-        "lowered": dict(task.lowered),
+        "lowered": dict(task.lowered.json),
         "tolerance": task.tolerance,
         "protocol": dict(task.protocol),
         "toolchain": dict(task.toolchain),
@@ -124,7 +128,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _candidates_json(group: Candidates) -> list[dict[str, Any]]:
-    return [{**measurement_json(m), "blobs": dict(blobs)} for m, blobs in zip(group.built, group.blobs, strict=True)]
+    return [{**trial_to_json(trial), "blobs": dict(blobs)} for trial, blobs in zip(group.built, group.blobs, strict=True)]
 
 
 def read_bundle(folder: Path) -> list[Entry]:
@@ -144,36 +148,48 @@ def read_bundle(folder: Path) -> list[Entry]:
 
 def _entry_from_json(folder: Path, json: Json) -> Entry:
     fields: dict[str, Any] = {name: frozen(value) if isinstance(value, list) else value for name, value in json["workload"].items()}
-    given = (json["lowered"], json["tolerance"], json["protocol"], json["toolchain"])
-    task = Task(folder, Workload(**fields), arch_from_json(json["arch"]), (), *given, folder / "lib")
-    made = [(group["policy"], [dict(candidate) for candidate in group["candidates"]]) for group in json["groups"]]
-    several = [(policy, [c.pop("blobs") for c in candidates], candidates) for policy, candidates in made]
-    groups_read = (Candidates(policy, tuple(map(measurement_from_json, candidates)), tuple(blobs)) for policy, blobs, candidates in several)
-    return Entry(task, "".join(f"{line}\n" for line in json["manifest"]), tuple(groups_read))
+    task = Task(
+        root=folder,
+        workload=Workload(**fields),
+        arch=arch_from_json(json["arch"]),
+        policies=(),
+        lowered=Lowered(json["lowered"]),
+        tolerance=json["tolerance"],
+        protocol=json["protocol"],
+        toolchain=json["toolchain"],
+        folder=folder / "lib",
+    )
+    return Entry(task, "".join(f"{line}\n" for line in json["manifest"]), tuple(map(_candidates_from_json, json["groups"])))
 
 
-def measure_entry(entry: Entry, runner: Runner, store: LocalStore, step: Step, following: Task | None = None) -> Outcome:
+def _candidates_from_json(json: Json) -> Candidates:
+    candidates = [dict(candidate) for candidate in json["candidates"]]
+    blobs = tuple(candidate.pop("blobs") for candidate in candidates)
+    return Candidates(json["policy"], tuple(map(trial_from_json, candidates)), blobs)
+
+
+def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnProgress, next_task: Task | None = None) -> Outcome:
     """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record.
 
-    `following` is measured next.
+    `next_task` is measured next.
     """
-    failed: list[Trial] = []
-    for group in entry.groups:
-        measured = measure(entry.task, group.built, Preparation(entry.task, runner, store, following), runner, store, step)
-        if any(m.samples for m in measured):
-            outcome = Outcome(*ranking([*measured, *failed]), group.policy)
-            _keep(entry, group, outcome, runner, store)
-            return outcome
-        failed += measured
-    return Outcome(failed, 0, "")
+    task = entry.task
+
+    def evaluate(built: Sequence[Trial]) -> list[Trial]:
+        return measure(task, built, Preparation(task, runner, store, next_task), runner, store, on_progress)
+
+    outcome = search(((group.policy, group.built) for group in entry.groups), evaluate)
+    assert outcome is not None, "measuring always tells"
+    if outcome.policy:
+        blobs = _blobs_of(entry, outcome)
+        write_result(store, entry.manifest, task, outcome, blobs, measured_on(task, runner))
+    return outcome
 
 
-def is_measured(entry: Entry, store: LocalStore) -> bool:
+def _blobs_of(entry: Entry, outcome: Outcome) -> Mapping[str, str]:
+    candidates = ((trial, blobs) for group in entry.groups for trial, blobs in zip(group.built, group.blobs, strict=True))
+    return next(blobs for trial, blobs in candidates if trial.candidate == outcome.trials[0].candidate)
+
+
+def is_measured(entry: Entry, store: Store) -> bool:
     return isinstance(store.read("tune", key(entry.manifest), is_local=False), Record)
-
-
-def _keep(entry: Entry, group: Candidates, outcome: Outcome, runner: Runner, store: LocalStore) -> None:
-    winner = outcome.measurements[0]
-    blobs = next(blobs for m, blobs in zip(group.built, group.blobs, strict=True) if m.candidate == winner.candidate)
-    found = {**blobs, "build_key": key(f"{winner.scheduled} {blobs['code']}"), **measured_on(entry.task, runner)}
-    store.write("tune", entry.manifest, record_result(entry.task, outcome, found), is_local=False)

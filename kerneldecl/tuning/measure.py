@@ -15,10 +15,11 @@ from typing import Any
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
-from kerneldecl.store.keys import key, measure_manifest
-from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.tuning.race import PACES, race
-from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, Runner, Step, Task
+from kerneldecl.store.keys import key, measure_manifest, symbol
+from kerneldecl.store.local import Record
+from kerneldecl.store.protocol import Store
+from kerneldecl.tuning.race import PROTOCOLS, race
+from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
 """Candidates that spill registers come last, and only until verifying has taken so long, where one without spills has passed."""
@@ -27,12 +28,12 @@ SPILLING_SECS = 1.0
 class Preparation:
     """The making of inputs and reference, which takes its time, while candidates are still being built.
 
-    Those of `following`, which is measured next, are made while a GPU measures this one, if it measures both: a CPU they would disturb.
+    Those of `next_task`, which is measured next, are made while a GPU measures this one, if it measures both: a CPU they would disturb.
     """
 
-    def __init__(self, task: Task, runner: Runner, store: LocalStore, following: Task | None = None) -> None:
+    def __init__(self, task: Task, runner: Runner, store: Store, next_task: Task | None = None) -> None:
         self._task, self._runner, self._store = task, runner, store
-        self._foreseen = following if following and task.arch.gpu and following.arch == task.arch else None
+        self._next = next_task if next_task and task.arch.gpu and next_task.arch == task.arch else None
         self._answer: Answer = {}
         self._error: KerneldeclError | None = None
         # A daemon: it may wait for a GPU that another process holds when the user gives up.
@@ -43,9 +44,9 @@ class Preparation:
         if not self._thread.ident:
             self._thread.start()
 
-    def start_for(self, code: str) -> None:
+    def start_for(self, code_digest: str) -> None:
         """Begin if this code, which was just built, has to be measured."""
-        if known(self._task, code, self._store) is None:
+        if known(self._task, code_digest, self._store) is None:
             self.start()
 
     def answer(self) -> Answer:
@@ -59,115 +60,119 @@ class Preparation:
     def _run(self) -> None:
         try:
             self._answer = prepare(self._task, self._runner)
-            if self._foreseen:
-                self._runner.measure(self._foreseen.measure_request("foresee", case=self._foreseen.measured_case), PREPARE_SECS)
+            if self._next:
+                self._runner.measure(self._next.measure_request("prepare_next", spec=self._next.measured_spec), PREPARE_SECS)
         except KerneldeclError as error:
             self._error = error
 
 
-def measure(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: LocalStore, step: Step) -> list[Trial]:
+def measure(
+    task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, store: Store, on_progress: OnProgress
+) -> list[Trial]:
     """Verify and time what was built, as far as no earlier run has measured the same code; return all, in their order.
 
     The library of each code is in the task's folder.
     """
-    before = {m.code: known(task, m.code, store) for m in built if m.code}
-    first = {m.code: m for m in reversed(built) if m.code and before[m.code] is None}
-    done = {m.code: m for m in _timed(task, list(first.values())[::-1], preparation, runner, step)}
-    for measurement in done.values():
-        _keep(task, measurement, store)
-    return [_with_result(m, done.get(m.code) or before.get(m.code)) for m in built]
+    before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
+    first = {trial.code_digest: trial for trial in reversed(built) if trial.code_digest and before[trial.code_digest] is None}
+    done = {trial.code_digest: trial for trial in _timed(task, list(first.values())[::-1], preparation, runner, on_progress)}
+    for trial in done.values():
+        _keep(task, trial, store)
+    return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 
-def recall(task: Task, built: Sequence[Trial], store: LocalStore) -> list[Trial] | None:
+def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial] | None:
     """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
-    before = {m.code: known(task, m.code, store) for m in built if m.code}
-    return None if None in before.values() else [_with_result(m, before.get(m.code)) for m in built]
+    before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
+    return None if None in before.values() else [_with_result(trial, before.get(trial.code_digest)) for trial in built]
 
 
 def prepare(task: Task, runner: Runner) -> Answer:
     """Have the measuring worker make the workload's inputs and reference; again, if it has them no more."""
-    return runner.measure(task.measure_request("prepare", case=task.measured_case), PREPARE_SECS)
+    return runner.measure(task.measure_request("prepare", spec=task.measured_spec), PREPARE_SECS)
 
 
 def _with_result(built: Trial, result: Trial | None) -> Trial:
     return replace(built, error=result.error, samples=result.samples, failure=result.failure) if result else built
 
 
-def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, step: Step) -> list[Trial]:
+def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner: Runner, on_progress: OnProgress) -> list[Trial]:
     """Verify each, race those that passed; return all."""
     if not built:
         return []
     answer = preparation.answer()
     if "failure" in answer:
-        return [replace(m, failure=f"inputs or reference: {answer['failure']}") for m in built]
-    passed, failed = _verified(task, built, runner, step)
+        return [replace(trial, failure=f"inputs or reference: {answer['failure']}") for trial in built]
+    passed, failed = _verified(task, built, runner, on_progress)
 
-    def sample(measurement: Trial, calls: int) -> list[float] | str:
-        request = task.measure_request("sample", case=task.measured_case, calls=calls, samples=1, **_kernel(task, measurement))
+    def sample(trial: Trial, calls: int) -> list[float] | str:
+        request = task.measure_request("sample", spec=task.measured_spec, calls=calls, samples=1, **_kernel(task, trial))
         got = runner.measure(request, PREPARE_SECS)
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
-    step("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*race(passed, sample, PACES[task.arch.kind]), *failed]
+    on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
+    return [*race(passed, sample, PROTOCOLS[task.arch.kind]), *failed]
 
 
 Passed = list[tuple[Trial, float]]
 
 
-def _verified(task: Task, built: Sequence[Trial], runner: Runner, step: Step) -> tuple[Passed, list[Trial]]:
+def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: OnProgress) -> tuple[Passed, list[Trial]]:
     """Return those that compute what the reference does, with the seconds of a first run, and the others."""
     passed: Passed = []
     failed: list[Trial] = []
     start = time.monotonic()
-    for count, measurement in enumerate(sorted(built, key=lambda m: m.spill_bytes > 0), start=1):
-        if measurement.spill_bytes and passed and time.monotonic() - start > SPILLING_SECS:
-            failed.append(replace(measurement, failure=f"not run: it spills {measurement.spill_bytes} bytes of registers, others do not"))
+    for count, trial in enumerate(sorted(built, key=lambda trial: trial.spill_bytes > 0), start=1):
+        if trial.spill_bytes and passed and time.monotonic() - start > SPILLING_SECS:
+            failed.append(replace(trial, failure=f"not run: it spills {trial.spill_bytes} bytes of registers, others do not"))
             continue
-        verdict, secs = _verdict(task, measurement, runner)
+        verdict, secs = _verdict(task, trial, runner)
         if verdict.failure:
             failed.append(verdict)
             # Its process may have died with it: what the next one needs is made again within its own limit.
             prepare(task, runner)
         else:
             passed.append((verdict, secs))
-        step("verified", count, len(built), min((secs for _, secs in passed), default=None))
+        on_progress("verified", count, len(built), min((secs for _, secs in passed), default=None))
     return passed, failed
 
 
-def _verdict(task: Task, measurement: Trial, runner: Runner) -> tuple[Trial, float]:
-    answer = runner.measure(task.measure_request("verify", case=task.measured_case, **_kernel(task, measurement)), VERIFY_SECS)
+def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
+    answer = runner.measure(task.measure_request("verify", spec=task.measured_spec, **_kernel(task, trial)), VERIFY_SECS)
     if "failure" in answer:
-        return replace(measurement, failure=answer["failure"]), 0.0
+        return replace(trial, failure=answer["failure"]), 0.0
     # JSON holds no infinity, which is the error of a NaN.
     error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
     if not error <= task.tolerance:
-        return replace(measurement, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
-    return replace(measurement, error=error), answer["secs"]
+        return replace(trial, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
+    return replace(trial, error=error), answer["secs"]
 
 
-def _kernel(task: Task, measurement: Trial) -> dict[str, str]:
-    return {"library": str(task.library_path(measurement.code)), "symbol": f"kd_{task.lowered['computation'][:20]}"}
+def _kernel(task: Task, trial: Trial) -> dict[str, str]:
+    return {"library": str(task.library_path(trial.code_digest)), "symbol": symbol(task.lowered.computation)}
 
 
-def _manifest(task: Task, code: str) -> str:
-    return measure_manifest(code, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
+def _manifest(task: Task, code_digest: str) -> str:
+    return measure_manifest(code_digest, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
 
 
-def known(task: Task, code: str, store: LocalStore) -> Trial | None:
+def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     """Return what an earlier run measured of the same code under the same protocol."""
-    found = store.read("measure", key(_manifest(task, code)), is_local=task.arch.is_detected)
+    found = store.read("measure", key(_manifest(task, code_digest)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
         return None
     result = found.result
-    return Trial(Candidate("", ()), 0.0, code=code, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"])
+    return Trial(
+        Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
+    )
 
 
-def _keep(task: Task, measurement: Trial, store: LocalStore) -> None:
+def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
-    if measurement.error is None:
+    if trial.error is None:
         return
-    result = {"error": measurement.error, "samples": list(measurement.samples), "failure": measurement.failure}
-    store.write("measure", _manifest(task, measurement.code), result, is_local=task.arch.is_detected)
+    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure}
+    store.write("measure", _manifest(task, trial.code_digest), result, is_local=task.arch.is_detected)
 
 
 def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
 
     Fields of what cannot be found out are empty or missing.
     """
-    answer = runner.measure(task.measure_request("ceilings"), PREPARE_SECS)
+    answer = runner.measure(task.measure_request("measured_peaks"), PREPARE_SECS)
     reached = {name: float(f"{value:.3g}") for name, value in answer.items() if isinstance(value, float)}
-    told = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}
-    return {"ceilings": reached, **told}
+    device = {"provenance": answer["device"], "conditions": answer["conditions"]} if "conditions" in answer else {}
+    return {"measured_peaks": reached, **device}

@@ -36,7 +36,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Pace:
+class TimingProtocol:
     """How much time a device is given to show its differences."""
 
     rounds: tuple[Round, ...]
@@ -46,37 +46,37 @@ class Pace:
     """Slow kernels get fewer samples, so that no round takes much longer."""
 
 
-PACES: Mapping[str, Pace] = {
-    "cpu": Pace((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
+PROTOCOLS: Mapping[str, TimingProtocol] = {
+    "cpu": TimingProtocol((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
     # A first run on a GPU, with cold caches like the samples, tells who is far behind: a first round may be too long to be worth it.
     # Rests are not counted in the seconds of a round: they are as long as the samples. Few launches do not show how kernels get on that
     # follow each other for long: what they leave to be written, and how the next one's blocks find room.
-    "cuda": Pace((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 1e-3, 0.2),
+    "cuda": TimingProtocol((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 1e-3, 0.2),
 }
-"""By kind of arch."""
+"""Timing protocol by kind of arch."""
 NOISE = 0.005
 """Two medians closer than this are one to us."""
 
 
-def race(verified: Sequence[tuple[Trial, float]], sample: Sampler, pace: Pace = PACES["cpu"]) -> list[Trial]:
+def race(verified: Sequence[tuple[Trial, float]], sample: Sampler, protocol: TimingProtocol = PROTOCOLS["cpu"]) -> list[Trial]:
     """Return the candidates, each with its samples or a failure. Each comes with the seconds of a first run."""
-    field = [measurement for measurement, _ in verified]
+    candidates = [trial for trial, _ in verified]
     secs = [first for _, first in verified]
-    places = list(range(len(field)))
-    for rules in pace.rounds:
+    places = list(range(len(candidates)))
+    for rules in protocol.rounds:
         places = _admitted(places, secs, rules)
-        total = sum(max(secs[place], pace.sample_secs) for place in places)
-        count = max(rules.least, min(rules.samples, int(pace.round_secs / total))) if places else 0
+        total = sum(max(secs[place], protocol.sample_secs) for place in places)
+        count = max(rules.least, min(rules.samples, int(protocol.round_secs / total))) if places else 0
         for turn in range(count):
             for place in places[:: -1 if turn % 2 else 1]:
-                if not field[place].failure:
-                    field[place] = _sampled(field[place], secs[place], sample, pace.sample_secs)
-        places = [place for place in places if not field[place].failure]
+                if not candidates[place].failure:
+                    candidates[place] = _sampled(candidates[place], secs[place], sample, protocol.sample_secs)
+        places = [place for place in places if not candidates[place].failure]
         for place in places:
-            if field[place].samples:
-                secs[place] = field[place].run_secs
+            if candidates[place].samples:
+                secs[place] = candidates[place].run_secs
     # Who dropped out before the first round keeps the time of its first run.
-    return [m if m.samples or m.failure else replace(m, samples=(first,)) for m, first in zip(field, secs, strict=True)]
+    return [m if m.samples or m.failure else replace(m, samples=(first,)) for m, first in zip(candidates, secs, strict=True)]
 
 
 def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> list[int]:
@@ -95,28 +95,28 @@ def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> lis
     return sorted((place for place in places if secs[place] <= limit), key=rank)[: rules.most]
 
 
-def _sampled(measurement: Trial, expected_secs: float, sample: Sampler, sample_secs: float) -> Trial:
+def _sampled(trial: Trial, expected_secs: float, sample: Sampler, sample_secs: float) -> Trial:
     calls = max(1, math.ceil(sample_secs / max(expected_secs, 1e-7)))
-    answer = sample(measurement, calls)
+    answer = sample(trial, calls)
     if isinstance(answer, str):
-        return replace(measurement, samples=(), failure=answer)
-    return replace(measurement, samples=(*measurement.samples, *answer))
+        return replace(trial, samples=(), failure=answer)
+    return replace(trial, samples=(*trial.samples, *answer))
 
 
-def ranking(measurements: Sequence[Trial]) -> tuple[list[Trial], int]:
-    """Return all measurements, winner first, then by time, failed ones last; and how many tied with the fastest.
+def ranking(trials: Sequence[Trial]) -> tuple[list[Trial], int]:
+    """Return all trials, winner first, then by time, failed ones last; and how many tied with the fastest.
 
-    Measurements are given in their policy's order. Who came to the final can win. Among those that noise cannot tell from the
+    Trials are given in their policy's order. Who came to the final can win. Among those that noise cannot tell from the
     fastest, the first in that order wins: a second run picks the same one, and what a policy knows beyond a race counts.
     """
-    timed = sorted((m for m in measurements if m.samples), key=lambda m: m.run_secs)
+    timed = sorted((m for m in trials if m.samples), key=lambda m: m.run_secs)
     if not timed:
-        return list(measurements), 0
+        return list(trials), 0
     most = max(len(m.samples) for m in timed)
     final = [m for m in timed if 2 * len(m.samples) > most]
-    winner = next(m for m in measurements if any(m is other and _is_tied(final[0], m) for other in final))
+    winner = next(m for m in trials if any(m is other and _is_tied(final[0], m) for other in final))
     others = [m for m in timed if m is not winner]
-    return [winner, *others, *(m for m in measurements if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
+    return [winner, *others, *(m for m in trials if not m.samples)], sum(_is_tied(final[0], m) for m in timed) - 1
 
 
 def _is_tied(best: Trial, other: Trial) -> bool:

@@ -23,9 +23,9 @@ def test_plan_build_load_and_call(real: Space) -> None:
     real.edit("workloads.toml", "m = 16", "m = 5")
     planned = kerneldecl.plan(real.root)
     assert {(action.entry, action.kind) for action in planned.misses} == {
-        ("product@host", "lower"),
-        ("product@host", "tune"),
-        ("product@host", "build"),
+        ("gemm@host", "lower"),
+        ("gemm@host", "tune"),
+        ("gemm@host", "build"),
         ("host", "link"),
     }
     events: list[object] = []
@@ -36,14 +36,14 @@ def test_plan_build_load_and_call(real: Space) -> None:
     artifact = kerneldecl.load(real.artifact())
     assert list(artifact) == list(artifacts["host"])
     a, b, out = RNG.standard_normal((5, 32), np.float32), RNG.standard_normal((32, 24), np.float32), np.empty((5, 24), np.float32)
-    artifact["product"](a, b, out)
+    artifact["gemm"](a, b, out)
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-5)
 
 
 def test_load_finds_the_one_target_below_a_folder(real: Space) -> None:
     artifact = kerneldecl.load(real.artifact().parent)
     assert artifact.folder == real.artifact()
-    assert "product" in artifact
+    assert "gemm" in artifact
 
 
 def test_a_failed_build_names_the_entries(real: Space) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from spaces import REPOSITORY, Space, clean_environment
 
+pytestmark = pytest.mark.slow
+
 NEEDED = ("tvm_ffi", "typing_extensions", "numpy")
-"""What the documents say that a deployed model needs beside TVM's runtime library, and what that package itself needs."""
+"""What the documents say that a deployed model needs besides TVM's runtime library, and what that package itself needs."""
 BARE = """
 import importlib.util
 for absent in ("kerneldecl", "tvm", "click", "pydantic", "ml_dtypes"):
@@ -45,9 +47,9 @@ def python(*arguments: str, cwd: Path) -> str:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder in which the README's commands and scripts were run."""
     space = Space(tmp_path_factory.mktemp("deployed"))
-    space.write({name: example("README.md", name) for name in ("model.py", "deploy.py", "run.py")})
+    space.write({name: example("docs/deploying.md", name) for name in ("model.py", "deploy.py", "run.py")})
     space.write({name: example("docs/deploying.md", name) for name in ("order.py", "alone.py")})
-    for command in example("README.md", "model").splitlines():
+    for command in example("docs/deploying.md", "model").splitlines():
         program, *arguments = command.split()
         assert program == "kerneldecl"
         space.run(*arguments)
@@ -86,15 +88,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin" / "python"
 
 
-@pytest.mark.parametrize("linked", [True, False], ids=["linked", "beside"])
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "separate"])
 def test_a_model_runs_in_an_environment_without_kerneldecl_and_compiler(deployed: Path, bare: Path, linked: bool, tmp_path: Path) -> None:
     if linked:
         shutil.copy(deployed / "mlp.so", tmp_path)
     else:
         export = f'export_model(executable, "{tmp_path / "mlp.so"}")'
-        script = re.sub(r"^export_model\(.*", export, example("README.md", "deploy.py"), flags=re.MULTILINE)
-        (deployed / "beside.py").write_text(script, encoding="utf-8")
-        python("beside.py", cwd=deployed)
+        script = re.sub(r"^export_model\(.*", export, example("docs/deploying.md", "deploy.py"), flags=re.MULTILINE)
+        (deployed / "separate.py").write_text(script, encoding="utf-8")
+        python("separate.py", cwd=deployed)
         (library,) = deployed.glob("dist/*/host/lib/*.so")
         shutil.copy(library, tmp_path / "kernels.so")
     shutil.copy(deployed / "alone.py", tmp_path)

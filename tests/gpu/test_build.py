@@ -1,6 +1,6 @@
-"""Owns the test of the whole way on a machine with a GPU: built, measured, linked, verified, loaded.
+"""Owns the end-to-end test on a machine with a GPU: kernels are built, measured, linked, verified, loaded.
 
-Knows nothing of which candidates there are.
+Knows nothing of candidates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ shape = [300, 1000]
 dtype = "float16"
 
 [[workload]]
-name = "product"
+name = "gemm"
 rule = "matmul"
 m = 200
 n = 300
@@ -44,7 +44,7 @@ dtype = "float16"
 """
 
 
-def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None:
+def test_tuned_kernels_are_measured_linked_and_right(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": WORKLOADS})
     space.run("build")
     for path in space.records("tune"):
@@ -52,13 +52,13 @@ def test_what_is_tuned_here_is_measured_linked_and_right(tmp_path: Path) -> None
         assert result["is_measured"]
         assert result["provenance"]["gpu"] == "NVIDIA H200"
         assert set(result["conditions"]) == {"before", "after"}
-        winner = result["measurements"][0]
+        winner = result["trials"][0]
         assert winner["registers"] > 0
         assert 1e-7 < result["run_secs"] < 1e-3
     assert "2 entries: 2 up to date" in space.run("build").stdout
     verified = space.run("verify").stdout
     assert verified.count("ok ") == 2
-    assert "2 of 2 kernels right" in verified
+    assert "2 of 2 kernels correct" in verified
 
 
 def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_bundle_is_measured_without_a_compiler_and_linked_where_it_was_built(t
     elsewhere = Space(tmp_path / "gpu").write({})
     elsewhere.root.mkdir(exist_ok=True)
     shutil.move(bundle, elsewhere.root / "a.bundle")
-    # PATH holds no compiler: none is to be called.
-    told = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="").stdout
-    assert "2 entries: 2 measured" in told
+    # No compiler on PATH: none may be called.
+    output = elsewhere.run("measure", "a.bundle", PATH=str(tmp_path), CUDA_PATH="", CUDA_HOME="").stdout
+    assert "2 entries: 2 measured" in output
     shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
     space.run("build")
     assert "unmeasured" not in space.read("workloads.lock")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout

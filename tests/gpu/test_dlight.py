@@ -1,4 +1,4 @@
-"""The interface of fast dlight on a GPU: what others wrote is computed right by both policies, measured, and each result is its own."""
+"""The interface of fast dlight on a GPU: functions by others are computed correctly by both policies, and each result is measured."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def error_of(func: Any, run: Any) -> float:
     given = [random_array(np.random.default_rng(at), arg) for at, arg in enumerate(inputs)]
     given = [np.abs(array) % 64 if array.dtype == "int32" else array for array in given]  # rows to gather
     device = tvm.cuda(0)
-    held = [tvm.runtime.tensor(array, device) for array in (*given, poisoned(output))]
-    run(*held)
+    tensors = [tvm.runtime.tensor(array, device) for array in (*given, poisoned(output))]
+    run(*tensors)
     device.sync()
     (want,) = expected_outputs(func, given, [output])
-    return relative_error(held[-1].numpy(), want)
+    return relative_error(tensors[-1].numpy(), want)
 
 
 def tolerance_of(func: Any) -> float:
@@ -52,23 +52,23 @@ def tolerance_of(func: Any) -> float:
 
 def check(func: Any, kernels: Sequence[Kernel]) -> None:
     assert kernels
-    for made in kernels:
-        assert not made.failure
-        assert error_of(func, kernel_of(load_library(made.library, "cuda"), made.symbol)) <= tolerance_of(func), made.candidate
+    for kernel in kernels:
+        assert not kernel.failure
+        assert error_of(func, kernel_of(load_library(kernel.library, "cuda"), kernel.symbol)) <= tolerance_of(func), kernel.candidate
 
 
-OF_GEMMS = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in GEMMS]
+GEMM_CASES = [(func, case(func, policy, 20, 12)) for policy in (TensorCorePolicy, DefaultPolicy) for func in GEMMS]
 # What overflows has no defined result.
-OF_OTHERS = [(func, case(func, DefaultPolicy, 1, 1)) for func in REFUSED if func is not wrapping_integers]
+OTHER_CASES = [(func, case(func, DefaultPolicy, 1, 1)) for func in REFUSED if func is not wrapping_integers]
 
 
-@pytest.mark.parametrize(("func", "case"), OF_GEMMS, ids=[str(case) for _, case in OF_GEMMS])
-def test_products_of_others_are_right(func: Any, case: Case, kernels: Kernels) -> None:
+@pytest.mark.parametrize(("func", "case"), GEMM_CASES, ids=[str(case) for _, case in GEMM_CASES])
+def test_gemms_of_other_authors_are_correct(func: Any, case: Case, kernels: Kernels) -> None:
     check(func, kernels.of(case).kernels)
 
 
-@pytest.mark.parametrize(("func", "case"), OF_OTHERS, ids=[str(case) for _, case in OF_OTHERS])
-def test_other_functions_are_right_on_cuda_cores(func: Any, case: Case, kernels: Kernels) -> None:
+@pytest.mark.parametrize(("func", "case"), OTHER_CASES, ids=[str(case) for _, case in OTHER_CASES])
+def test_other_functions_are_correct_on_cuda_cores(func: Any, case: Case, kernels: Kernels) -> None:
     check(func, kernels.of(case).kernels)
 
 
@@ -82,7 +82,7 @@ def test_the_published_lines() -> None:
     assert [result.config for result in results] == configs
     measured = [result for result in results if result.latency is not None]
     assert len(measured) > len(results) // 2
-    # Among those that noise cannot tell apart the least code wins.
+    # Among results within measurement noise, the one with the least code wins.
     assert best.latency is not None
     assert best.latency <= 1.2 * min(result.latency for result in measured if result.latency is not None)
     assert error_of(nn, best.kernel) <= tolerance_of(nn)
@@ -94,9 +94,9 @@ def test_the_published_lines() -> None:
 def test_a_wrong_kernel_is_not_the_best() -> None:
     """A schedule of another function computes something else, quickly."""
     arch = CUDA("cuda")
-    right = TensorCorePolicy(nn, arch, {"use_wgmma": 0}).emit_config(3)
-    unknown = Config(right[0].candidate.of("gpu_matmul_tc", {**right[0].params, "block_m": 24}), 0.0)
-    results, best = apply_and_build(nn, [unknown, *right], arch)
+    correct = TensorCorePolicy(nn, arch, {"use_wgmma": 0}).emit_config(3)
+    unknown = Config(correct[0].candidate.of("gpu_matmul_tc", {**correct[0].params, "block_m": 24}), 0.0)
+    results, best = apply_and_build(nn, [unknown, *correct], arch)
     assert not results[0].measured
     assert results[0].reason
-    assert best.config in right
+    assert best.config in correct

@@ -1,4 +1,4 @@
-"""Whole modules are tuned, deployed and run on the GPU: measured once, reused by TVM alone, of any declared size, beside their kernels."""
+"""Whole modules are tuned, deployed and run on the GPU: measured once, reused by TVM alone, in shape buckets, with their kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
 
 from kerneldecl.dlight import CUDA, ApplyFastTuning, apply_opt_before_tuning
-from kerneldecl.relax import TIR_PIPELINE, SpecialiseSizes, export_model, load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, ShapeBuckets, export_model, load_model, pipeline
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(4)
@@ -93,7 +93,7 @@ EXTRACT = [sys.executable, "-m", "kerneldecl"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the artifact of the model's functions for two sizes, tuned on this GPU."""
+    """Return the artifact of the model's functions for two shape buckets, tuned on this GPU."""
     root = tmp_path_factory.mktemp("net")
     (root / "net.json").write_text(tvm.ir.save_json(Net))
     arch = CUDA("cuda").arch.name
@@ -110,7 +110,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_dynamic_model_uses_the_kernels_of_its_sizes_beside_it(built: Path, tmp_path: Path) -> None:
     target = targets()[-1]
     passes = pipeline(built, target, "binary", strict=True)
-    executable = relax.build(SpecialiseSizes({"n": (16, 256)})(Net), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    executable = relax.build(ShapeBuckets({"n": (16, 256)})(Net), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
     assert {match.outcome for match in passes.report.matches} == {"hit", "other sizes"}
     export_model(executable, tmp_path / "net.so")
     model = load_model(tmp_path / "net.so", built, tvm.cuda(0))
@@ -140,7 +140,7 @@ def test_a_model_runs_with_the_runtime_alone(built: Path, tmp_path: Path) -> Non
     pytest.importorskip("torch", reason="torch makes the arrays on the GPU")
     target = targets()[-1]
     passes = pipeline(built, target, "binary", strict=True)
-    mod = SpecialiseSizes({"n": (16, 256)})(Net)
+    mod = ShapeBuckets({"n": (16, 256)})(Net)
     export_model(relax.build(mod, target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE), tmp_path / "net.so")
     (library,) = built.glob("lib/*.so")
     command = [sys.executable, "-c", ALONE, str(Path(tvm.__file__).parent / "lib"), str(library)]

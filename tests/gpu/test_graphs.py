@@ -1,4 +1,4 @@
-"""CUDA graphs stay valid: kernels that need more memory beside their arguments may run after a graph was captured."""
+"""CUDA graphs stay valid when kernels with larger workspaces run after a graph was captured."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ pytestmark = pytest.mark.gpu
 TILING = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "raster_group": 1, "smem_epilogue": 0}
 
 
-def in_parts(m: int, parts: int) -> Case:
-    """Return a product whose sums of parts are 4 * parts * m * 128 bytes, between its two kernels."""
+def with_split_k(m: int, parts: int) -> Case:
+    """Return a GEMM with split-K, whose partial accumulators take a workspace of 4 * parts * m * 128 bytes."""
     attrs = {"m": m, "n": 128, "k": 1024, "layout": "nt", "dtype": "float16"}
     return Case(f"{m}-in-{parts}", "matmul", attrs, given("gpu_matmul_tc", {**TILING, "split_k": parts}))
 
 
-class Product:
+class Gemm:
     """A case's kernel with arguments on the GPU."""
 
     def __init__(self, gpu: Device, case: Case, kernels: Kernels, held: ExitStack) -> None:
-        [made] = kernels.of(case).kernels
-        assert not made.failure
+        [built] = kernels.of(case).kernels
+        assert not built.failure
         self.gpu, self.rule = gpu, load_rule(STANDARD, case.rule).of(STANDARD, dict(case.attrs))
-        self.kernel = kernel_of(load_library(made.library, "cuda"), made.symbol)
+        self.kernel = kernel_of(load_library(built.library, "cuda"), built.symbol)
         self.inputs = self.rule.inputs(np.random.default_rng(0))
         signature = self.rule.signature()
         self.out = signature.outputs[0]
@@ -58,32 +58,34 @@ class Product:
 
 
 @contextmanager
-def products(cases: Iterable[Case], kernels: Kernels) -> Iterator[list[Product]]:
+def gemms(cases: Iterable[Case], kernels: Kernels) -> Iterator[list[Gemm]]:
     gpu = device()
     with ExitStack() as held, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", gpu.ordinal), gpu.stream.value or 0):
-        yield [Product(gpu, case, kernels, held) for case in cases]
+        yield [Gemm(gpu, case, kernels, held) for case in cases]
 
 
 @pytest.mark.parametrize("is_called_before", [True, False], ids=["called before", "captured at first"])
-@pytest.mark.parametrize(("small", "larger", "largest"), [(in_parts(64, 2), in_parts(512, 4), in_parts(2048, 8))], ids=["in parts"])
+@pytest.mark.parametrize(
+    ("small", "larger", "largest"), [(with_split_k(64, 2), with_split_k(512, 4), with_split_k(2048, 8))], ids=["split-K"]
+)
 def test_graphs_replay_after_kernels_with_more_memory(
     small: Case, larger: Case, largest: Case, is_called_before: bool, kernels: Kernels
 ) -> None:
-    """Other memory is taken and filled in between: what was given back would be overwritten, or no longer be there."""
-    with products((small, larger, largest), kernels) as several:
+    """Other memory is allocated and filled in between: a freed workspace would be overwritten, or unmapped."""
+    with gemms((small, larger, largest), kernels) as several:
         gpu, graphs, taken = device(), [], []
-        for product in several:
+        for gemm in several:
             if is_called_before:
-                product()
+                gemm()
                 gpu.wait()
-            graphs.append(gpu.timed_graph(product))
+            graphs.append(gpu.timed_graph(gemm))
             taken.append(gpu.allocate(1 << 22))
             gpu.fill(taken[-1], 0xFF, 1 << 22)
         for _ in range(2):
-            for graph, product in zip(graphs, several, strict=True):
-                gpu.fill(product.addresses[-1], 0xFF, 2 * int(np.prod(product.out.shape)))
+            for graph, gemm in zip(graphs, several, strict=True):
+                gpu.fill(gemm.addresses[-1], 0xFF, 2 * int(np.prod(gemm.out.shape)))
                 graph.run()
-                assert product.error() <= product.rule.tolerance()
+                assert gemm.error() <= gemm.rule.tolerance()
         for graph in graphs:
             graph.close()
         for address in taken:

@@ -1,4 +1,4 @@
-"""Owns the tests of measuring on a real GPU: good kernels pass and are timed, bad ones are survived and named.
+"""Owns the tests of measuring on a real GPU: good kernels pass and are timed, bad ones are reported.
 
 Knows nothing of policies. Bad kernels are good ones with a line of CUDA added at their end.
 """
@@ -51,7 +51,7 @@ def case(size: int = SIZE) -> dict[str, Any]:
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
-    """Return a function that builds an addition with a line of CUDA at its end, and says how a worker finds it."""
+    """Return a function that builds an addition with a line of CUDA at its end, and returns its library and symbol."""
     compile_source = cuda._cubin
     rule = {"op": "add", "dtype": "float32"}
 
@@ -63,9 +63,9 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         mod = canonical.lower(load_rule(ROOT, "elementwise").of(ROOT, {**rule, "shape": [size]}))
         schedule = gpu_elementwise.apply(mod, PARAMS, H200)
         assert schedule is not None
-        made = cuda.compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(tmp_path / "cache"))
-        path = tmp_path / f"{made.code}.o"
-        path.write_bytes(made.content)
+        compiled = cuda.compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(tmp_path / "cache"))
+        path = tmp_path / f"{compiled.code}.o"
+        path.write_bytes(compiled.content)
         link_cuda_library(path.with_suffix(".so"), [path])
         return {"library": str(path.with_suffix(".so")), "symbol": "kd_add"}
 
@@ -74,11 +74,11 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
 @pytest.fixture
 def measure() -> Iterator[Callable[..., dict[str, Any]]]:
-    """Return a function that asks the process that measures on the first GPU of the arch, whichever that is."""
+    """Return a function that sends requests to the worker that measures on the first GPU of the arch."""
     with LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
 
         def ask(action: str, limit_secs: float = LIMIT_SECS, **fields: Any) -> dict[str, Any]:
-            return runner.measure({"do": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
+            return runner.measure({"action": action, "device": "cuda", "model": H200.model, **fields}, limit_secs)
 
         yield ask
 
@@ -95,7 +95,7 @@ def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "reason"),
     [
         (BEHIND, "wrote at least 4 bytes outside of its arguments"),
         (BEFORE, "wrote at least 4 bytes outside of its arguments"),
@@ -105,10 +105,10 @@ def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
     ],
     ids=["behind", "before", "input", "trap", "unmapped"],
 )
-def test_a_kernel_that_does_harm_is_named_and_the_next_one_is_measured(built: Any, measure: Any, line: str, words: str) -> None:
+def test_a_harmful_kernel_is_reported_and_the_next_one_is_measured(built: Any, measure: Any, line: str, reason: str) -> None:
     bad, good = built(line), built()
     assert measure("verify", case=case(), **good)["error"] <= 1e-6
-    assert words in measure("verify", case=case(), **bad)["failure"]
+    assert reason in measure("verify", case=case(), **bad)["failure"]
     for _ in range(2):
         assert measure("verify", case=case(), **good)["error"] <= 1e-6
     assert measure("sample", case=case(), calls=3, samples=1, **good)["samples"]
@@ -135,7 +135,7 @@ def test_sizes_from_one_element_to_more_than_a_cache(built: Any, measure: Any, s
 
 
 def test_twice_the_work_is_twice_the_time(built: Any, measure: Any) -> None:
-    """Kernels that wait for so many cycles of their clock: at 1 to 3 GHz."""
+    """Kernels that wait for a number of clock cycles, at 1 to 3 GHz."""
     wait = "{{ long long start = clock64(); while (clock64() - start < {}) {{}} }}"
     short, long = built(wait.format(20_000)), built(wait.format(40_000))
     measure("sample", case=case(), calls=10, samples=3, **short)  # brings the clock up
@@ -144,9 +144,9 @@ def test_twice_the_work_is_twice_the_time(built: Any, measure: Any) -> None:
     assert 1.5 < times[1] / times[0] < 2.1
 
 
-def test_what_the_gpu_reaches_and_how_it_was(built: Any, measure: Any) -> None:
+def test_measured_peaks_and_conditions_of_the_gpu(built: Any, measure: Any) -> None:
     measure("sample", case=case(), calls=1, samples=1, **built())
-    found = measure("ceilings")
+    found = measure("measured_peaks")
     assert 0.7 < found["dram_bytes_per_s"] / H200.the_gpu.dram_bytes_per_s < 1.0
     assert found["device"]["gpu"] == H200.model
     if found["conditions"]["after"]:

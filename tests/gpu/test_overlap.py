@@ -57,8 +57,8 @@ def _addition(size: int, folder: Path) -> Any:
     mod = canonical.lower(load_rule(ROOT, "elementwise").of(ROOT, {"op": "add", "dtype": "float32", "shape": [size]}))
     schedule = gpu_elementwise.apply(mod, {"threads": 128, "width": 4, "unroll": 1}, H200)
     assert schedule is not None
-    made = compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(folder))
-    path = folder / f"{made.code}.o"
-    path.write_bytes(made.content)
+    compiled = compile_cuda_object(schedule.mod, H200, "kd_add", LocalStore(folder))
+    path = folder / f"{compiled.code}.o"
+    path.write_bytes(compiled.content)
     link_cuda_library(path.with_suffix(".so"), [path])
     return kernel_of(load_library(path.with_suffix(".so"), "cuda"), "kd_add")

@@ -1,4 +1,4 @@
-"""Relax models on a GPU: right with schedules and with kernels of an artifact, linked in or beside, exchanged, in a CUDA graph."""
+"""Relax models on a GPU: correct with schedules and with an artifact's kernels, linked in or separate, exchanged, in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tvm
-from _networks import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
-from _networks_relax import module_of
+from bench_support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
+from bench_support.networks.relax_ops import module_of
 from spaces import Space
 from tvm import relax, te
 
@@ -61,7 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
 
 def executable(space: Space, network: Network, form: Any = "binary") -> Any:
     made_for = json.loads((space.artifact("gpu") / "manifest.json").read_text())["arch"]["target"]
-    # Specialised functions are TVM's to compile in mode "schedule", and want the arch with wgmma.
+    # In mode "schedule" TVM compiles traceless functions, which need the arch with wgmma.
     target = tvm.target.Target({**made_for, "arch": "sm_90a"} if form == "schedule" else made_for)
     passes = pipeline(space.artifact("gpu"), target, form, strict=True)
     return relax.build(module_of(network), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
@@ -77,16 +77,16 @@ def error_of(network: Network, machine: Any) -> float:
     return relative_error(machine["main"](*arguments(network)).numpy(), network.reference())
 
 
-@pytest.mark.parametrize("way", ["beside", "linked", "schedule"])
+@pytest.mark.parametrize("way", ["separate", "linked", "schedule"])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_a_network_is_right(built: Space, network: Network, way: str, tmp_path: Path) -> None:
+def test_a_network_is_correct(built: Space, network: Network, way: str, tmp_path: Path) -> None:
     artifact = built.artifact("gpu")
     export_model(
         executable(built, network, "schedule" if way == "schedule" else "binary"),
         tmp_path / "model.so",
         artifact if way == "linked" else None,
     )
-    model = load_model(tmp_path / "model.so", artifact if way == "beside" else None, tvm.cuda(0))
+    model = load_model(tmp_path / "model.so", artifact if way == "separate" else None, tvm.cuda(0))
     assert error_of(network, model) <= TOLERANCE
 
 
@@ -109,7 +109,7 @@ def exchange(folder: Path, symbol: str, content: bytes) -> None:
     (folder / "other.so").rename(folder / name)
     files = {each for each in manifest["files"] if each != manifest["library"]} | {name}
     manifest |= {"library": name, "files": {each: digest((folder / each).read_bytes()) for each in sorted(files)}}
-    (folder / link.MANIFEST).write_bytes(link._with_digest(manifest))
+    (folder / link.MANIFEST).write_bytes(link.with_digest(manifest))
 
 
 class Doubled(NumpyOps):

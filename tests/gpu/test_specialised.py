@@ -1,4 +1,4 @@
-"""Owns the test of specialised functions on a GPU: built, verified, timed beside schedules, and called.
+"""Owns the test of traceless functions on a GPU: built, verified, timed with schedules, and called.
 
 Knows nothing of how they compile without one.
 """
@@ -20,8 +20,8 @@ import kerneldecl
 pytestmark = pytest.mark.gpu
 WRONG = """
 def specialize(mod, arch):
-    yield sums(4096, threads=1024)
-    yield sums(4096, cluster=2)
+    yield addition(4096, threads=1024)
+    yield addition(4096, cluster=2)
     yield half(4096)
 """
 HALF = """
@@ -36,18 +36,18 @@ def half(size):
 """
 
 
-def test_specialised_functions_are_verified_timed_and_called(tmp_path: Path) -> None:
+def test_traceless_functions_are_verified_timed_and_called(tmp_path: Path) -> None:
     space = Space(tmp_path).write(FILES)
-    own = space.read("own/sums.py").partition("\n\ndef specialize")[0]
-    space.write({"own/sums.py": own + HALF + WRONG})
+    own = space.read("own/addition.py").partition("\n\ndef specialize")[0]
+    space.write({"own/addition.py": own + HALF + WRONG})
     space.run("build")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout
     results = {
         result["winner"]["template"]: result for result in (json.loads(path.read_text())["result"] for path in space.records("tune"))
     }
-    assert results["tile"]["measurements"][0]["is_specialised"]
+    assert results["tile"]["trials"][0]["is_traceless"]
     (other,) = (result for template, result in results.items() if template != "tile")
-    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["measurements"] if m["candidate"]["template"] == "specialize"}
+    own_functions = {m["candidate"]["params"]["variant"]: m for m in other["trials"] if m["candidate"]["template"] == "specialize"}
     assert [bool(own_functions[variant].get("samples")) for variant in range(3)] == [True, True, False]
     assert "wrong: relative error" in own_functions[2]["failure"]
     kernels = kerneldecl.load(space.artifact("gpu"))
@@ -55,7 +55,7 @@ def test_specialised_functions_are_verified_timed_and_called(tmp_path: Path) -> 
     a, b = (rng.standard_normal(shape).astype("float16") for shape in ((64, 64), (16, 64)))
     device = tvm.cuda(0)
     out = tvm.runtime.tensor(np.zeros((64, 16), "float32"), device)
-    kernels["product"](tvm.runtime.tensor(a, device), tvm.runtime.tensor(b, device), out)
+    kernels["gemm"](tvm.runtime.tensor(a, device), tvm.runtime.tensor(b, device), out)
     device.sync()
     np.testing.assert_allclose(out.numpy(), a.astype("float32") @ b.astype("float32").T, rtol=1e-3, atol=1e-3)
 
@@ -73,4 +73,4 @@ def test_a_bundle_of_them_is_measured_without_a_compiler(tmp_path: Path) -> None
     shutil.copytree(elsewhere.root / "cache/record", space.root / "cache/record", dirs_exist_ok=True)
     space.run("build")
     assert "unmeasured" not in space.read("workloads.lock")
-    assert "2 of 2 kernels right" in space.run("verify").stdout
+    assert "2 of 2 kernels correct" in space.run("verify").stdout

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gpu_kernels import Case, Checked, Choice, given, proposed
-from wgmma_cases import CONVOLUTIONS, TILES
+from wgmma_cases import CONV_PARAMS, CONVOLUTIONS
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,9 @@ def convolution(number: int, choice: Choice, attrs: dict[str, Any]) -> Case:
 
 
 @pytest.mark.parametrize(
-    "case", [convolution(at, given("wgmma_conv2d", TILES | tiles), attrs) for at, (attrs, tiles) in enumerate(CONVOLUTIONS)], ids=str
+    "case",
+    [convolution(at, given("wgmma_conv2d", CONV_PARAMS | params), attrs) for at, (attrs, params) in enumerate(CONVOLUTIONS)],
+    ids=str,
 )
 def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) -> None:
     check(case)

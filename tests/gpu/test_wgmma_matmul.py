@@ -1,4 +1,4 @@
-"""Products on wgmma compute what the rule does: every dtype, layout, odd size, epilogue and form of the kernel, on a real GPU."""
+"""GEMMs on wgmma compute what the rule does: every dtype, layout, odd size, epilogue and variant of the kernel, on a real GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from gpu_kernels import Case, Checked, given, proposed
-from wgmma_cases import DEALT, DEALT_PRODUCTS, EIGHT_TILES, FLOAT16, PLAIN, PRODUCTS, SMS
+from wgmma_cases import EIGHT_TILES, FLOAT16, GEMMS, PLAIN, SMS, STREAM_K, STREAM_K_GEMMS
 
 from kerneldecl.model import Value
 
 pytestmark = pytest.mark.gpu
 
 FIRST, SEVERAL = proposed("wgmma_matmul", step=20), proposed("wgmma_matmul", step=7)
-"""Of 20 proposals."""
+"""One of 20 proposals, and three."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES: dict[str, dict[str, Any]] = {
     "float16": {},
@@ -22,20 +22,20 @@ DTYPES: dict[str, dict[str, Any]] = {
     "float8_e4m3fn": {"out_dtype": "float16"},
     "float8_e5m2": {"out_dtype": "bfloat16"},
     "int8": {},
-    "sums in float16": {"dtype": "float16", "accum_dtype": "float16"},
+    "float16 accumulators": {"dtype": "float16", "accum_dtype": "float16"},
     "tfloat32": {"dtype": "float32", "precision": "tfloat32"},
 }
 SIZES = {(512, 768, 640): FIRST, (301, 517, 333): SEVERAL, (5, 1030, 1096): FIRST, (1001, 24, 200): FIRST}
-"""Whole tiles; nothing whole; few rows of long sums; few columns."""
-FORMS: dict[str, dict[str, Value]] = {
+"""Whole tiles; nothing whole; few rows with a long k; few columns."""
+VARIANTS: dict[str, dict[str, Value]] = {
     "cooperative": {"block_n": 128},
     "ping-pong": {"kernel_schedule": "pingpong", "block_n": 128, "stages": 4},
     "swapped": {"swap_ab": 1, "block_m": 64, "consumers": 1, "block_n": 32},
-    "in parts": {"split_k": 4, "block_n": 128},
+    "split-K": {"split_k": 4, "block_n": 128},
     "cluster of rows": {"cluster_m": 2, "block_n": 128},
-    "cluster of columns, dependent": {"cluster_n": 2, "block_n": 96, "pdl": 1},
+    "cluster of columns, PDL": {"cluster_n": 2, "block_n": 96, "pdl": 1},
     "three consumers": {"consumers": 3, "block_m": 192, "block_n": 128},
-    "slabs of two": {"block_m": 256, "block_n": 128},
+    "two MMA tiles": {"block_m": 256, "block_n": 128},
 }
 EPILOGUES: list[dict[str, Any]] = [
     {"epilogue": ["bias", "relu"]},
@@ -46,23 +46,23 @@ EPILOGUES: list[dict[str, Any]] = [
 ]
 
 
-def product(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Case:
+def gemm(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Case:
     return Case(name, "matmul", FLOAT16 | attrs, choice, sms)
 
 
-def form(name: str, attrs: dict[str, Any], params: dict[str, Value], sms: int = 0) -> Case:
-    return product(name, given("wgmma_matmul", PLAIN | params), attrs, sms)
+def variant(name: str, attrs: dict[str, Any], params: dict[str, Value], sms: int = 0) -> Case:
+    return gemm(name, given("wgmma_matmul", PLAIN | params), attrs, sms)
 
 
-EMULATED = [form(name, attrs, params, SMS) for name, (attrs, params) in PRODUCTS.items()]
-WITH_DEALT_WAVES = [form(name, EIGHT_TILES | attrs, DEALT | params, sms) for name, (attrs, params, sms) in DEALT_PRODUCTS.items()]
+EMULATED = [variant(name, attrs, params, SMS) for name, (attrs, params) in GEMMS.items()]
+WITH_STREAM_K = [variant(name, EIGHT_TILES | attrs, STREAM_K | params, sms) for name, (attrs, params, sms) in STREAM_K_GEMMS.items()]
 PROPOSED = [
-    product(f"{dtype}-{layout}-{m}x{n}x{k}", choice, {"dtype": dtype, **more, "layout": layout, "m": m, "n": n, "k": k})
+    gemm(f"{dtype}-{layout}-{m}x{n}x{k}", choice, {"dtype": dtype, **more, "layout": layout, "m": m, "n": n, "k": k})
     for (dtype, more), layout, ((m, n, k), choice) in itertools.product(DTYPES.items(), LAYOUTS, SIZES.items())
 ]
 WITH_EPILOGUES = [
-    form(f"{'-'.join(attrs['epilogue'])}-{name}", {"m": 520, "n": 392, "k": 1024, **attrs}, params, SMS * 11)
-    for attrs, (name, params) in itertools.product(EPILOGUES, FORMS.items())
+    variant(f"{'-'.join(attrs['epilogue'])}-{name}", {"m": 520, "n": 392, "k": 1024, **attrs}, params, SMS * 11)
+    for attrs, (name, params) in itertools.product(EPILOGUES, VARIANTS.items())
 ]
 
 
@@ -71,8 +71,8 @@ def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) 
     check(case)
 
 
-@pytest.mark.parametrize("case", WITH_DEALT_WAVES, ids=str)
-def test_last_waves_that_are_dealt_evenly(case: Case, check: Checked) -> None:
+@pytest.mark.parametrize("case", WITH_STREAM_K, ids=str)
+def test_stream_k(case: Case, check: Checked) -> None:
     check(case)
 
 
@@ -82,5 +82,5 @@ def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_EPILOGUES, ids=str)
-def test_epilogues_of_every_form(case: Case, check: Checked) -> None:
+def test_epilogues_of_every_variant(case: Case, check: Checked) -> None:
     check(case)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gpu_kernels import Case, Checked, Choice, given, proposed
-from wgmma_cases import FEW_CHANNELS, THREE_BY_THREE, WINDOW_TILES, WINDOWS
+from wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +26,9 @@ def convolution(number: int, choice: Choice, attrs: dict[str, Any]) -> Case:
 
 
 @pytest.mark.parametrize(
-    "case", [convolution(at, given("wgmma_window", WINDOW_TILES | tiles), attrs) for at, (attrs, tiles) in enumerate(WINDOWS)], ids=str
+    "case",
+    [convolution(at, given("wgmma_window", SMEM_CONV_PARAMS | params), attrs) for at, (attrs, params) in enumerate(SMEM_CONVOLUTIONS)],
+    ids=str,
 )
 def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) -> None:
     check(case)

@@ -1,4 +1,4 @@
-"""Owns the tests of GPUs as data: their files, what keys make of them, which toolkits know them, proposals for others.
+"""Owns the tests of archs as data: their files, their part in keys, the toolkits that compile for them, proposals.
 
 Knows nothing of TVM or of policies. Nothing here needs a GPU.
 """
@@ -28,13 +28,13 @@ from kerneldecl.plugins.load import load_arch
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store import keys
 from kerneldecl.toolchain import cxx, nvcc
-from kerneldecl.toolchain.versions import cuda_objection
+from kerneldecl.toolchain.versions import why_not_compiled
 
 Write = Callable[[Mapping[str, str]], Path]
 
 STANDARD = Path(kerneldecl.__file__).parent / "archs"
 TOOLCHAIN = {"tvm": "1", "tvm_ffi": "1", "cuda": "13.0"}
-# What deviceQuery prints of them: clock, memory clock (kHz), width of the memory bus (bits).
+# deviceQuery's output: clock, memory clock (kHz), width of the memory bus (bits).
 CLOCKS = {
     "v100": (1530000, 877000, 4096),
     "t4": (1590000, 5001000, 256),
@@ -53,7 +53,7 @@ CLOCKS = {
     "b200": (1980000, 3996000, 7680),
 }
 GPUS = sorted(CLOCKS)
-# CUDA cores of an SM, as every GPU's name card has them.
+# CUDA cores per SM by major compute capability.
 CORES = {7: 64, 8: 128, 9: 128, 10: 128}
 
 
@@ -68,7 +68,7 @@ def test_the_table_above_names_every_standard_gpu() -> None:
     assert found == set(GPUS)
 
 
-# What the files say
+# Files
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -93,10 +93,10 @@ def test_peak_of_the_cuda_cores_is_that_of_their_number_and_clock(name: str) -> 
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_tensor_cores_do_a_power_of_two_of_operations_a_clock(name: str) -> None:
+def test_tensor_cores_do_a_power_of_two_of_operations_per_clock(name: str) -> None:
     """Catch a figure with sparsity, one of another board, a slipped digit."""
     _, gpu = load(name)
-    # Of Hopper and Blackwell tensor cores are rated at a clock that is up to 8 % below the others'.
+    # On Hopper and Blackwell, tensor cores are rated at a clock up to 8 % below that of CUDA cores.
     for dtype, rate in gpu.tensor_flops_per_s:
         per_clock = rate / gpu.sm_count / gpu.clock_hz
         nearest = min((2**power for power in range(6, 16)), key=lambda known: abs(known - per_clock))
@@ -124,7 +124,7 @@ def test_rates_of_a_dtype_that_no_table_has() -> None:
     assert gpu.peak_flops_per_s("bfloat16") == gpu.simt_rate("float32")
 
 
-# What an arch is
+# Values
 
 
 def test_an_arch_is_a_cpu_or_a_gpu() -> None:
@@ -152,7 +152,7 @@ def test_an_arch_survives_the_trip_through_json(name: str) -> None:
 
 
 def other(value: Any) -> Any:
-    """Return another value of the same type, as small a change as there can be."""
+    """Return a value of the same type with the smallest change."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
@@ -185,7 +185,7 @@ def test_code_depends_on_the_target_and_what_launches_need_and_not_on_speed() ->
     without = dataclasses.replace(arch, gpu=dataclasses.replace(gpu, wgmma_arch=""))
     built = [keys.build_manifest("s", "kd_0", a, TOOLCHAIN) for a in (arch, faster, without)]
     assert built[0] == built[1] != built[2]
-    # Launches spread blocks over multiprocessors: H100s of both kinds have one target, and launches of their own.
+    # Launches spread blocks over SMs: H100s of both kinds have one target, and launches of their own.
     smaller = dataclasses.replace(arch, gpu=dataclasses.replace(gpu, sm_count=114))
     assert keys.build_manifest("s", "kd_0", smaller, TOOLCHAIN) != built[0]
     newer = keys.build_manifest("s", "kd_0", arch, {**TOOLCHAIN, "cuda": "13.1"})
@@ -234,12 +234,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_a_gpu_file_is_told_where_it_is(mistake: str) -> None:
+def test_a_mistake_in_a_gpu_file_is_reported_with_its_line(mistake: str) -> None:
     old, new, sentence, hint = MISTAKES[mistake]
     text = (STANDARD / "h200.toml").read_text(encoding="utf-8")
     assert text.count(old) == 1
     wrong = text.replace(old, new)
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         read_arch("h200", wrong.encode(), "archs/h200.toml")
     (problem,) = [problem for problem in caught.value.problems if sentence in problem.sentence]
     assert problem.hint == hint
@@ -273,7 +273,7 @@ def test_a_target_that_the_toolkit_does_not_know_is_a_mistake(
 ) -> None:
     text = declared(arch, cuda)
     root = write_files({"workloads.toml": text})
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         declare(root)
     (problem,) = caught.value.problems
     assert caught.value.exit_code == ExitCode.USAGE
@@ -284,23 +284,23 @@ def test_a_target_that_the_toolkit_does_not_know_is_a_mistake(
 
 
 @pytest.mark.parametrize(("arch", "cuda"), [("v100", "12.9"), ("v100", "12.9.1"), ("b200", None), ("h200", "11.8"), ("x86-64-v3", "9")])
-def test_a_target_that_the_toolkit_knows_is_none(write_files: Write, arch: str, cuda: str | None) -> None:
+def test_a_target_that_the_toolkit_knows_is_no_mistake(write_files: Write, arch: str, cuda: str | None) -> None:
     assert declare(write_files({"workloads.toml": declared(arch, cuda)})).targets == (("old", arch),)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("name", GPUS)
-def test_what_is_said_of_toolkits_is_so_of_the_installed_one(name: str) -> None:
+def test_the_installed_toolkit_compiles_for_the_archs_that_the_files_claim(name: str) -> None:
     arch, gpu = load(name)
     found = nvcc.compiler()
-    assert (cuda_objection(arch, found.version)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in found.archs)
+    assert (why_not_compiled(arch, found.version)[0] == "") == ("sm_{}{}".format(*gpu.compute_capability) in found.archs)
 
 
 # Proposals
 
 
 def driver_gpu(name: str) -> DriverGpu:
-    """Return a standard GPU as its driver would describe it."""
+    """Return a standard GPU as its driver would report it."""
     arch, gpu = load(name)
     clock_khz, memory_clock_khz, memory_bus_bits = CLOCKS[name]
     names = {field.name for field in dataclasses.fields(DriverGpu)} & {field.name for field in dataclasses.fields(Gpu)}
@@ -329,7 +329,7 @@ def test_a_proposal_for_a_known_gpu_agrees_with_its_file(name: str) -> None:
             assert found == (pytest.approx(known, rel=0.05) if isinstance(known, float) else known), field.name
 
 
-def test_a_proposal_for_an_unknown_generation_says_what_it_takes_for_it() -> None:
+def test_a_proposal_for_an_unknown_generation_names_the_one_that_it_is_based_on() -> None:
     ampere = dataclasses.replace(driver_gpu("a10"), model='NVIDIA "Orin"', compute_capability_minor=7)
     text = proposed_arch(ampere)
     assert "Nothing is known of compute capability 8.7; rates and toolkits are those of 8.6" in text
@@ -373,7 +373,7 @@ def stub_driver(folder: Path, status: int) -> str:
     return str(library)
 
 
-def test_the_driver_is_asked_for_each_gpu(tmp_path: Path) -> None:
+def test_each_gpu_is_read_from_the_driver(tmp_path: Path) -> None:
     first, second = read_gpus(stub_driver(tmp_path, 0))
     assert (first.model, second.model) == ("First", "Second")
     assert second.uuid == "GPU-0b0b0b0b-0b0b-0b0b-0b0b-0b0b0b0b0b0b"
@@ -382,7 +382,7 @@ def test_the_driver_is_asked_for_each_gpu(tmp_path: Path) -> None:
     assert {name: getattr(second, name) - 11000 for name in header} == header
 
 
-def test_a_driver_that_is_not_there_or_fails(tmp_path: Path) -> None:
+def test_a_driver_that_is_missing_or_fails(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         read_gpus(str(tmp_path / "libcuda.so.1"))
     assert read_gpus(stub_driver(tmp_path, 100)) == (), "a driver without a GPU"

@@ -1,4 +1,4 @@
-"""Owns the tests of making large arrays quickly: what repeats, and what is computed on all cores.
+"""Owns the tests of making large arrays quickly: repeated values, and computing on all cores.
 
 Knows nothing of rules.
 """
@@ -52,7 +52,7 @@ def test_slices_repeat_along_an_axis(axis: int, extent: int) -> None:
     assert np.array_equal(repeated(array, extent, axis), np.take(array, np.arange(extent) % 7, axis=axis))
 
 
-def test_what_repeats_is_found_and_what_differs_anywhere_is_not() -> None:
+def test_repeated_slices_are_found_and_a_single_difference_is_noticed() -> None:
     base = rng().standard_normal((PERIOD, 5)).astype(np.float16)
     whole = repeated(base, 3 * PERIOD + 100, 0)
     assert distinct(whole, 0) == PERIOD
@@ -72,13 +72,13 @@ def test_rows_are_filled_whatever_the_slices(rows: int, row_elements: int) -> No
     assert np.array_equal(by_rows(np.full((rows, 3), np.nan), lambda part: values[part] * 2, row_elements), values * 2)
 
 
-def test_what_fails_in_a_slice_fails() -> None:
-    with pytest.raises(ZeroDivisionError):
+def test_an_error_in_a_slice_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError, match="by zero"):
         by_rows(np.empty(10), lambda part: np.full(part.stop - part.start, 1 // 0), 1)
 
 
-@pytest.mark.skipif(threads() is None, reason="NumPy's products are not OpenBLAS's")
-def test_where_every_core_has_rows_a_product_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(threads() is None, reason="NumPy's BLAS is not OpenBLAS")
+def test_blas_takes_one_thread_where_every_core_has_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     before = threads()
 
@@ -90,8 +90,8 @@ def test_where_every_core_has_rows_a_product_takes_one_thread(monkeypatch: pytes
     assert threads() == before
 
 
-@pytest.mark.skipif(threads() is None, reason="NumPy's products are not OpenBLAS's")
-def test_products_have_their_threads_again_when_the_last_who_wanted_one_is_done() -> None:
+@pytest.mark.skipif(threads() is None, reason="NumPy's BLAS is not OpenBLAS")
+def test_blas_has_its_threads_again_after_the_last_one_thread() -> None:
     before = threads()
     first, second = one_thread(), one_thread()
     first.__enter__()
@@ -100,7 +100,7 @@ def test_products_have_their_threads_again_when_the_last_who_wanted_one_is_done(
     assert threads() == 1
     second.__exit__(None, None, None)
     assert threads() == before
-    with pytest.raises(ZeroDivisionError), one_thread():
+    with pytest.raises(ZeroDivisionError, match="by zero"), one_thread():
         assert threads() == 1 // 0
     assert threads() == before
 

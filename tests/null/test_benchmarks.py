@@ -1,4 +1,4 @@
-"""The benchmarks' modules give each other what they ask for, also where only a GPU would run it; that of null builds runs."""
+"""Names that the benchmarks' modules import from each other exist, also where only a GPU runs them; null_build.py runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import null_build
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-MODULES = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
+MODULES = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.rglob("*.py")
+}
 
 
 def names_of(module: ast.Module) -> set[str]:
-    """Return what a module has: what it defines and what it imports, at its top."""
+    """Return the names that a module defines or imports at its top level."""
     found: set[str] = set()
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -26,16 +28,22 @@ def names_of(module: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_what_is_imported_is_there(name: str) -> None:
-    asked = [node for node in ast.walk(MODULES[name]) if isinstance(node, ast.ImportFrom) and node.module in MODULES]
+def test_imported_names_exist(name: str) -> None:
+    imports = [node for node in ast.walk(MODULES[name]) if isinstance(node, ast.ImportFrom) and node.module in MODULES]
     missing = [
-        f"{node.module}.{alias.name}" for node in asked for alias in node.names if alias.name not in names_of(MODULES[node.module or ""])
+        f"{node.module}.{alias.name}" for node in imports for alias in node.names if alias.name not in names_of(MODULES[node.module or ""])
     ]
     assert not missing
 
 
+def test_support_modules_are_found() -> None:
+    imported = {node.module for module in MODULES.values() for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+    support = {name for name in MODULES if "." in name}
+    assert support == {name for name in imported if name and name.startswith("bench_support.")}
+
+
 def test_null_builds_and_plans_after_edits_are_measured(tmp_path: Path) -> None:
-    """Each run says what it is to say, or ends this process."""
+    """Each run prints what is expected, or ends this process."""
     rows = null_build.null_builds(tmp_path, 2, rounds=1)
     assert {"kerneldecl, a table each", "kerneldecl, one table"} <= {row["tool"] for row in rows}
     editor = null_build.Editor(tmp_path / "one-table", null_build.one_table, null_build.shapes_of(2))

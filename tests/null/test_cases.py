@@ -1,70 +1,68 @@
-"""Cases: made once, before they are needed where they are foreseen, and one at a time."""
+"""Reference data: made once, ahead of need after `prepare_next`, resident for one workload at a time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
 
 from kerneldecl.model import Signature
 from kerneldecl.runners import reference_data
-from kerneldecl.runners.reference_data import AtHand, Case
+from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """Return which cases have been made, and whether by the thread that asks; a bad one cannot be."""
+    """Return the rules whose data was made, and whether by the main thread; the data of rule "bad" cannot be made."""
     done: list[tuple[str, bool]] = []
 
-    def make(described: Mapping[str, Any]) -> Case:
-        done.append((described["rule"], threading.current_thread() is threading.main_thread()))
-        if described["rule"] == "bad":
+    def make(spec: WorkloadSpec) -> ReferenceData:
+        done.append((spec["rule"], threading.current_thread() is threading.main_thread()))
+        if spec["rule"] == "bad":
             raise ValueError("no reference")
-        return Case(Signature((), ()), (np.array([described["rule"]]),), ())
+        return ReferenceData(Signature((), ()), (np.array([spec["rule"]]),), ())
 
-    monkeypatch.setattr(reference_data, "make_case", make)
+    monkeypatch.setattr(reference_data, "make_reference_data", make)
     return done
 
 
-def names(case: Case) -> list[str]:
-    return [str(array[0]) for array in case.inputs]
+def names(data: ReferenceData) -> list[str]:
+    return [str(array[0]) for array in data.inputs]
 
 
-def test_foreseen_case_is_made_beside_and_once(made: list[tuple[str, bool]]) -> None:
-    at_hand = AtHand(names)
-    assert at_hand.of({"rule": "first"}) == ["first"]
-    at_hand.foresee({"rule": "second"})
-    at_hand.foresee({"rule": "second"})
-    assert at_hand.of({"rule": "first"}) == ["first"]
-    assert at_hand.of({"rule": "second"}) == ["second"]
-    at_hand.foresee({"rule": "second"})
+def test_next_data_is_made_once_in_another_thread(made: list[tuple[str, bool]]) -> None:
+    resident = ResidentData(names)
+    assert resident.of({"rule": "first"}) == ["first"]
+    resident.prepare_next({"rule": "second"})
+    resident.prepare_next({"rule": "second"})
+    assert resident.of({"rule": "first"}) == ["first"]
+    assert resident.of({"rule": "second"}) == ["second"]
+    resident.prepare_next({"rule": "second"})
     assert made == [("first", True), ("second", False)]
 
 
-def test_case_that_nobody_foresaw_is_made_when_it_is_asked_for(made: list[tuple[str, bool]]) -> None:
-    at_hand = AtHand(names)
-    at_hand.foresee({"rule": "second"})
-    assert at_hand.of({"rule": "third"}) == ["third"]
+def test_data_that_was_not_prepared_is_made_when_it_is_needed(made: list[tuple[str, bool]]) -> None:
+    resident = ResidentData(names)
+    resident.prepare_next({"rule": "second"})
+    assert resident.of({"rule": "third"}) == ["third"]
     assert ("third", True) in made
 
 
-def test_what_is_wrong_with_a_foreseen_case_is_told_to_who_asks(made: list[tuple[str, bool]]) -> None:
-    at_hand = AtHand(names)
-    at_hand.foresee({"rule": "bad"})
+def test_a_failure_to_make_the_next_data_is_raised_when_it_is_needed(made: list[tuple[str, bool]]) -> None:
+    resident = ResidentData(names)
+    resident.prepare_next({"rule": "bad"})
     with pytest.raises(ValueError, match="no reference"):
-        at_hand.of({"rule": "bad"})
+        resident.of({"rule": "bad"})
     assert made == [("bad", False)]
 
 
-def test_the_case_before_is_given_back_first(made: list[tuple[str, bool]]) -> None:
+def test_the_data_before_is_released_first(made: list[tuple[str, bool]]) -> None:
     closed: list[list[str]] = []
-    at_hand = AtHand(names, closed.append)
-    at_hand.of({"rule": "first"})
-    at_hand.foresee({"rule": "second"})
+    resident = ResidentData(names, closed.append)
+    resident.of({"rule": "first"})
+    resident.prepare_next({"rule": "second"})
     assert not closed
-    at_hand.of({"rule": "second"})
+    resident.of({"rule": "second"})
     assert closed == [["first"]]
     assert len(made) == 2

@@ -1,4 +1,4 @@
-"""Owns the tests of the comparison that runs on a GPU: its arithmetic, compiled for a CPU, and that its PTX is what nvcc makes of it.
+"""Owns the tests of the checks that run on a GPU: their arithmetic, compiled for a CPU, and their PTX, compared with nvcc's.
 
 Knows nothing of kernels.
 """
@@ -31,8 +31,8 @@ SIXTEEN_BITS = ("int16", "uint16", "float16", "bfloat16")
 def ptx_of_source() -> str:
     """Return the PTX without the compiler's comments, under the digest of its source."""
     command = [nvcc.compiler().path, *FLAGS, "-o", "/dev/stdout", str(SOURCE)]
-    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in made.splitlines() if line.strip() and not line.lstrip().startswith("//")]
+    ptx = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith("//")]
     return f"// nvcc {RELEASE} {' '.join(FLAGS)} checks.cu, of SHA-256 {digest(SOURCE.read_bytes())}\n" + "\n".join(lines) + "\n"
 
 
@@ -44,7 +44,7 @@ def has_the_compiler() -> bool:
 
 
 @pytest.mark.skipif(not has_the_compiler(), reason=f"nvcc {RELEASE} is not here")
-def test_ptx_is_what_nvcc_makes_of_the_source(request: pytest.FixtureRequest) -> None:
+def test_ptx_is_nvccs_output_for_the_source(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         PTX.write_text(ptx_of_source(), encoding="ascii")
     assert PTX.read_text(encoding="ascii") == ptx_of_source()
@@ -130,7 +130,7 @@ def test_what_is_not_finite_counts_as_in_numpy(checks: ctypes.CDLL, got: list[fl
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])
 def test_poison_never_passes(checks: ctypes.CDLL, dtype: str) -> None:
-    """The bytes that runners.cuda fills outputs with, as a kernel leaves them that writes nothing."""
+    """Outputs of a kernel that writes nothing: the bytes that runners.cuda fills them with."""
     arg = Arg("Y", (64,), dtype)
     want = random_array(np.random.default_rng(1), arg).astype(np.float64)
     assert error_of(checks, poisoned(arg), want) > 0.5
@@ -155,7 +155,7 @@ def checksum(checks: ctypes.CDLL, array: Array) -> int:
         lambda words: words.__setitem__(slice(3, 5), words[[4, 3]]),
         lambda words: words.view(np.uint8).__setitem__(799, 7),
     ],
-    ids=["a word", "two words in each other's place", "the last byte"],
+    ids=["a word", "two words swapped", "the last byte"],
 )
 def test_a_checksum_sees_changes(checks: ctypes.CDLL, change: Callable[[Array], None]) -> None:
     words = np.random.default_rng(2).integers(0, 1 << 63, 100, np.uint64)

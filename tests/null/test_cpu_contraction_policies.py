@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from cpus import AVX2, AVX512
+from thinned import every
 
 from kerneldecl.model import Access, Arch, Axis, Block, Candidate, Cpu, IterSpace, dtype_bytes
 from kerneldecl.policies import cpu_conv2d, cpu_matmul
@@ -47,31 +48,28 @@ def conv2d(side: int, c: int, f: int, size: int = 3, stride: int = 1) -> IterSpa
     return IterSpace((block,), ("X", "W"), ("Y",))
 
 
-SPACES = pytest.mark.parametrize(
-    ("policy", "space"),
-    [
-        (cpu_matmul, matmul(512, 512, 512)),
-        (cpu_matmul, matmul(1024, 1024, 1024, "nt")),
-        (cpu_matmul, matmul(37, 129, 65, "tn")),
-        (cpu_matmul, matmul(1, 129, 4096, "tt")),
-        (cpu_matmul, matmul(16, 3, 1, "nt", "float64")),
-        (cpu_matmul, matmul(1, 1, 1)),
-        (cpu_matmul, matmul(4096, 11008, 4096, "nt", "float16")),
-        (cpu_conv2d, conv2d(56, 64, 64)),
-        (cpu_conv2d, conv2d(7, 512, 512)),
-        (cpu_conv2d, conv2d(112, 3, 64, 7, 2)),
-        (cpu_conv2d, conv2d(13, 5, 33)),
-        (cpu_conv2d, conv2d(1, 2048, 1000, 1)),
-    ],
-)
+SPACES = [
+    (cpu_matmul, matmul(512, 512, 512)),
+    (cpu_matmul, matmul(1024, 1024, 1024, "nt")),
+    (cpu_matmul, matmul(37, 129, 65, "tn")),
+    (cpu_matmul, matmul(1, 129, 4096, "tt")),
+    (cpu_matmul, matmul(16, 3, 1, "nt", "float64")),
+    (cpu_matmul, matmul(1, 1, 1)),
+    (cpu_matmul, matmul(4096, 11008, 4096, "nt", "float16")),
+    (cpu_conv2d, conv2d(56, 64, 64)),
+    (cpu_conv2d, conv2d(7, 512, 512)),
+    (cpu_conv2d, conv2d(112, 3, 64, 7, 2)),
+    (cpu_conv2d, conv2d(13, 5, 33)),
+    (cpu_conv2d, conv2d(1, 2048, 1000, 1)),
+]
+PAIRS = pytest.mark.parametrize(("policy", "space", "cpu"), every(3, SPACES, [AVX512, AVX2, NEON]))
 
 
 def params(candidate: Candidate) -> dict[str, Any]:
     return dict(candidate.params)
 
 
-@CPUS
-@SPACES
+@PAIRS
 def test_ranking_is_a_fixed_prefix_of_distinct_candidates(policy: Any, space: IterSpace, cpu: Cpu) -> None:
     few, many = policy.propose(space, arch(cpu), 5), policy.propose(space, arch(cpu), 20)
     assert few
@@ -82,8 +80,7 @@ def test_ranking_is_a_fixed_prefix_of_distinct_candidates(policy: Any, space: It
     assert many[0].predicted_secs == min(proposal.predicted_secs for proposal in many)
 
 
-@CPUS
-@SPACES
+@PAIRS
 def test_no_prediction_beats_the_peak(policy: Any, space: IterSpace, cpu: Cpu) -> None:
     block = space.blocks[0]
     flops = block.flops_per_point * math.prod(axis.extent for axis in block.axes)

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from cpus import AVX2, AVX512
 from streams import Streams, axes
+from thinned import every
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace
 from kerneldecl.policies import cpu_elementwise, cpu_fallback, cpu_gemv, cpu_reduce, cpu_rowwise
@@ -17,7 +18,6 @@ from kerneldecl.policies.cpu.traffic_secs import Stream, stream_secs
 from kerneldecl.policies.shared.traffic import contiguous_axis, moved_bytes
 
 SINGLE = replace(AVX512, cores=1, vector_bytes=16, l3_bytes=0)
-CPUS = pytest.mark.parametrize("cpu", [AVX512, AVX2, SINGLE], ids=["avx512", "avx2", "single core"])
 
 SPACES = Streams("float32")
 add, transpose, row_sum, column_sum = SPACES.add, SPACES.transpose, SPACES.row_sum, SPACES.column_sum
@@ -40,12 +40,14 @@ SUITED: list[tuple[ModuleType, Make]] = [
     (cpu_fallback, matmul),
 ]
 PAIRS = pytest.mark.parametrize(("policy", "make"), SUITED, ids=[make.__name__ for _, make in SUITED])
-SIZES = pytest.mark.parametrize("size", [(1, 1), (3, 7), (64, 100), (1, 4099), (4096, 4096)], ids=str)
+SIZES = [(1, 1), (3, 7), (64, 100), (1, 4099), (4096, 4096)]
 
 
-@CPUS
-@PAIRS
-@SIZES
+@pytest.mark.parametrize(
+    ("policy", "make", "size", "cpu"),
+    every(3, SUITED, [(size,) for size in SIZES], [AVX512, AVX2, SINGLE]),
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_proposals_are_ranked_distinct_and_repeatable(policy: ModuleType, make: Make, cpu: Cpu, size: tuple[int, int]) -> None:
     space = make(*size)
     twenty = policy.propose(space, arch(cpu), 20)

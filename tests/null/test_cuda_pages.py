@@ -1,4 +1,4 @@
-"""The memory that kernels take beside their arguments stays where it is: what a CUDA graph has captured is never given back."""
+"""Workspaces are never freed: a CUDA graph that has captured one may use it later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST_CODE = """
 extern "C" {
 __attribute__((weak)) void* (*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int);
 __attribute__((weak)) int (*__TVMBackendFreeWorkspace)(int, int, void*);
-// As TVM writes the host code of a kernel: memory is taken, the kernel launched, memory given back.
+// TVM's host code of a kernel: allocate the workspace, launch, free it.
 void NAME(int device_type, uint64_t first, uint64_t second, void** got) {
   got[0] = __TVMBackendAllocWorkspace(device_type, 0, first, 2, 8);
   if (second) got[1] = __TVMBackendAllocWorkspace(device_type, 0, second, 2, 8);
@@ -57,16 +57,16 @@ print(json.dumps(found))
 
 
 def compiled(folder: Path, name: str, text: str, *flags: str) -> Path:
-    source, made = folder / f"{name}.cpp", folder / f"{name}.o"
+    source, output = folder / f"{name}.cpp", folder / f"{name}.o"
     source.write_text(text, encoding="ascii")
-    subprocess.run([compiler(), *flags, "-fPIC", "-o", str(made), str(source)], check=True)
-    return made
+    subprocess.run([compiler(), *flags, "-fPIC", "-o", str(output), str(source)], check=True)
+    return output
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return what stands for TVM's runtime, a library of two functions and one of one."""
-    folder = tmp_path_factory.mktemp("pages")
+    """Return a fake of TVM's runtime, a library with two kernels' host code and one with a third's."""
+    folder = tmp_path_factory.mktemp("workspaces")
     a, b, c = (compiled(folder, name, HOST_CODE.replace("NAME", name), "-c") for name in ("kd_a", "kd_b", "kd_c"))
     one, other = folder / "one.so", folder / "other.so"
     link_cuda_library(one, [a, b])
@@ -74,7 +74,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [compiled(folder, "runtime", RUNTIME, "-shared"), one, other]
 
 
-def test_pages_stay_and_are_used_again(libraries: list[Path]) -> None:
+def test_workspaces_stay_and_are_used_again(libraries: list[Path]) -> None:
     result = subprocess.run([sys.executable, "-c", CALLS, *map(str, libraries)], capture_output=True, text=True, check=True)
     found = json.loads(result.stdout)
     assert found["large"] != found["small"]
@@ -85,10 +85,10 @@ def test_pages_stay_and_are_used_again(libraries: list[Path]) -> None:
     assert found["freed"] == 0
     assert found["freed of the host's"] == 1, "TVM's own pool serves CPUs"
     if Path(compiler()).name == "g++":
-        assert found["third"] == found["small"], "libraries of a process share what a thread has"
+        assert found["third"] == found["small"], "libraries of a process share a thread's workspaces"
 
 
-def test_the_loader_of_tvm_finds_no_place_for_its_own_pool(libraries: list[Path]) -> None:
+def test_tvms_loader_does_not_find_the_symbols_for_its_own_pool(libraries: list[Path]) -> None:
     ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(libraries[1]))
     assert library.kd_a
@@ -97,7 +97,7 @@ def test_the_loader_of_tvm_finds_no_place_for_its_own_pool(libraries: list[Path]
             library[name]
 
 
-def test_kernels_without_such_memory_are_linked_without_pages(tmp_path: Path) -> None:
+def test_kernels_without_a_workspace_are_linked_without_the_allocator(tmp_path: Path) -> None:
     plain = compiled(tmp_path, "plain", 'extern "C" int kd_plain() { return 1; }', "-c")
     link_cuda_library(tmp_path / "plain.so", [plain])
     assert b"kerneldecl_cuda_pages" not in (tmp_path / "plain.so").read_bytes()

@@ -44,7 +44,7 @@ METHODS = """
     def reference(self, *inputs): ...
     def flops(self): ...
 """
-PRODUCT = f'''\
+GEMM = f'''\
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,8 +52,8 @@ from kerneldecl.rule import Extent, Rule, Size, WorkspaceFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product(Rule):
-    """A product."""
+class Gemm(Rule):
+    """A GEMM."""
 
     m: Extent
     """Rows."""
@@ -74,10 +74,10 @@ class Product(Rule):
             raise LookupError(self.eps)
 {METHODS}'''
 
-OWN_PLUGINS = {"rules/product.py": PRODUCT, "policies/auto.py": "", "policies/greedy.py": "", "ir/a.json": "{}"}
+OWN_PLUGINS = {"rules/gemm.py": GEMM, "policies/auto.py": "", "policies/greedy.py": "", "ir/a.json": "{}"}
 
 
-def table(name: str, rule: str = "product", /, **attrs: str) -> str:
+def table(name: str, rule: str = "gemm", /, **attrs: str) -> str:
     lines = [f'name = "{name}"', f'rule = "{rule}"', *(f"{key} = {value}" for key, value in attrs.items())]
     return "[[workload]]\n" + "\n".join(lines) + "\n"
 
@@ -225,7 +225,7 @@ def expansions(draw: st.DrawFn) -> tuple[list[str], dict[str, list[object]]]:
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=expansions())
-def test_an_expansion_is_the_product_of_its_lists_and_its_names_tell_the_values(
+def test_an_expansion_is_the_cartesian_product_of_its_lists_and_its_names_have_the_values(
     workspace: Path, drawn: tuple[list[str], dict[str, list[object]]]
 ) -> None:
     order, values = drawn
@@ -259,7 +259,7 @@ def test_one_table_alone_expands_as_in_its_file(workspace: Path) -> None:
     lines = [10, 15]
     alone = [expand_table(document["workload"][i], scope, line) for i, line in enumerate(lines)]
     assert tuple(w for expansion in alone for w in expansion.workloads) == declare(workspace, content).workloads
-    assert expand_table({"name": "c", "rule": "product", "m": 1}, scope).findings
+    assert expand_table({"name": "c", "rule": "gemm", "m": 1}, scope).findings
 
 
 def test_byte_order_mark_and_windows_line_ends(workspace: Path) -> None:
@@ -316,7 +316,7 @@ def test_an_inline_array_of_tables_is_located_at_its_key() -> None:
 # Patterns
 
 
-def workload(name: str, target: str = "host", rule: str = "product", tags: tuple[str, ...] = ()) -> Workload:
+def workload(name: str, target: str = "host", rule: str = "matmul", tags: tuple[str, ...] = ()) -> Workload:
     return Workload(name, target, rule, (), "auto", 1, None, tags, 1)
 
 
@@ -360,7 +360,7 @@ def test_patterns_select(patterns: list[str], chosen: list[int] | None) -> None:
 
 def test_a_pattern_without_match_names_the_nearest(golden: Callable[[str, str], None]) -> None:
     patterns = ["qvk", "gat@gpu", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
-    with pytest.raises(PatternError) as caught:
+    with pytest.raises(PatternError, match="qvk") as caught:
         select(ENTRIES, patterns)
     golden("pattern", f"{caught.value}\n")
 
@@ -377,7 +377,7 @@ WRONG: dict[str, str] = {
     '[target.host]\narch = "host"\nmodel = "x"\n[defaults]\ntopk = 1\n' + table("a", m="1", n="1", lyout='"nn"', tag='["x"]', zzz="1"),
     "unknown_name": HEAD
     + '[target.gpu]\narch = "hots"\n[defaults]\ntargets = ["hosts"]\npolicy = "atuo"\n'
-    + table("a", "prodcut", m="1", n="1")
+    + table("a", "gmem", m="1", n="1")
     + table("b", m="1", n="1", targets='["hsot"]', policy='"greedyy"', layout='"nq"', epilogue='["bias", "rleu"]'),
     "wrong_type": 'edition = 1\n[artifact]\nname = "a b"\nversion = 1\n[toolchain]\ntvm = 0.27\n[target.host]\narch = 1\n'
     '[target."a b"]\narch = "host"\n[defaults]\ntargets = "host"\ntop_k = 0\ntolerance = "1"\n'
@@ -386,7 +386,7 @@ WRONG: dict[str, str] = {
     + table("c", m="1", n="1", top_k="true", tolerance="nan", tags='["a", "a"]', policy="1", targets="[]", generation="-1", cases="[]"),
     "extent": HEAD + table("a", m="0", n="-1", pad="-1", shape="[4, 0]") + table("b", m="[1, 0, -2]", n="[]"),
     "missing": 'edition = 1\n[artifact]\nname = "a"\n[target.host]\n[[workload]]\nname = "a"\nm = 1\n'
-    '[[workload]]\nrule = "product"\nm = 1\n' + table("c", cases="[{m = 1, n = 2}, {m = 2}]"),
+    '[[workload]]\nrule = "gemm"\nm = 1\n' + table("c", cases="[{m = 1, n = 2}, {m = 2}]"),
     "missing_tables": "edition = 1\n",
     "duplicate": HEAD
     + table("a", m="1", n="1")
@@ -399,7 +399,7 @@ WRONG: dict[str, str] = {
     + table("a", m="1", cases="[{m = 1, n = 2}, {n = [1, 2]}, {n = 3, lyout = 'nn'}, {n = 0}]")
     + table("b", cases="[{}, 1]")
     + table("c", n="1", cases="[{m = 1, name = 'x'}]"),
-    "objection": HEAD
+    "rule_problems": HEAD
     + table("a", m="1", n="1", fast="true", eps="[0, 1]")
     + table("b", m="1", n="1", layout='["nn", "tt"]', eps="0.0")
     + table("c", m="2", n="1", layout='"tt"', eps="0.0"),
@@ -464,7 +464,7 @@ def test_a_broken_rule_that_no_entry_uses_is_no_mistake(workspace: Path) -> None
 
 
 def test_mistakes_come_in_order_of_their_lines(workspace: Path) -> None:
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=r"^workloads\.toml:\d+: ") as caught:
         declare(workspace, WRONG["wrong_type"].encode())
     lines = [problem.line for problem in caught.value.problems]
     assert lines == sorted(lines)
@@ -476,7 +476,7 @@ def test_mistakes_come_in_order_of_their_lines(workspace: Path) -> None:
     st.dictionaries(
         st.sampled_from([*"mnx", "name", "rule", "layout", "epilogue", "pad", "source", "cases", "targets", "top_k", "tags", "policy"]),
         st.recursive(
-            st.integers() | st.booleans() | st.floats() | st.sampled_from(["product", "nn", "bias", "host", "auto", "", "a b"]),
+            st.integers() | st.booleans() | st.floats() | st.sampled_from(["gemm", "nn", "bias", "host", "auto", "", "a b"]),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["m", "n", "x", ""]), inner, max_size=2),
             max_leaves=6,
         ),
@@ -498,7 +498,7 @@ def test_declaring_imports_no_tvm_and_finding_plugins_imports_neither_pydantic_n
         "from kerneldecl.plugins.digest import plugin_files; from kerneldecl.plugins.find import plugin_names\n"
         "import kerneldecl.declare.select, kerneldecl.diagnostics.line_numbers, kerneldecl.toolchain.versions\n"
         f"root = Path({str(workspace)!r})\n"
-        "plugin_files('rules', root, 'product'), plugin_names('archs', root)\n"
+        "plugin_files('rules', root, 'gemm'), plugin_names('archs', root)\n"
         "early = {'pydantic', 'numpy', 'tomli', 'tvm', 'rich'} & set(sys.modules)\n"
         "from kerneldecl.declare.document import declare\n"
         "declare(root)\n"

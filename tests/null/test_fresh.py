@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
-from spaces import Space, clean_environment
+from spaces import FAKES, Space, clean_environment
 
 from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp
 
@@ -32,14 +32,24 @@ sys.exit(code)
 """
 
 
-@pytest.fixture
-def built(fakes: Space) -> Space:
-    """Return a workspace that is complete, with a file that is as old as files usually are."""
-    fakes.write({"policies/_lanes.py": "LANES = (1, 2, 4, 8)\n", "policies/deep/more.py": "MORE = ()\n"})
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    """Return a workspace that is complete, to be copied."""
     imports = "from ._lanes import LANES\nfrom .deep.more import MORE\n"
-    fakes.write({"policies/plain.py": imports + POLICY.replace("(1, 2, 4, 8)", "LANES + MORE")})
-    fakes.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}"})
-    assert fakes.command("build", runner=FakeRunner()).code == 0
+    space = Space(tmp_path_factory.mktemp("fresh")).write(FAKES)
+    space.write({"policies/_lanes.py": "LANES = (1, 2, 4, 8)\n", "policies/deep/more.py": "MORE = ()\n"})
+    space.write({"policies/plain.py": imports + POLICY.replace("(1, 2, 4, 8)", "LANES + MORE")})
+    space.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}"})
+    assert space.command("build", runner=FakeRunner()).code == 0
+    return space
+
+
+@pytest.fixture
+def built(built_once: Space, fakes: Space) -> Space:
+    """Return a workspace of one's own that is complete; its stamp is of its own files."""
+    shutil.rmtree(fakes.root)
+    shutil.copytree(built_once.root, fakes.root)
+    assert fakes.command("build").code == 0
     assert is_fresh(str(fakes.root)) == 3
     return fakes
 
@@ -129,6 +139,7 @@ CHANGES: dict[str, Edit] = {
     "rule edited": append("rules/scale.py"),
     "rule removed": remove("rules/scale.py"),
     "rule added that shadows": lambda space: space.write({"rules/matmul.py": RULE.format(name="Matmul")}),
+    "neighbour added that shadows": lambda space: space.write({"rules/shared/precision.py": ""}),
     "file of an attribute edited": append("table.txt"),
     "file of an attribute removed": remove("table.txt"),
     "policy edited": append("policies/plain.py"),
@@ -273,7 +284,7 @@ def test_a_build_during_which_the_file_is_edited_leaves_no_stamp(fakes: Space, m
     answer = FakeRunner._answer
 
     def answer_late(runner: FakeRunner, request: dict[str, object]) -> dict[str, object]:
-        if request["do"] == "lower" and "# edited" not in fakes.read("workloads.toml"):
+        if request["action"] == "lower" and "# edited" not in fakes.read("workloads.toml"):
             append("workloads.toml", "# edited\n")(fakes)
         return answer(runner, request)
 

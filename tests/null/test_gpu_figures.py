@@ -1,4 +1,4 @@
-"""The figures that benchmarks/gpu.py prints: which entries count for which, how they are combined, when one is reached."""
+"""The figures that benchmarks/gpu.py prints: their entries, how these are combined, when a goal is reached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import hopper
 import pytest
-from _gpu_figures import figures, lattice_figure, tuning_figures
+from bench_support.gpu.figures import figures, search_space_figure, tuning_figures
 
 from kerneldecl.declare.document import declare
 
@@ -18,16 +18,16 @@ def row(entry: str, rule: str, attrs: dict[str, Any] | None = None, *, secs: flo
     return {"entry": entry, "rule": rule, "attrs": attrs or {}, "secs": secs, **known, **others}
 
 
-def product(entry: str, dtype: str, size: int, **others: Any) -> dict[str, Any]:
+def gemm(entry: str, dtype: str, size: int, **others: Any) -> dict[str, Any]:
     return row(entry, "matmul", {"dtype": dtype, "accum_dtype": "", "m": size, "n": size, "k": size}, **others)
 
 
-def found(rows: list[dict[str, Any]], words: str) -> dict[str, Any]:
-    [figure] = [figure for figure in figures(rows, add_bytes_per_s=200e9) if words in figure["figure"]]
+def found(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    [figure] = [figure for figure in figures(rows, add_bytes_per_s=200e9) if name in figure["figure"]]
     return figure
 
 
-def test_slower_than_the_default_anywhere_is_missed_whatever_the_mean() -> None:
+def test_one_entry_slower_than_the_default_misses_the_goal_whatever_the_mean() -> None:
     rows = [row("a", "softmax", dlight=0.9), row("b", "softmax", dlight=40.0)]
     assert found(rows, "dlight: slowest")["verdict"] == "MISSED"
     assert found(rows, "dlight: slowest")["worst"] == "a 0.9"
@@ -35,32 +35,32 @@ def test_slower_than_the_default_anywhere_is_missed_whatever_the_mean() -> None:
     assert (mean["reached"], mean["verdict"]) == (6.0, "reached")
 
 
-def test_the_table_is_what_was_published() -> None:
+def test_the_table_has_the_published_entries() -> None:
     assert found([row("a", "softmax", dlight=0.5, tags=())], "dlight: slowest")["verdict"] == "not measured"
 
 
-def test_large_kernels_are_held_to_bandwidth_and_small_ones_to_torch() -> None:
+def test_large_kernels_are_judged_by_bandwidth_and_small_ones_by_torch() -> None:
     rows = [row("large", "gemv", torch=0.5), row("small", "gemv", torch=0.5, least_bytes=64e6)]
     assert found(rows, "over 64 MB")["worst"] == "large 0.5"  # 100 MB in 1 ms, of 200 GB/s
     assert found(rows, "up to 64 MB")["worst"] == "small 0.5"
     assert found(rows, "up to 64 MB")["entries"] == "1 of 1"
 
 
-def test_torch_is_as_fast_as_the_fastest_of_its_ways() -> None:
+def test_torch_counts_with_its_fastest_baseline() -> None:
     rivals = {"torch slow": {"ratio": 3.0}, "torch fast": {"ratio": 1.5}, "triton": {"ratio": 0.1}}
     assert found([row("a", "conv2d", rivals=rivals)], "of the vendor")["reached"] == 1.5
 
 
-def test_large_products_in_float16_count_apart() -> None:
+def test_large_float16_gemm_has_its_own_figure() -> None:
     rows = [
-        product("half", "float16", 8192, torch=0.6),
-        product("larger", "float16", 16384, torch=0.1),
-        product("single", "float32", 8192, torch=1.0),
-        product("few", "float16", 1024, torch=1.44),
+        gemm("half", "float16", 8192, torch=0.6),
+        gemm("larger", "float16", 16384, torch=0.1),
+        gemm("single", "float32", 8192, torch=1.0),
+        gemm("few", "float16", 1024, torch=1.44),
     ]
     assert found(rows, "of the vendor")["reached"] == 1.2
-    assert found(rows, "products in float32")["reached"] == 1.0
-    assert found(rows, "products in float16")["worst"] == "half 0.6"
+    assert found(rows, "float32 GEMM")["reached"] == 1.0
+    assert found(rows, "float16 GEMM, 4096")["worst"] == "half 0.6"
 
 
 def test_an_entry_without_a_kernel_is_not_counted_but_shown() -> None:
@@ -85,7 +85,7 @@ def test_tuning_time_is_a_limit(secs: dict[str, float], verdict: str) -> None:
 
 
 def test_few_candidates_are_compared_with_many() -> None:
-    assert lattice_figure([row("a", "gemv", first_share=0.5), row("b", "gemv", first_share=2.0)])["reached"] == 1.0
+    assert search_space_figure([row("a", "gemv", first_share=0.5), row("b", "gemv", first_share=2.0)])["reached"] == 1.0
 
 
 def ranked(tag: str, entry: str, torch: float | None, **others: Any) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def ranked(tag: str, entry: str, torch: float | None, **others: Any) -> dict[str
     return {**row(entry, "matmul", attrs, tags=(tag,), **others), **rivals}
 
 
-def on_hopper(rows: list[dict[str, Any]], words: str) -> dict[str, Any]:
-    [figure] = [figure for figure in hopper.judged(rows, 1.0, {row["entry"]: 2.0 for row in rows}) if words in figure["figure"]]
+def on_hopper(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    [figure] = [figure for figure in hopper.judged(rows, 1.0, {row["entry"]: 2.0 for row in rows}) if name in figure["figure"]]
     return figure
 
 
-def test_a_line_of_hoppers_table_is_judged_by_its_entries_alone() -> None:
+def test_a_figure_on_hopper_is_judged_by_its_entries_alone() -> None:
     rows = [ranked("cube", "a", 1.05), ranked("cube", "b", 1.01), ranked("int8", "c", 1.5)]
     assert on_hopper(rows, "16384 cubed") | {"asked": 0} == {
         "figure": "float16 and bfloat16, 4096 to 16384 cubed: slowest, of cuBLAS",
@@ -109,13 +109,13 @@ def test_a_line_of_hoppers_table_is_judged_by_its_entries_alone() -> None:
     assert not [figure for figure in hopper.judged(rows, 1.0, {}) if "ragged" in figure["figure"]], "nothing of it was run"
 
 
-def test_an_epilogue_is_held_to_the_plain_product_of_its_size() -> None:
+def test_an_epilogue_is_judged_by_the_plain_gemm_of_its_size() -> None:
     plain, fused = ranked("plain", "p", 1.0, secs=1e-3), ranked("fused", "f", 1.2, secs=1.02e-3)
-    assert on_hopper([plain, fused], "plain product's time")["verdict"] == "reached"
-    slow = on_hopper([plain, {**fused, "secs": 1.05e-3}], "plain product's time")
+    assert on_hopper([plain, fused], "plain GEMM's time")["verdict"] == "reached"
+    slow = on_hopper([plain, {**fused, "secs": 1.05e-3}], "plain GEMM's time")
     assert (slow["verdict"], slow["reached"]) == ("MISSED", 1.05)
 
 
-def test_hoppers_entries_are_all_judged_by_some_line() -> None:
+def test_every_entry_on_hopper_has_a_figure() -> None:
     tags = {tag for tag, *_ in hopper.FIGURES} | {"plain"}
     assert {tag for workload in declare(hopper.ROOT).workloads for tag in workload.tags} == tags

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
+from thinned import every
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, why_no_tensor_cores
 from kerneldecl.analysis.params import ConvSimtParams, ConvTcParams, GemmSimtParams, GemmTcParams
@@ -93,9 +94,7 @@ DTYPES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("policy", "name", "size"), every(8, POLICIES, GPUS, [(size,) for size in SIZES]))
 def test_every_proposal_fits_the_gpu(policy: str, name: str, size: tuple[int, int, int]) -> None:
     dtypes = ("float16", "float32") if policy == "gpu_matmul_tc" else ("int8", "int32")
     _fits(policy, name, size, matmul(size, "nt", *dtypes))
@@ -153,8 +152,7 @@ def _fits(policy: str, name: str, size: tuple[int, int, int], space: IterSpace) 
         assert params["stages"] <= 1 + -(-size[2] // params["block_k"])
 
 
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (64, 64)])
+@pytest.mark.parametrize(("name", "c", "f"), every(3, GPUS, [(3, 64), (3, 17), (8, 96), (64, 64)]))
 def test_image_tiles_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f)
     window = conv_tiles.sliding_window_of(space, gemm(space))
@@ -170,8 +168,7 @@ def test_image_tiles_fit_the_gpu(name: str, c: int, f: int) -> None:
     assert bool(conv_proposals) == (bool(proposals) and 9 * c <= 16 * 16)
 
 
-@pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize(("c", "f"), [(3, 64), (3, 17), (8, 96), (16, 64)])
+@pytest.mark.parametrize(("name", "c", "f"), every(4, GPUS, [(3, 64), (3, 17), (8, 96), (16, 64)]))
 def test_image_tiles_on_cuda_cores_fit_the_gpu(name: str, c: int, f: int) -> None:
     gpu, space = arch(name).the_gpu, conv2d(c, f, "float32")
     window = conv_tiles.sliding_window_of(space, gemm(space))
@@ -214,8 +211,7 @@ def test_narrow_gemms_have_small_tiles_of_one_warp(columns: int) -> None:
     assert [params[name] for name in ("block_m", "block_n", "warps_m", "warps_n", "split_k")] == [16, 16, 1, 1, 1]
 
 
-@pytest.mark.parametrize("policy", [gpu_matmul_tc, gpu_matmul_simt])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("policy", "size"), every(2, [gpu_matmul_tc, gpu_matmul_simt], [(size,) for size in SIZES]))
 def test_proposals_are_distinct_ordered_and_a_shorter_list_is_the_start_of_a_longer(policy: Any, size: tuple[int, int, int]) -> None:
     space = matmul(size, "nn")
     proposals = policy.propose(space, H200, 200)

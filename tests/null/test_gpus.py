@@ -1,4 +1,4 @@
-"""Owns the tests of choosing a GPU and holding it, with real processes and locks, and a driver that is made up.
+"""Owns the tests of choosing and locking a GPU, with real processes and locks, and a fake driver.
 
 Knows nothing of measuring.
 """
@@ -17,7 +17,7 @@ import pytest
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware import gpu_lock
 from kerneldecl.hardware.cuda_driver import DriverGpu
-from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, missing
+from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu, lock_of, why_not_here
 from kerneldecl.runners import nvml
 from kerneldecl.runners.local import LocalRunner
 
@@ -37,13 +37,13 @@ with exclusive_of([Path(path) for path in sys.argv[1:]], "measuring on it", prin
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with one T4 and two H200, and a temporary folder of its own."""
+    """Provide a machine with one T4 and two H200, and a temporary folder of its own."""
     monkeypatch.setattr(gpu_lock, "_here", lambda: (T4, H200, SECOND))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def holder(*held: DriverGpu) -> subprocess.Popen[str]:
-    """Start a process that holds the first of the GPUs that is free."""
+    """Start a process that locks the first of the GPUs that is free."""
     command = [sys.executable, "-c", HOLDER, *(str(lock_of(gpu)) for gpu in held)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -61,26 +61,26 @@ def busy() -> Iterator[subprocess.Popen[str]]:
 def test_a_gpu_is_chosen_by_its_name() -> None:
     assert gpus_of("NVIDIA H200") == (H200, SECOND)
     assert gpus_of("") == (T4, H200, SECOND)
-    assert missing("Tesla T4") == ""
-    assert missing("NVIDIA A100") == "it must be measured on NVIDIA A100; this machine has Tesla T4, NVIDIA H200"
+    assert why_not_here("Tesla T4") == ""
+    assert why_not_here("NVIDIA A100") == "it must be measured on NVIDIA A100; this machine has Tesla T4, NVIDIA H200"
 
 
 def test_a_machine_without_a_gpu_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_lock, "_here", tuple)
-    assert missing("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
+    assert why_not_here("NVIDIA H200") == "it must be measured on NVIDIA H200; this machine shows no GPU"
 
     def no_driver() -> tuple[DriverGpu, ...]:
         raise ToolchainError("no NVIDIA driver here: libcuda.so.1 is not found")
 
     monkeypatch.setattr(gpu_lock, "_here", no_driver)
     sentence = "it must be measured on NVIDIA H200; no NVIDIA driver here: libcuda.so.1 is not found"
-    assert missing("NVIDIA H200") == sentence
-    request = {"do": "prepare", "device": "cuda", "model": "NVIDIA H200", "case": {}}
+    assert why_not_here("NVIDIA H200") == sentence
+    request = {"action": "prepare", "device": "cuda", "model": "NVIDIA H200", "spec": {}}
     with LocalRunner(1, 1) as runner, pytest.raises(ToolchainError, match="no NVIDIA driver here"):
         runner.measure(request, 1.0)
 
 
-def test_what_nobody_tells_of_a_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_nvml_does_not_have_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-of-no-machine.so")
     nvml._library.cache_clear()
     assert (nvml.conditions("GPU-1"), nvml.driver_version()) == ({}, "")
@@ -95,7 +95,7 @@ def test_a_busy_gpu_is_passed_over(busy: subprocess.Popen[str]) -> None:
     assert busy.poll() is None
 
 
-def test_while_all_are_busy_it_is_said_for_whom_is_waited(busy: subprocess.Popen[str]) -> None:
+def test_while_all_are_busy_the_awaited_process_is_named(busy: subprocess.Popen[str]) -> None:
     other = holder(SECOND)
     said: list[str] = []
 
@@ -124,7 +124,7 @@ def test_a_gpu_is_free_again_when_its_holder_is_gone_or_killed() -> None:
 
 def test_a_runner_holds_its_gpu_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_lock, "_here", lambda: (H200,))
-    request = {"do": "no such action", "device": "cuda", "model": "NVIDIA H200"}
+    request = {"action": "no such action", "device": "cuda", "model": "NVIDIA H200"}
     with LocalRunner(1, 1) as runner:
         assert "failure" in runner.measure(request, 60.0)
         said: list[str] = []

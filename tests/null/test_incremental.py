@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 from fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -272,9 +273,10 @@ def _artifacts(space: Space, version: int, targets: set[str]) -> dict[str, Any]:
     return files
 
 
-def test_incremental_builds_give_what_clean_builds_give() -> None:
+@pytest.mark.parametrize("examples", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_incremental_builds_give_what_clean_builds_give(examples: int) -> None:
     limits = settings(
-        max_examples=25,
+        max_examples=examples,
         stateful_step_count=20,
         deadline=None,
         derandomize=True,

@@ -14,7 +14,7 @@ import pytest
 from fakes import DieRunner, FakeLinker
 from spaces import ENTRIES, HEAD, Space
 
-from kerneldecl.artifact import link
+from kerneldecl.artifact import manifest as manifests
 from kerneldecl.artifact.load import load
 from kerneldecl.errors import ArtifactError, ToolchainError
 from kerneldecl.store.keys import digest
@@ -92,7 +92,7 @@ def test_every_damage_of_a_file_is_seen_and_the_artifact_linked_again(built: Spa
     before = built.artifact_files()
     path = next(built.artifact("box").glob(file))
     damage(path)
-    defect = link.artifact_defect(built.artifact("box"))
+    defect = manifests.artifact_defect(built.artifact("box"))
     assert path.name in defect
     assert words in defect
     with pytest.raises(ArtifactError, match="build it again"):
@@ -122,7 +122,7 @@ def rewritten(name: str, value: object) -> Damage:
 def test_every_damage_of_the_manifest_is_seen_and_the_artifact_linked_again(built: Space, damage: Damage, words: str) -> None:
     before = built.artifact_files()
     damage(built.artifact("box") / "manifest.json")
-    assert words in link.artifact_defect(built.root / "dist" / "fakes-1.0" / "box")
+    assert words in manifests.artifact_defect(built.root / "dist" / "fakes-1.0" / "box")
     assert built.build(DieRunner()).links == 1
     assert built.artifact_files() == before
 

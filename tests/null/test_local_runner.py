@@ -1,6 +1,6 @@
-"""Owns the tests of which request is answered next, by which worker, and of what becomes of those that wait when a runner ends.
+"""Owns the tests of the order of requests, the choice of workers, and the requests that wait when a runner ends.
 
-Knows nothing of processes: workers are stood in for.
+Knows nothing of processes: workers are fakes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kerneldecl.runners.process import Answer
 
 
 class HeldWorker:
-    """Begins with no request before it is let go, and answers with how many it has answered before."""
+    """A fake worker: it blocks until `go` is set, and answers with the number of its earlier answers."""
 
     def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
         del environment, modules
@@ -34,9 +34,9 @@ class HeldWorker:
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         self.is_asked = True
-        is_let_go = self.go.wait(limit_secs)
+        is_set = self.go.wait(limit_secs)
         self.is_asked = False
-        assert is_let_go
+        assert is_set
         if self._is_stopped:
             return {"failure": "interrupted"}
         if request["name"] == "bad":
@@ -69,11 +69,11 @@ def places(answers: Iterator[tuple[int, Answer]], count: int) -> list[int]:
     return [answer["place"] for answer in in_order(answers, count)]
 
 
-def test_requests_of_a_lower_turn_are_answered_before_others_that_wait(runner: LocalRunner) -> None:
+def test_waiting_requests_are_answered_by_priority(runner: LocalRunner) -> None:
     with runner:
         first = runner.run_all(named("has begun"), 60)
-        later = runner.run_all(named("c", "d"), 60, turn=2)
-        sooner = runner.run_all(named("a", "b"), 60, turn=1)
+        later = runner.run_all(named("c", "d"), 60, priority=2)
+        sooner = runner.run_all(named("a", "b"), 60, priority=1)
         now = runner.run_all(named("describe"), 60)
         go(runner)
         assert (places(first, 1), places(now, 1), places(sooner, 2), places(later, 2)) == ([0], [1], [2, 3], [4, 5])
@@ -95,14 +95,14 @@ def test_what_a_worker_raises_is_raised_where_answers_are_awaited(runner: LocalR
 
 @pytest.fixture
 def interrupts() -> Iterator[None]:
-    """Have interrupts raise KeyboardInterrupt, which they do not where a shell has started the tests in the background."""
+    """Have interrupts raise KeyboardInterrupt, which they do not if a shell has started the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupt_that_does_not_wake_who_waits_is_noticed(runner: LocalRunner) -> None:
+def test_an_interrupt_that_does_not_wake_the_waiting_thread_is_noticed(runner: LocalRunner) -> None:
     with runner:
         (worker,) = runner._builders
         answers = runner.run_all(named("a"), 5)

@@ -16,18 +16,19 @@ from spaces import Space
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Workload
-from kerneldecl.planning.lockfile import lock_text, shown
-from kerneldecl.store.local import Record
+from kerneldecl.planning.lockfile import lock_text
+from kerneldecl.store.results import TuneResult
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
 
 
-def record(name: str, run_secs: float) -> Record:
+def record(name: str, run_secs: float) -> TuneResult:
     winner = {"template": "cpu_matmul", "params": {"tile": [4, 16], "parallel": True, "unroll": []}}
-    return Record(f"key of {name}", "", {"winner": winner, "run_secs": run_secs, "code": f"object of {name}"})
+    blobs = {"object": f"object of {name}", "database": "", "source": ""}
+    return TuneResult(f"key of {name}", {"winner": winner, "is_measured": True, "run_secs": run_secs, **blobs})
 
 
-def entries(*names: str, is_detected: bool = False) -> list[tuple[Workload, object, Record]]:
+def entries(*names: str, is_detected: bool = False) -> list[tuple[Workload, object, TuneResult]]:
     import dataclasses
 
     arch = dataclasses.replace(read_arch("test-cpu", ARCH.encode(), ""), is_detected=is_detected)
@@ -55,7 +56,7 @@ def test_entries_of_a_detected_arch_are_left_out() -> None:
 
 def test_candidates_are_shown_in_one_line() -> None:
     assert (
-        shown(Candidate.of("t", {"tile": (4, 16), "deep": True, "unroll": (), "order": "ijk"}))
+        str(Candidate.of("t", {"tile": (4, 16), "deep": True, "unroll": (), "order": "ijk"}))
         == "t(deep=true order=ijk tile=4x16 unroll=none)"
     )
 

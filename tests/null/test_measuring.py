@@ -19,6 +19,7 @@ from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.results import Lowered
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.task import Task
@@ -37,25 +38,25 @@ class TableRunner:
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
-    turns: set[int] = dataclasses.field(default_factory=set)
+    priorities: set[int] = dataclasses.field(default_factory=set)
 
-    def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
+    def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
         assert limit_secs > 0
-        self.turns.add(turn)
+        self.priorities.add(priority)
         for at, request in enumerate(requests):
             code = str(request["candidate"]["template"])
             Path(request["folder"], f"{code}.so").touch()
-            yield at, {"scheduled": code, "code": code, "code_bytes": 1}
+            yield at, {"schedule_digest": code, "code_digest": code, "code_bytes": 1}
             self.asked.append(("build", code))
 
     def measure(self, request: Request, limit_secs: float) -> Answer:
         assert limit_secs > 0
         code = Path(str(request.get("library", ""))).stem
-        self.asked.append((request["do"], code))
+        self.asked.append((request["action"], code))
         self.devices.add((request["device"], request["model"]))
-        if request["do"] == "prepare":
+        if request["action"] == "prepare":
             return self.prepared()
-        if request["do"] == "sample":
+        if request["action"] == "sample":
             return {"samples": [1e-5]}
         return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
 
@@ -65,17 +66,27 @@ class TableRunner:
 
 def task_in(folder: Path, arch: Arch = H200) -> Task:
     workload = Workload("w", "box", "elementwise", (), "auto", 20, None, (), 1)
-    return Task(ROOT, workload, arch, (), LOWERED, 1e-3, MEASURING[arch.kind], {}, folder)
+    return Task(
+        root=ROOT,
+        workload=workload,
+        arch=arch,
+        policies=(),
+        lowered=Lowered(LOWERED),
+        tolerance=1e-3,
+        protocol=MEASURING[arch.kind],
+        toolchain={},
+        folder=folder,
+    )
 
 
 def built(code: str, spill_bytes: int = 0) -> Trial:
-    return Trial(Candidate.of(code, {}), 1e-5, scheduled=code, code=code, code_bytes=1, spill_bytes=spill_bytes)
+    return Trial(Candidate.of(code, {}), 1e-5, schedule_digest=code, code_digest=code, code_bytes=1, spill_bytes=spill_bytes)
 
 
 def measured(task: Task, runner: TableRunner, *candidates: Trial) -> dict[str, Trial]:
     store = LocalStore(task.folder / "store")
     done = measure(task, candidates, Preparation(task, runner, store), runner, store, lambda *_: None)
-    return {m.code: m for m in done}
+    return {m.code_digest: m for m in done}
 
 
 def test_every_request_to_measure_names_its_device(tmp_path: Path) -> None:
@@ -117,8 +128,8 @@ class TwoCandidates:
     """A policy."""
 
     @staticmethod
-    def propose(*given: Any) -> tuple[Any, ...]:
-        return () if given[3] else tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+    def propose(*_: Any) -> tuple[Any, ...]:
+        return tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
@@ -132,8 +143,8 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
         return {}
 
     class Waiting(TableRunner):
-        def run_all(self, requests: Sequence[Request], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-            for count, answer in enumerate(super().run_all(requests, limit_secs, turn)):
+        def run_all(self, requests: Sequence[Request], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
+            for count, answer in enumerate(super().run_all(requests, limit_secs, priority)):
                 assert count < built_before or has_begun.wait(60)
                 yield answer
             may_end.set()
@@ -143,34 +154,34 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
     runner = Waiting(prepared=prepared)
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert runner.of("prepare") == [""]
-    assert outcome.measurements[0].samples
+    assert outcome.trials[0].samples
 
 
 def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
-    task = dataclasses.replace(task_in(tmp_path), policies=("any",), turn=3)
+    task = dataclasses.replace(task_in(tmp_path), policies=("any",), priority=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
-    answers = search.ask_first(task, runner)
+    answers = search.request_first(task, runner)
     outcome = search.tune(task, runner, store, lambda *_: None, lambda: answers)
     assert runner.of("build") == ["a", "b"]
-    assert runner.turns == {3}
-    assert {m.code for m in outcome.measurements if m.samples} == {"a", "b"}
+    assert runner.priorities == {3}
+    assert {m.code_digest for m in outcome.trials if m.samples} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
-    ("arch", "next_arch", "foreseen"),
-    [(H200, H200, [("foresee", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
+    ("arch", "next_arch", "prepared_next"),
+    [(H200, H200, [("prepare_next", "softmax")]), (H200, CPU, []), (CPU, H200, []), (CPU, CPU, [])],
     ids=["gpu", "gpu then cpu", "cpu then gpu", "cpu"],
 )
 def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
-    arch: Arch, next_arch: Arch, foreseen: list[tuple[str, str]], tmp_path: Path
+    arch: Arch, next_arch: Arch, prepared_next: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Where one GPU measures both."""
     asked: list[tuple[str, str]] = []
 
     class Noting(TableRunner):
         def measure(self, request: Request, limit_secs: float) -> Answer:
-            asked.append((request["do"], request["case"]["rule"]))
+            asked.append((request["action"], request["spec"]["rule"]))
             return super().measure(request, limit_secs)
 
     task = task_in(tmp_path, arch)
@@ -178,7 +189,7 @@ def test_inputs_of_the_next_are_begun_when_those_at_hand_are_there(
     runner, store = Noting(), LocalStore(tmp_path / "store")
     measure(task, [built("a")], Preparation(task, runner, store, following), runner, store, lambda *_: None)
     before_samples = asked[: asked.index(("sample", "elementwise"))]
-    assert before_samples == [("prepare", "elementwise"), *foreseen, ("verify", "elementwise")]
+    assert before_samples == [("prepare", "elementwise"), *prepared_next, ("verify", "elementwise")]
 
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
@@ -208,8 +219,8 @@ def test_the_record_tells_the_device_and_how_it_was(tmp_path: Path) -> None:
 
     class Told(TableRunner):
         def measure(self, request: Request, limit_secs: float) -> Answer:
-            assert (request["do"], limit_secs > 0) == ("ceilings", True)
+            assert (request["action"], limit_secs > 0) == ("measured_peaks", True)
             return told
 
     found = measured_on(task_in(tmp_path), Told())
-    assert found == {"ceilings": {"dram_bytes_per_s": 4.27e12}, "provenance": told["device"], "conditions": told["conditions"]}
+    assert found == {"measured_peaks": {"dram_bytes_per_s": 4.27e12}, "provenance": told["device"], "conditions": told["conditions"]}

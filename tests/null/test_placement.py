@@ -1,4 +1,4 @@
-"""Owns the tests of where arguments lie in a GPU's memory and how many copies of them there are.
+"""Owns the tests of the layout of arguments in a GPU's memory and of the number of their copies.
 
 Knows nothing of drivers.
 """
@@ -28,7 +28,7 @@ def test_every_byte_belongs_to_an_argument_or_to_a_guard(sizes: list[int], guard
 
 
 @given(SIZES, st.sampled_from([1, 4096, 1 << 20]))
-def test_guards_stand_before_and_right_behind_every_argument(sizes: list[int], guard_bytes: int) -> None:
+def test_every_argument_has_a_guard_before_and_right_behind_it(sizes: list[int], guard_bytes: int) -> None:
     placed = place(sizes, guard_bytes)
     starts = dict(placed.guards)
     ends = {start + size: size for start, size in placed.guards}
@@ -38,7 +38,7 @@ def test_guards_stand_before_and_right_behind_every_argument(sizes: list[int], g
 
 
 @given(st.integers(1, 1 << 34), st.integers(1 << 20, 128 << 20))
-def test_no_set_is_in_the_cache_when_its_turn_comes(set_bytes: int, l2_bytes: int) -> None:
+def test_no_argument_set_is_in_l2_when_it_is_used_again(set_bytes: int, l2_bytes: int) -> None:
     sets = copies(set_bytes, l2_bytes, 1 << 40)
     calls = most_calls(sets, set_bytes, l2_bytes)
     assert 1 <= sets <= MAX_CALLS
@@ -55,7 +55,7 @@ def test_no_set_is_in_the_cache_when_its_turn_comes(set_bytes: int, l2_bytes: in
         (6 << 20, 36 << 20, 3, 3),
         (6 << 20, 1 << 20, 1, 1),
     ],
-    ids=["product of 1024", "tiny", "larger than the cache", "little memory", "no memory"],
+    ids=["gemm of 1024", "tiny", "larger than the cache", "little memory", "no memory"],
 )
 def test_sets_and_launches(set_bytes: int, free_bytes: int, sets: int, calls: int) -> None:
     assert copies(set_bytes, L2_BYTES, free_bytes) == sets

@@ -13,15 +13,17 @@ from fakes import ARCH
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Workload
-from kerneldecl.planning.plan import BLOBS, Inputs, Kind, Past, Plan, plan
+from kerneldecl.planning.plan import Inputs, Kind, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
+from kerneldecl.store.results import BLOBS
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
 LOWERED = {"computation": "c" * 64, "tolerance": 1e-4}
 TUNED = {
-    "code": "code digest",
+    "is_measured": True,
+    "object": "object digest",
     "database": "database digest",
     "source": "source digest",
     "build_key": "build key",
@@ -119,7 +121,7 @@ def test_objects_are_wanted_only_while_the_artifact_is_not_whole() -> None:
     assert world.plan().misses == ()
     world.linked.clear()
     made = world.plan()
-    assert states(made)["build"] == (False, "the winner's code and source is not in the store")
+    assert states(made)["build"] == (False, "the winner's object and source is not in the store")
     assert [action.kind for action in made.misses] == ["build", "link"]
 
 

@@ -103,7 +103,7 @@ def test_text_of_unknown_plugins(write_files: Write, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(find, "PACKAGE", root / "none" / "kerneldecl")
     texts = []
     for kind, name in (("rules", "twicesum"), ("rules", "_shared"), ("policies", "manual"), ("templates", "tile"), ("archs", "smal")):
-        with pytest.raises(DeclarationError) as caught:
+        with pytest.raises(DeclarationError, match=name) as caught:
             plugin_file(kind, root, name)  # type: ignore[arg-type]
         texts.append(text_of(caught.value, root))
     golden("plugins_unknown", "".join(texts))
@@ -134,6 +134,20 @@ def test_a_neighbour_added_within_the_resolution_of_the_clock_is_found(workspace
     (workspace / "rules" / "_more.py").write_text("FACTOR = 4\n", encoding="utf-8")
     os.utime(workspace / "rules", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert flops(workspace, 1) == 4
+
+
+def test_a_mistake_in_a_folder_of_neighbours_is_blamed_on_its_line(write_files: Write) -> None:
+    root = write_files({"rules/twice_sum.py": RULE.replace("._shared", ".near.facts"), "rules/near/facts.py": "FACTOR = 2\n1 / 0\n"})
+    with pytest.raises(DeclarationError, match=r"rules/near/facts\.py:2: rule twice_sum fails to import: ZeroDivisionError"):
+        flops(root, 1)
+
+
+def test_a_neighbour_of_standard_rules_is_replaced_alone(write_files: Write) -> None:
+    """`rules/shared` is a namespace package: the workspace's folder adds to the standard one."""
+    root = write_files({"rules/shared/axes.py": "def positions(axes, rank):\n    return (0,)\naxes_problems = None\n"})
+    softmax = load_rule(root, "softmax")
+    assert sys.modules[softmax.__module__].positions([1], 2) == (0,)
+    assert sys.modules[softmax.__module__].accum_dtype("float16") == "float32"
 
 
 def test_an_unchanged_rule_is_the_same_class_and_two_workspaces_do_not_mix(workspace: Path, tmp_path: Path) -> None:
@@ -167,7 +181,7 @@ def test_policies_and_templates_are_modules(write_files: Write) -> None:
 
 def test_a_failure_outside_the_workspace_is_blamed_on_the_line_that_led_to_it(write_files: Write) -> None:
     root = write_files({"policies/mine.py": "import json\n\n\ndef start():\n    return json.loads(None)\n\n\nstart()\n"})
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match="policy mine fails to import: TypeError: ") as caught:
         load_module("policies", root, "mine")
     (problem,) = caught.value.problems
     assert (problem.file, problem.line) == ("policies/mine.py", 5)
@@ -224,10 +238,10 @@ def test_two_files_of_one_name_in_two_folders_stand_in_a_digest_under_their_own_
 
 
 def test_a_shadowed_neighbour_is_the_one_that_counts(write_files: Write) -> None:
-    root = write_files({"rules/_precision.py": ""})
+    root = write_files({"rules/shared/precision.py": ""})
     files = plugin_files("rules", root, "matmul")
     assert files[0] == plugin_folders("rules", root)[1] / "matmul.py"
-    assert root / "rules" / "_precision.py" in files
+    assert root / "rules" / "shared" / "precision.py" in files
 
 
 def test_a_workspace_policy_is_made_of_the_standard_files_that_it_imports(write_files: Write) -> None:
@@ -244,7 +258,8 @@ def test_the_analyses_that_decide_what_a_plugin_sees_are_files_behind_it(write_f
         }
     )
     contraction = STANDARD / "analysis" / "contraction.py"
-    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction)
+    facts = STANDARD / "analysis" / "tensor_cores.py"  # which contraction.py imports
+    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction, facts)
     assert path_in_digests(contraction, root) == path_in_digests(contraction, STANDARD.parent) == "analysis/contraction.py"
     for kind, name in (("policies", "gpu_matmul"), ("templates", "gpu_matmul_tc"), ("templates", "wgmma_matmul")):
         assert contraction in plugin_files(kind, root, name)  # type: ignore[arg-type]
@@ -306,7 +321,7 @@ def test_text_of_wrong_archs(write_files: Write, golden: Callable[[str, str], No
     (root / "archs" / "bytes.toml").write_bytes(b"a = 1\n\xff")
     texts = []
     for name in [*wrong, "bytes"]:
-        with pytest.raises(DeclarationError) as caught:
+        with pytest.raises(DeclarationError, match=f"archs/{name}.toml") as caught:
             load_arch(root, name)
         texts.append(text_of(caught.value, root))
     golden("plugins_archs", "".join(texts))

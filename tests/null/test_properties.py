@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Access, Arg, Axis, Block, Candidate, IterSpace, Signature, Trial, Value, dtype_bytes, frozen
-from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json
-from kerneldecl.tuning.search import measurement_from_json, measurement_json
+from kerneldecl.serial import arch_from_json, signature_from_json, space_from_json, to_json, trial_from_json, trial_to_json
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -41,7 +40,7 @@ BLOCKS = st.builds(
     st.lists(ACCESSES, max_size=2).map(tuple),
     st.integers(0, 100),
 )
-SPACES = st.builds(IterSpace, st.lists(BLOCKS, max_size=3).map(tuple), st.lists(NAMES).map(tuple), st.lists(NAMES).map(tuple))
+SPROTOCOLS = st.builds(IterSpace, st.lists(BLOCKS, max_size=3).map(tuple), st.lists(NAMES).map(tuple), st.lists(NAMES).map(tuple))
 
 
 def through_json(value: object) -> object:
@@ -62,7 +61,7 @@ def test_the_order_of_parameters_does_not_matter(template: str, params: dict[str
     assert Candidate.of(template, dict(shuffled)) == Candidate.of(template, params)
 
 
-@given(SPACES)
+@given(SPROTOCOLS)
 def test_iteration_spaces_come_back(space: IterSpace) -> None:
     assert space_from_json(through_json(to_json(space))) == space  # type: ignore[arg-type]
 
@@ -86,8 +85,8 @@ def test_archs_come_back() -> None:
     st.sampled_from(["", "0" * 64]),
 )
 def test_measurements_come_back(candidate: Candidate, samples: tuple[float, ...], error: float | None, failure: str, code: str) -> None:
-    measurement = Trial(candidate, 1.5e-3, code=code, code_bytes=7, error=error, samples=samples, failure=failure)
-    assert measurement_from_json(through_json(measurement_json(measurement))) == measurement  # type: ignore[arg-type]
+    measurement = Trial(candidate, 1.5e-3, code_digest=code, code_bytes=7, error=error, samples=samples, failure=failure)
+    assert trial_from_json(through_json(trial_to_json(measurement))) == measurement  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(1e-9, 10), min_size=1))

@@ -126,11 +126,11 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("matmul", m=1, n=1, k=1, epilogue=("bias", "relu", "bias")), ["epilogue repeats bias"]),
         (
             rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu",)),
-            ["epilogue gelu needs floating-point sums, but accum_dtype is int32"],
+            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32"],
         ),
         (
             rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("gelu", "scale")),
-            ["epilogue gelu needs floating-point sums, but accum_dtype is int32"],
+            ["epilogue gelu needs floating-point accumulators, but accum_dtype is int32"],
         ),
         (rule("matmul", m=1, n=1, k=1, dtype="int8", epilogue=("scale", "gelu")), []),
         (rule("matmul", m=1, n=1, k=1, accum_dtype="float16"), ["accum_dtype float16 is narrower than dtype float32"]),
@@ -141,11 +141,11 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("matmul", m=1, n=1, k=1, precision="tfloat32"), []),
         (
             rule("matmul", m=1, n=1, k=1, dtype="float16", precision="tfloat32"),
-            ["precision tfloat32 is of dtype float32, not of float16"],
+            ["precision tfloat32 is for dtype float32, not float16"],
         ),
         (
             rule("gemv", n=1, k=1, dtype="int8", out_dtype="int8"),
-            ["out_dtype int8 is narrower than accum_dtype int32: sums would wrap around"],
+            ["out_dtype int8 is narrower than accum_dtype int32: results would wrap around"],
         ),
         (rule("gemv", n=1, k=1, out_dtype="int32"), ["out_dtype int32 would cut off the fractions that accum_dtype float32 keeps"]),
         (rule("gemv_i4", n=1, k=100), ["group 128 does not divide k 100"]),
@@ -174,7 +174,7 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("transpose", shape=(2, 3), axes=(0, 0)), ["axis 0 is named more than once"]),
         (rule("transpose", shape=(2, 3, 4), axes=(0, 1)), ["axes names 2 axes, but shape has 3 extents"]),
         (rule("tensor_ir", file="kernel.cu"), ["file kernel.cu is neither TVMScript (.py) nor saved IR (.json)"]),
-        (rule("tensor_ir", file="kernel.py", reference_file="a.json"), ["reference_file a.json is no Python file (.py)"]),
+        (rule("tensor_ir", file="kernel.py", reference_file="a.json"), ["reference_file a.json is not a Python file (.py)"]),
     ],
 )
 def test_problems(made: Rule, sentences: list[str]) -> None:
@@ -226,9 +226,9 @@ def test_tolerance_knows_the_output_and_the_accumulator() -> None:
 
     assert tolerance(64, dtype="int8") == 0
     assert tolerance(64, dtype="float64") < tolerance(64) < tolerance(64, dtype="float16") < tolerance(64, dtype="bfloat16")
-    # 16-bit factors are exact in 32-bit sums.
+    # Products of 16-bit operands are exact in 32-bit accumulators.
     assert tolerance(64, dtype="float16", out_dtype="float32") == tolerance(64)
-    # What 16-bit sums lose grows with their length, what 32-bit ones lose does not show in 16 bits.
+    # The error of 16-bit accumulators grows with the reduction; that of 32-bit ones does not show in 16 bits.
     narrow = {"dtype": "float16", "accum_dtype": "float16"}
     assert tolerance(4096, **narrow) > 4 * tolerance(64, **narrow)
     assert math.isclose(tolerance(4096, dtype="float16"), tolerance(64, dtype="float16"), rel_tol=0.01)
@@ -318,7 +318,7 @@ def test_inputs_stay_where_the_operation_is_defined() -> None:
     assert (divisor < 0).any()
 
 
-def test_sums_have_unit_variance_whatever_their_length() -> None:
+def test_results_have_unit_variance_whatever_the_extent_of_the_reduction() -> None:
     for k in (4, 4096):
         made = rule("matmul", m=64, n=64, k=k)
         result = np.asarray(made.reference(*made.inputs(np.random.default_rng(0))))
@@ -335,7 +335,7 @@ def test_the_reference_of_gelu_has_every_digit() -> None:
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_rows_and_columns_of_large_products_repeat_and_their_reference_is_the_whole_product(layout: str) -> None:
+def test_rows_and_columns_of_large_gemms_repeat_and_their_reference_is_the_whole_gemm(layout: str) -> None:
     made = rule("matmul", m=PERIOD + 30, n=PERIOD + 7, k=5, layout=layout, dtype="float16")
     inputs = made.inputs(np.random.default_rng(0))
     a, b = (array.astype(np.float64).T if t == "t" else array.astype(np.float64) for array, t in zip(inputs, layout, strict=True))
@@ -365,7 +365,7 @@ def test_files_of_the_workspace_are_found_from_anywhere() -> None:
     assert made == rule("tensor_ir", file="/workspace/ir/a.py", function="b.py")
 
 
-def test_factors_are_float32_of_one_or_of_columns_or_rows() -> None:
+def test_scales_are_float32_for_all_elements_for_columns_or_for_rows() -> None:
     attrs: dict[str, Any] = {"m": 2, "n": 3, "k": 4, "batch": 5, "dtype": "int8", "out_dtype": "float16"}
     made = rule("matmul", epilogue=("scale", "scale_columns", "bias", "scale_rows"), **attrs)
     found = [(arg.name, arg.shape, arg.dtype) for arg in made.signature().inputs[2:]]

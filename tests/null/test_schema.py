@@ -34,7 +34,7 @@ MATMUL = '[[workload]]\nname = "a"\nrule = "matmul"\n'
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workspace")
     (folder / "own").mkdir()
-    (folder / "own/product.py").write_text("def specialize(mod, arch):\n    return None\n", encoding="utf-8")
+    (folder / "own/gemm.py").write_text("def specialize(mod, arch):\n    return None\n", encoding="utf-8")
     return folder
 
 
@@ -60,7 +60,7 @@ GOOD = {
     "cases": HEAD + MATMUL + 'k = 3\ncases = [{m = 1, n = 2}, {m = 3, n = 4, epilogue = ["relu"]}]\n',
     "settings": HEAD + '[defaults]\ntop_k = 2\npolicy = "auto"\n[toolchain]\ntvm = "0.27.0.post1"\n' + MATMUL
     + 'm = 1\nn = 1\nk = 1\ntargets = ["host"]\ntolerance = 0.1\ntags = ["x"]\ngeneration = 1\n',
-    "own functions": HEAD + MATMUL + 'm = 1\nn = 2\nk = 3\nspecialize = "own/product.py"\n',
+    "custom kernels": HEAD + MATMUL + 'm = 1\nn = 2\nk = 3\nspecialize = "own/gemm.py"\n',
     "other rule": HEAD + '[[workload]]\nname = "s"\nrule = "softmax"\nshape = [[4, 8], [16, 8]]\n',
 }  # fmt: skip
 

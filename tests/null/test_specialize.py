@@ -5,6 +5,7 @@ Knows nothing of TVM: functions are lines of text.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from spaces import Space
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.declare.document import declare
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import Candidate
-from kerneldecl.planning.lockfile import shown
 from kerneldecl.plugins.digest import specialize_files
 from kerneldecl.tuning.events import Note
 
@@ -47,7 +46,7 @@ def tuned(space: Space, name: str = "small") -> dict[str, str]:
     """Return the failure of each candidate of an entry, by what it is shown as; the winner is the first."""
     (entry,) = (entry for entry in space.plan().entries if entry.workload.name == name)
     assert entry.tuned is not None
-    return {shown(Candidate.from_json(m["candidate"])): m.get("failure", "") for m in entry.tuned.result["measurements"]}
+    return {str(trial.candidate): trial.failure for trial in entry.tuned.trials}
 
 
 def test_a_function_of_the_users_own_competes_and_can_win(own: Space) -> None:
@@ -59,7 +58,7 @@ def test_a_function_of_the_users_own_competes_and_can_win(own: Space) -> None:
     assert set(tuned(own)) == {"specialize(variant=0)", *(f"unrolled(unroll={n})" for n in (1, 2, 4))}
 
 
-def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -> None:
+def test_an_incorrect_kernel_is_reported_and_never_selected(own: Space) -> None:
     own.write({"own/_words.py": 'WORD = "wrong"\n'})
     built = own.build(patterns=["small"])
     assert not built.build.failures
@@ -69,13 +68,13 @@ def test_one_that_computes_something_else_is_told_and_never_chosen(own: Space) -
     (note,) = (event.text for event in built.events if isinstance(event, Note))
     assert note.startswith("small@box: specialize(variant=0) of own/small.py: wrong: relative error 0.5")
     (entry,) = (entry for entry in own.plan().entries if entry.workload.name == "small")
-    assert "specialize(…) are the functions that own/small.py gives" in show_text(show_json(entry))
+    assert "specialize(…) are the custom kernels of own/small.py" in show_text(show_json(entry))
 
 
-def test_a_file_that_gives_nothing_is_told(own: Space) -> None:
+def test_a_file_without_kernels_is_reported(own: Space) -> None:
     own.write({"own/small.py": "def specialize(mod, arch):\n    return [None]\n"})
     built = own.build(patterns=["small"])
-    assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no function for it"]
+    assert [event.text for event in built.events if isinstance(event, Note)] == ["small@box: own/small.py gives no kernel for it"]
     assert set(tuned(own)) == {f"unrolled(unroll={n})" for n in (1, 2, 4)}
 
 
@@ -153,7 +152,7 @@ def test_a_wrong_path_or_file_is_a_mistake_of_the_declaration(own: Space, what: 
     path, sentence = DECLARED[what]
     own.write({"own/half.py": "def specialize(mod, arch):\n    return (\n"})
     own.edit("workloads.toml", "own/small.py", path)
-    with pytest.raises(DeclarationError) as caught:
+    with pytest.raises(DeclarationError, match=re.escape(sentence)) as caught:
         declare(Path(own.root))
     (problem,) = caught.value.problems
     line = own.read("workloads.toml").splitlines().index(f'specialize = "{path}"') + 1

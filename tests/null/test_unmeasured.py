@@ -18,21 +18,24 @@ import pytest
 from fakes import DieRunner, FakeLinker, FakeRunner
 from spaces import REPOSITORY, Space
 
-from kerneldecl import api, flow, winners
+from kerneldecl import api, flow
 from kerneldecl.cli.report import show_json, show_text
 from kerneldecl.cli.summary import build_json, build_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
-from kerneldecl.flow import lock_of, lock_on_disk
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
+from kerneldecl.stages import tune
+from kerneldecl.stages.lock import lock_of, lock_on_disk
+from kerneldecl.stages.session import Options, Session
+from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Report
-from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, chosen
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, preferred_first
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -60,7 +63,7 @@ def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winners, "cannot_measure", lambda _: "")
+    monkeypatch.setattr(tune, "why_not_measured_here", lambda _: "")
 
 
 class Noting(FakeRunner):
@@ -71,7 +74,7 @@ class Noting(FakeRunner):
         self.asked_of_compilers: list[tuple[int, str]] = []
 
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, turn: int = 0) -> Iterator[tuple[int, Answer]]:
-        self.asked_of_compilers += [(turn, request["do"]) for request in requests[:1]]
+        self.asked_of_compilers += [(turn, request["action"]) for request in requests[:1]]
         return super().run_all(requests, limit_secs, turn)
 
 
@@ -134,25 +137,25 @@ def test_while_one_entry_is_measured_the_inputs_of_the_next_are_made(gpus: Space
     _with_gpu(monkeypatch)
     runner = FakeRunner()
     gpus.build(runner)
-    _assert_foreseen(runner)
+    _assert_prepared_next(runner)
 
 
 def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder,) = gpus.build(measure=False).build.bundles.values()
     runner = FakeRunner()
-    monkeypatch.setattr(api, "cannot_measure", lambda _: "")
+    monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
     monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
     assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
-    _assert_foreseen(runner)
+    _assert_prepared_next(runner)
 
 
-def _assert_foreseen(runner: FakeRunner) -> None:
-    """Check that all entries but the first were foreseen, each before it was prepared."""
-    asked = [(request["do"], request["case"]["attrs"]) for request in runner.asked if request["do"] in {"prepare", "foresee"}]
+def _assert_prepared_next(runner: FakeRunner) -> None:
+    """Check that all entries but the first went through `prepare_next` before `prepare`."""
+    asked = [(request["action"], request["spec"]["attrs"]) for request in runner.asked if request["action"] in {"prepare", "prepare_next"}]
     prepared = [attrs for action, attrs in asked if action == "prepare"]
     assert len(prepared) == 3
-    assert [attrs for action, attrs in asked if action == "foresee"] == prepared[1:]
-    assert all(asked.index(("foresee", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
+    assert [attrs for action, attrs in asked if action == "prepare_next"] == prepared[1:]
+    assert all(asked.index(("prepare_next", attrs)) < asked.index(("prepare", attrs)) for attrs in prepared[1:])
 
 
 @pytest.mark.parametrize("unrolls", ["(4, 2, 1, 8)", "(1, 2, 4, 8)  # as before"], ids=["other order", "same"])
@@ -185,7 +188,7 @@ def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus
     assert not built.build.failures
     assert isinstance(built.runner, FakeRunner)
     cases = [
-        (request["case"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["do"] == "build"
+        (request["spec"]["computation"], json.dumps(request["candidate"])) for request in built.runner.asked if request["action"] == "build"
     ]
     assert len(cases) == len(set(cases)) == 9
 
@@ -236,16 +239,16 @@ def one_gpu(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
     return gpus
 
 
-def _build_on_gpu(space: Space, entries: set[str], report: Report) -> flow.Build:
+def _build_on_gpu(space: Space, entries: set[str], report: Report) -> Session:
     runners = functools.partial(local.LocalRunner, 1, 1, lambda text: report(Note(text)))
-    return flow.build(space.open(), flow.Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
+    return flow.build(space.open(), Options(selected=frozenset(entries)), runners, {"cuda": FakeLinker()}, report)
 
 
 def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first keeps its GPU to its end; the second comes while it tunes, and has `tune.lock` as soon as the first lets go of it."""
     second_waits, second_tunes = threading.Event(), threading.Event()
     said: list[Event] = []
-    second: list[Future[flow.Build]] = []
+    second: list[Future[Session]] = []
 
     @contextlib.contextmanager
     def handed_over(*arguments: Any, **options: Any) -> Iterator[None]:
@@ -268,7 +271,7 @@ def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu:
         if isinstance(event, Note):
             second_waits.set()
 
-    monkeypatch.setattr(winners, "exclusive", handed_over)
+    monkeypatch.setattr(tune, "exclusive", handed_over)
     with ThreadPoolExecutor(1) as other:
         builds = [_build_on_gpu(one_gpu, {"small@box", "large@box"}, first_says), second[0].result()]
     assert not any(build.failures for build in builds)
@@ -308,8 +311,8 @@ def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_give
     assert direct.read("workloads.lock") == gpus.read("workloads.lock")
 
 
-def _store(space: Space) -> bundle.LocalStore:
-    return bundle.LocalStore(space.root / "cache")
+def _store(space: Space) -> LocalStore:
+    return LocalStore(space.root / "cache")
 
 
 def _winners(space: Space) -> list[object]:
@@ -344,14 +347,14 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
     (folder,) = gpus.build(measure=False).build.bundles.values()
     _measure(gpus, folder)
     gpus.build()
-    winners_now = [entry.tuned.result["winner"]["params"]["unroll"] for entry in gpus.plan().entries if entry.tuned]
+    winners_now = [dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned]
     assert len(winners_now) == 3
     assert 1 not in winners_now
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 1")],
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 2")],
     ids=["absent", "cut", "other"],
 )
 def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:
@@ -416,7 +419,7 @@ def test_a_declared_release_takes_its_patch_releases(found: str, declared: str, 
 def _built(name: str, **fields: object) -> Trial:
     from kerneldecl.model import Candidate
 
-    return Trial(Candidate.of(name, {}), 1e-6, code=name, **fields)  # type: ignore[arg-type]
+    return Trial(Candidate.of(name, {}), 1e-6, code_digest=name, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -430,6 +433,6 @@ def _built(name: str, **fields: object) -> Trial:
     ids=["first", "spilling ones last", "rather than nothing", "nothing"],
 )
 def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
-    measurements = chosen(Group("policy", tuple(built)), is_complete=True)
-    assert (measurements[0].code if measurements else "") == winner
+    measurements = preferred_first(Group("policy", tuple(built)), is_complete=True)
+    assert (measurements[0].code_digest if measurements else "") == winner
     assert len(measurements) in (0, len(built))

@@ -1,4 +1,4 @@
-"""The policy for convolutions on wgmma: every proposal keeps to what the template takes, and boxes waste little, without TVM."""
+"""The policy for convolutions on wgmma: every proposal keeps to what the template takes, and TMA boxes waste little, without TVM."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SIDES = st.one_of(st.integers(1, 60), st.sampled_from([7, 14, 28, 56, 112, 224])
 CHANNELS = st.one_of(st.integers(1, 64), st.sampled_from([8, 16, 64, 72, 128, 512, 2048]))
 
 
-def convolution(results: tuple[int, int, int], c: int, f: int, taps: int = 3, stride: int = 1, **other: Any) -> IterSpace:
+def convolution(outputs: tuple[int, int, int], c: int, f: int, taps: int = 3, stride: int = 1, **other: Any) -> IterSpace:
     """Return a convolution of images that have a margin already."""
-    n, h, w = results
+    n, h, w = outputs
     extents = {"n": n, "h": h, "w": w, "f": f, "r": taps, "s": taps, "c": c}
     axes = tuple(Axis(name, extent, "reduce" if name in "rsc" else "spatial") for name, extent in extents.items())
     pixels = access("X", axes, other.get("dtype", "float16"), {0: 1}, {1: stride, 4: 1}, {2: stride, 5: 1}, {6: 1})
     weights = access("W", axes, other.get("dtype", "float16"), {4: 1}, {5: 1}, {6: 1}, {3: 1})
-    out = access("Y", axes, other.get("sums", "float32"), {0: 1}, {1: 1}, {2: 1}, {3: 1})
+    out = access("Y", axes, other.get("accum_dtype", "float32"), {0: 1}, {1: 1}, {2: 1}, {3: 1})
     return IterSpace((Block("conv", axes, (pixels, weights), (out,), 2),), ("X", "W"), ("Y",))
 
 
@@ -34,17 +34,17 @@ def tilings(space: IterSpace, top_k: int = 1000) -> list[Tiling]:
 
 
 @given(
-    results=st.tuples(st.sampled_from([1, 2, 32, 128]), SIDES, SIDES),
+    outputs=st.tuples(st.sampled_from([1, 2, 32, 128]), SIDES, SIDES),
     c=CHANNELS,
     f=CHANNELS,
     taps=st.sampled_from([1, 3, 5]),
     stride=st.integers(1, 3),
-    sums=st.sampled_from(["float32", "float16"]),
+    accum_dtype=st.sampled_from(["float32", "float16"]),
 )
 def test_every_proposal_keeps_to_what_the_template_takes(
-    results: tuple[int, int, int], c: int, f: int, taps: int, stride: int, sums: str
+    outputs: tuple[int, int, int], c: int, f: int, taps: int, stride: int, accum_dtype: str
 ) -> None:
-    space = convolution(results, c, f, taps, stride, sums=sums)
+    space = convolution(outputs, c, f, taps, stride, accum_dtype=accum_dtype)
     found = tilings(space)
     assert bool(found) == (wgmma_conv2d.why_not(space, H200) == "")
     assert len(set(found)) == len(found)
@@ -53,7 +53,7 @@ def test_every_proposal_keeps_to_what_the_template_takes(
         is_pingpong = tiling.kernel_schedule == "pingpong"
         rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
         assert rows in {64, 128}
-        registers = rows * tiling.block_n // (256 if sums == "float16" else 128)
+        registers = rows * tiling.block_n // (256 if accum_dtype == "float16" else 128)
         assert registers <= {1: 192, 2: 160}[tiling.consumers]
         assert registers % tiling.split_k == 0
         assert not is_pingpong or (tiling.consumers == 2 and tiling.split_k == 1)
@@ -67,9 +67,9 @@ def test_every_proposal_keeps_to_what_the_template_takes(
         assert tiling.split_k == 1 or tiling.cluster_m * tiling.cluster_n == 1
         assert taps * taps * -(-c // 64) % tiling.split_k == 0
         pixels, filters = (tiling.block_n, tiling.block_m) if tiling.swap_ab else (tiling.block_m, tiling.block_n)
-        parts = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
+        split_k_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
         assert 2 <= tiling.stages <= 12
-        assert tiling.stages * (pixels + -(-filters // 64) * 64) * 128 + parts + 1024 <= limit
+        assert tiling.stages * (pixels + -(-filters // 64) * 64) * 128 + split_k_bytes + 1024 <= limit
 
 
 @pytest.mark.parametrize("side", [56, 28, 14])
@@ -88,16 +88,16 @@ def test_a_shorter_list_is_the_start_of_a_longer_and_the_quickest_come_first() -
 @pytest.mark.parametrize(
     ("space", "reason"),
     [
-        (convolution((8, 8, 8), 3, 64), "no multiples of 8"),
-        (convolution((8, 8, 8), 64, 36), "no multiples of 8"),
-        (convolution((8, 8, 8), 64, 64, stride=9), "more than 8 pixels apart"),
-        (convolution((8, 8, 8), 64, 64, dtype="bfloat16", sums="float16"), "no wgmma of bfloat16 summed in float16"),
-        (convolution((8, 8, 8), 64, 64, dtype="int8", sums="int32"), "weights of 8 bits"),
-        (convolution((8, 8, 8), 64, 64, taps=1), "product of plain matrices"),
-        (matmul((64, 64, 64)), "no convolution"),
+        (convolution((8, 8, 8), 3, 64), "not multiples of 8"),
+        (convolution((8, 8, 8), 64, 36), "not multiples of 8"),
+        (convolution((8, 8, 8), 64, 64, stride=9), "stride is larger than TMA's, 8"),
+        (convolution((8, 8, 8), 64, 64, dtype="bfloat16", accum_dtype="float16"), "no wgmma of bfloat16 with float16 accumulators"),
+        (convolution((8, 8, 8), 64, 64, dtype="int8", accum_dtype="int32"), "filters of int8 do not have k last"),
+        (convolution((8, 8, 8), 64, 64, taps=1), "plain GEMM"),
+        (matmul((64, 64, 64)), "not a convolution"),
     ],
 )
-def test_what_is_not_taken_is_told(space: IterSpace, reason: str) -> None:
+def test_why_a_computation_is_not_taken(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_conv2d.why_not(space, H200)
     assert wgmma_conv2d.propose(space, H200, 20) == ()
 

@@ -1,4 +1,4 @@
-"""The policy for products on wgmma, and how it competes with the others: every proposal fits, without TVM."""
+"""The policy for GEMMs on wgmma, and how it competes with the others: every proposal fits, without TVM."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iterspaces import EXTENTS, GPUS, H200, SIZES, arch, conv2d, gemm, matmul
 
-from kerneldecl.analysis.contraction import IS_GEMV
+from kerneldecl.analysis.contraction import IS_GEMV, Contraction
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 from kerneldecl.policies import gpu_gemv, gpu_matmul, gpu_matmul_tc, wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
-from kerneldecl.policies.hopper.ranking import FORM, spread
+from kerneldecl.policies.hopper.ranking import KIND_PARAMS, diversified
 from kerneldecl.policies.hopper.tilings import Tiling
-from kerneldecl.policies.hopper.time_model import early_share
+from kerneldecl.policies.hopper.time_model import pdl_factor
 
 WITH_WGMMA = [name for name in GPUS if arch(name).the_gpu.wgmma_arch]
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "tfloat32")
 LAYOUTS = st.sampled_from(["nn", "nt", "tn", "tt"])
 
 
-def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0, sums: str = "float32") -> IterSpace:
-    return matmul(size, layout, dtype, "int32" if dtype == "int8" else sums, batch)
+def of(dtype: str, size: tuple[int, int, int], layout: str = "nt", batch: int = 0, accum_dtype: str = "float32") -> IterSpace:
+    return matmul(size, layout, dtype, "int32" if dtype == "int8" else accum_dtype, batch)
 
 
 def tilings(space: IterSpace, name: str = "h200", top_k: int = 1000) -> list[Tiling]:
@@ -50,80 +50,80 @@ def test_nothing_is_proposed_without_wgmma(name: str) -> None:
     size=st.tuples(EXTENTS, EXTENTS, EXTENTS),
     layout=LAYOUTS,
     batch=st.sampled_from([0, 0, 3]),
-    sums=st.sampled_from(["float32", "float16"]),
+    accum_dtype=st.sampled_from(["float32", "float16"]),
 )
+@example(name="h200", dtype="float16", size=(521, 1, 1), layout="nn", batch=0, accum_dtype="float32")
 @settings(max_examples=100, deadline=None)
 def test_every_proposal_keeps_to_what_the_template_takes(
-    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int, sums: str
+    name: str, dtype: str, size: tuple[int, int, int], layout: str, batch: int, accum_dtype: str
 ) -> None:
-    space, gpu = of(dtype, size, layout, batch, sums if dtype == "float16" else "float32"), arch(name).the_gpu
+    space, gpu = of(dtype, size, layout, batch, accum_dtype if dtype == "float16" else "float32"), arch(name).the_gpu
     found = tilings(space, name)
     assert bool(found) == (wgmma_matmul.why_not(space, arch(name)) == "")
     assert len(set(found)) == len(found)
     for tiling in found:
-        _keeps_to_the_template(tiling, space, size, gpu)
+        _keeps_to_the_template(tiling, gemm(space), gpu)
 
 
-def _keeps_to_the_template(tiling: Tiling, space: IterSpace, size: tuple[int, int, int], gpu: Gpu) -> None:
-    read = gemm(space)
-    rows, columns = (read.b, read.a) if tiling.swap_ab else (read.a, read.b)
-    m, n = (size[1], size[0]) if tiling.swap_ab else size[:2]
-    k, item_bytes = size[2], dtype_bytes(read.a.dtype)
+def _keeps_to_the_template(tiling: Tiling, read: Contraction, gpu: Gpu) -> None:
+    a, b = (read.b, read.a) if tiling.swap_ab else (read.a, read.b)
+    batch, m, n, k = read.extents
+    m, n = (n, m) if tiling.swap_ab else (m, n)
+    item_bytes = dtype_bytes(read.a.dtype)
     is_pingpong, is_staggered = (tiling.kernel_schedule == name for name in ("pingpong", "staggered"))
     assert tiling.block_m in ({64, 128} if is_pingpong else {64 * tiling.consumers, 128 * tiling.consumers})
     assert tiling.block_n % 8 == 0
     assert 8 <= tiling.block_n <= 256
     assert 1 <= tiling.consumers <= 3
     assert tiling.consumers == 2 or not (is_pingpong or is_staggered)
-    a_consumers_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
-    registers = a_consumers_rows * tiling.block_n // (256 if read.accum_dtype == "float16" else 128)
+    consumer_rows = tiling.block_m if is_pingpong else tiling.block_m // tiling.consumers
+    registers = consumer_rows * tiling.block_n // (256 if read.accum_dtype == "float16" else 128)
     assert registers <= {1: 192, 2: 192, 3: 104}[tiling.consumers]
     assert 2 <= tiling.stages <= 12
     assert tiling.split_k in {1, 2, 4, 8}
     assert (tiling.cluster_m, tiling.cluster_n) in {(1, 1), (2, 1), (1, 2)}
-    clusters = tiling.cluster_m * tiling.cluster_n
-    assert clusters == 1 or tiling.split_k == 1
+    cluster_ctas = tiling.cluster_m * tiling.cluster_n
+    assert cluster_ctas == 1 or tiling.split_k == 1
     assert registers % tiling.split_k == 0
-    # Multicast is TMA's.
-    a, b = _are_boxes(space, size, is_packed=bool(tiling.pack))
-    assert clusters == 1 or (a and b)
-    # Only what changes anything is copied.
-    assert not tiling.pack or [a, b] != _are_boxes(space, size)
+    # Multicast needs TMA.
+    loadable = _are_tma_loadable(read, is_packed=bool(tiling.pack))
+    assert cluster_ctas == 1 or all(loadable)
+    # Operands are copied only where TMA cannot load them as they are.
+    assert not tiling.pack or loadable != _are_tma_loadable(read)
     assert tiling.cluster_m * tiling.block_m < m + tiling.cluster_m * tiling.block_m
     assert tiling.cluster_n * tiling.block_n < n + tiling.cluster_n * tiling.block_n
-    steps = -(-k * item_bytes // 128)
-    assert not is_staggered or (tiling.split_k == 1 and tiling.stages <= steps)
-    tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * read.extents[0]
-    assert tiling.stages <= -(-steps // tiling.split_k) + 1 or tiles > gpu.sm_count
-    stored = tiling.block_n if columns.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
-    parts = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
-    assert tiling.stages * (tiling.block_m + stored) * 128 + parts + 1024 <= gpu.smem_per_block_optin_bytes
+    k_tiles = -(-k * item_bytes // 128)
+    assert not is_staggered or (tiling.split_k == 1 and tiling.stages <= k_tiles)
+    tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n) * batch
+    assert tiling.stages <= -(-k_tiles // tiling.split_k) + 1 or tiles > gpu.sm_count
+    stored = tiling.block_n if b.is_k_last or item_bytes != 2 else -(-tiling.block_n // 64) * 64
+    split_k_bytes = tiling.block_m * tiling.block_n * 4 * (tiling.split_k > 1)
+    assert tiling.stages * (tiling.block_m + stored) * 128 + split_k_bytes + 1024 <= gpu.smem_per_block_optin_bytes
     assert 128 * (tiling.consumers + 1) <= gpu.max_threads_per_block
     assert tiling.raster_group >= 1
-    _deals_short_waves(
-        tiling, read.extents[0] * -(-m // (tiling.block_m * tiling.cluster_m)), -(-n // (tiling.block_n * tiling.cluster_n)), gpu
-    )
-    assert rows is not columns
+    clusters = batch * -(-m // (tiling.block_m * tiling.cluster_m)) * -(-n // (tiling.block_n * tiling.cluster_n))
+    _spreads_short_waves(tiling, clusters, gpu)
+    assert a is not b
 
 
-def _deals_short_waves(tiling: Tiling, rows: int, columns: int, gpu: Gpu) -> None:
-    """Check that waves are dealt evenly only by kernels that can, where the last one is not full."""
+def _spreads_short_waves(tiling: Tiling, clusters: int, gpu: Gpu) -> None:
+    """Check that only kernels that can have stream-K do, where the last wave is not full."""
     assert tiling.stream_k in {0, 1, 2}
-    at_once = gpu.sm_count // (tiling.cluster_m * tiling.cluster_n)
+    resident = gpu.sm_count // (tiling.cluster_m * tiling.cluster_n)
     if tiling.stream_k > 0:
         assert (tiling.kernel_schedule, tiling.split_k, tiling.pdl) == ("cooperative", 1, 1)
         assert tiling.consumers > 1
-        assert rows * columns % at_once > 0
-        assert rows * columns // at_once >= tiling.stream_k - 1
+        assert clusters % resident > 0
+        assert clusters // resident >= tiling.stream_k - 1
 
 
-def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool = False) -> list[bool]:
-    """Say of each operand whether its rows are multiples of 16 bytes, along the reduction but for 16 bits; copies always are."""
+def _are_tma_loadable(read: Contraction, *, is_packed: bool = False) -> list[bool]:
+    """Say of each operand whether its rows are multiples of 16 bytes and, unless it has 16 bits, have k last; copies always do."""
     if is_packed:
         return [True, True]
-    read = gemm(space)
-    rows = ((size[2] if f.is_k_last else extent, f) for f, extent in ((read.a, size[0]), (read.b, size[1])))
-    return [length * dtype_bytes(f.dtype) % 16 == 0 and (dtype_bytes(f.dtype) == 2 or f.is_k_last) for length, f in rows]
+    _, m, n, k = read.extents
+    rows = ((k if operand.is_k_last else extent, operand) for operand, extent in ((read.a, m), (read.b, n)))
+    return [row * dtype_bytes(each.dtype) % 16 == 0 and (dtype_bytes(each.dtype) == 2 or each.is_k_last) for row, each in rows]
 
 
 @given(
@@ -133,12 +133,16 @@ def _are_boxes(space: IterSpace, size: tuple[int, int, int], *, is_packed: bool 
     top_k=st.integers(1, 60),
 )
 @settings(max_examples=40, deadline=None)
-def test_what_is_never_timed_would_not_be_proposed(dtype: tuple[str, str], size: tuple[int, int, int], layout: str, top_k: int) -> None:
-    space = of(dtype[0], size, layout, sums=dtype[1])
+def test_groups_that_are_never_timed_would_not_be_proposed(
+    dtype: tuple[str, str], size: tuple[int, int, int], layout: str, top_k: int
+) -> None:
+    space = of(dtype[0], size, layout, accum_dtype=dtype[1])
     if not wgmma_matmul.why_not(space, H200):
-        lattice = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
-        schedules = [[each for form in forms for each in ([form] if isinstance(form, Estimate) else form.timed())] for forms in lattice]
-        every = spread(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in schedules)
+        by_schedule = wgmma_matmul._by_schedule(gemm(space), space.blocks[-1].writes[0].dtype, H200.the_gpu)
+        timed = [
+            [each for group in groups for each in ([group] if isinstance(group, Estimate) else group.timed())] for groups in by_schedule
+        ]
+        every = diversified(best_first(estimates, wgmma_matmul.SAME_TILE) for estimates in timed)
         assert wgmma_matmul.propose(space, H200, top_k) == tuple(every)[:top_k]
 
 
@@ -148,24 +152,24 @@ def test_proposals_are_ordered_and_a_shorter_list_is_the_start_of_a_longer(size:
     proposals = wgmma_matmul.propose(space, H200, 200)
     assert wgmma_matmul.propose(space, H200, 20) == proposals[:20]
     assert all(p.predicted_secs >= proposals[0].predicted_secs for p in proposals)
-    by_form: dict[tuple[object, ...], list[float]] = {}
+    by_kind: dict[tuple[object, ...], list[float]] = {}
     for proposal in proposals:
         params = dict(proposal.candidate.params)
-        by_form.setdefault(tuple(params[name] for name in FORM), []).append(proposal.predicted_secs)
-    assert all(secs == sorted(secs) for secs in by_form.values())
+        by_kind.setdefault(tuple(params[name] for name in KIND_PARAMS), []).append(proposal.predicted_secs)
+    assert all(secs == sorted(secs) for secs in by_kind.values())
 
 
 @pytest.mark.parametrize(
     ("space", "reason"),
     [
         (matmul((64, 64, 64), dtype="float32"), "no wgmma of float32"),
-        (matmul((64, 64, 64), dtype="tfloat32", accum_dtype="float64"), "no wgmma of tfloat32 summed in float64"),
-        (matmul((64, 64, 64), dtype="bfloat16", accum_dtype="float16"), "no wgmma of bfloat16 summed in float16"),
+        (matmul((64, 64, 64), dtype="tfloat32", accum_dtype="float64"), "no wgmma of tfloat32 with float64 accumulators"),
+        (matmul((64, 64, 64), dtype="bfloat16", accum_dtype="float16"), "no wgmma of bfloat16 with float16 accumulators"),
         (matmul((1, 1, 64)), IS_GEMV),
-        (conv2d(), "do not lie at one distance"),
+        (conv2d(), "not a matrix"),
     ],
 )
-def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None:
+def test_why_wgmma_does_not_take_a_computation(space: IterSpace, reason: str) -> None:
     assert reason in wgmma_matmul.why_not(space, H200)
     assert wgmma_matmul.propose(space, H200, 20) == ()
 
@@ -176,7 +180,7 @@ def test_what_wgmma_does_not_take_is_told(space: IterSpace, reason: str) -> None
         ("float16", "nt", (2157, 3002, 4407), {0, 1}),
         ("float16", "nn", (512, 1001, 512), {0, 1}),
         ("int8", "nt", (512, 512, 500), {0, 1}),
-        ("float16", "nt", (512, 1001, 512), {0}),  # no operand has rows of n
+        ("float16", "nt", (512, 1001, 512), {0}),  # n is no operand's contiguous dimension
         ("int8", "nn", (512, 512, 512), {0, 1}),  # a copy can be transposed
     ],
 )
@@ -188,43 +192,43 @@ def test_large_operands_are_copied_first() -> None:
     assert tilings(of("float16", (2157, 3002, 4407)), top_k=1)[0].pack == 1
 
 
-def test_large_tiles_share_columns_by_multicast() -> None:
+def test_large_tiles_share_operands_by_multicast() -> None:
     first = tilings(of("float16", (8192, 8192, 8192)), top_k=1)[0]
     assert first.block_m * first.block_n >= 128 * 224
     assert first.cluster_m * first.cluster_n == 2
 
 
-def test_sums_that_share_registers_make_larger_tiles() -> None:
-    first = tilings(of("float16", (8192, 8192, 8192), sums="float16"), top_k=1)[0]
+def test_accumulators_that_share_registers_allow_larger_tiles() -> None:
+    first = tilings(of("float16", (8192, 8192, 8192), accum_dtype="float16"), top_k=1)[0]
     assert first.block_m * first.block_n * (2 if first.is_pingpong else 1) >= 256 * 256
 
 
 @pytest.mark.parametrize("size", [4096, 8192, 16384])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_the_first_few_for_large_products_are_of_all_schedules(size: int, layout: str) -> None:
+def test_the_first_few_for_large_gemms_have_all_kernel_schedules(size: int, layout: str) -> None:
     first = tilings(of("float16", (size, size, size), layout), top_k=9)
     assert {tiling.kernel_schedule for tiling in first} == {"cooperative", "staggered", "pingpong"}
     assert len({(tiling.kernel_schedule, tiling.block_m, tiling.block_n) for tiling in first}) >= 5
 
 
 @pytest.mark.parametrize("size", [16384, 8192, 5120, 4224])
-def test_last_waves_that_leave_sms_idle_may_be_dealt_evenly(size: int) -> None:
+def test_stream_k_is_tried_where_the_last_wave_leaves_sms_idle(size: int) -> None:
     found = tilings(of("float16", (size, size, size), "nn"), top_k=8)
     assert {0, 1} <= {min(tiling.stream_k, 1) for tiling in found}
 
 
-def test_long_kernels_that_fill_an_sm_start_before_the_one_in_front_has_ended() -> None:
+def test_long_kernels_whose_ctas_fill_an_sm_use_pdl() -> None:
     assert {tiling.pdl for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=20)} == {1}
 
 
-def test_last_waves_that_are_nearly_full_are_left_as_they_are() -> None:
+def test_stream_k_is_not_tried_where_the_last_wave_is_nearly_full() -> None:
     for tiling in tilings(of("float16", (4096, 4096, 4096), "nn")):
         tiles = 4096 // 128 * 4096 // 128 * 128 * 128 / (tiling.block_m * tiling.block_n)
         assert not tiling.stream_k or (tiles / 132) % 1 < 0.85
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 32])
-def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None:
+def test_few_rows_become_narrow_columns_by_swapping_and_all_sms_read_weights(m: int) -> None:
     n = 4096
     for tiling in tilings(of("float16", (m, n, 4096)), top_k=4):
         assert tiling.swap_ab == 1
@@ -234,7 +238,7 @@ def test_few_rows_become_narrow_columns_and_all_sms_read_weights(m: int) -> None
 
 
 @pytest.mark.parametrize("size", [(300, 4096, 4096), (512, 6144, 4096), (512, 11008, 4096), (768, 4096, 4096), (1024, 11008, 4096)])
-def test_tiles_of_few_waves_fill_the_sms_and_start_early(size: tuple[int, int, int]) -> None:
+def test_tiles_of_few_waves_fill_the_sms_and_use_pdl(size: tuple[int, int, int]) -> None:
     for tiling in tilings(of("float16", size), top_k=3):
         m, n = (size[1], size[0]) if tiling.swap_ab else size[:2]
         tiles = -(-m // tiling.block_m) * -(-n // tiling.block_n)
@@ -243,15 +247,15 @@ def test_tiles_of_few_waves_fill_the_sms_and_start_early(size: tuple[int, int, i
 
 
 @pytest.mark.parametrize(
-    ("blocks", "resident", "is_sound"),
+    ("ctas", "resident", "is_even"),
     [(128, 1, True), (128, 2, True), (66, 1, True), (172, 3, True), (96, 1, False), (96, 2, False), (172, 2, False), (40, 1, False)],
 )
-def test_blocks_start_early_where_all_find_room_or_none(blocks: int, resident: int, is_sound: bool) -> None:
-    """132 SMs hold so many times as many blocks; those of the kernel in front are there, too."""
-    assert (early_share(H200.the_gpu, blocks, resident) == 1.0) == is_sound
+def test_pdl_costs_nothing_where_all_ctas_find_room_beside_the_preceding_kernels_or_none(ctas: int, resident: int, is_even: bool) -> None:
+    """132 SMs hold `resident` CTAs each, and the preceding kernel's are there, too."""
+    assert (pdl_factor(H200.the_gpu, ctas, resident) == 1.0) == is_even
 
 
-def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
+def test_split_k_is_first_where_tiles_would_leave_most_sms_idle() -> None:
     assert 1 not in {tiling.split_k for tiling in tilings(of("float16", (128, 128, 65536)), top_k=5)}
     assert {tiling.split_k for tiling in tilings(of("float16", (8192, 8192, 8192)), top_k=5)} == {1}
 
@@ -259,14 +263,14 @@ def test_the_reduction_is_cut_where_tiles_would_leave_most_sms_idle() -> None:
 @pytest.mark.parametrize(
     ("dtype", "layout", "size", "easier"),
     [
-        ("int8", "nn", (512, 512, 512), ("nt", (512, 512, 512))),  # wgmma wants the reduction last
+        ("int8", "nn", (512, 512, 512), ("nt", (512, 512, 512))),  # wgmma reads 8-bit operands with k last
         ("float8_e5m2", "nt", (512, 512, 500), ("nt", (512, 512, 512))),
-        ("tfloat32", "tt", (512, 512, 512), ("nt", (512, 512, 512))),  # nor has it transposes but of 16 bits
+        ("tfloat32", "tt", (512, 512, 512), ("nt", (512, 512, 512))),  # and 32-bit ones
         ("float16", "nn", (512, 1001, 512), ("nn", (512, 1008, 512))),
         ("float16", "nt", (512, 512, 501), ("nt", (512, 512, 512))),
     ],
 )
-def test_what_threads_must_load_takes_longer(
+def test_loads_through_registers_take_longer(
     dtype: str, layout: str, size: tuple[int, int, int], easier: tuple[str, tuple[int, int, int]]
 ) -> None:
     (slow,), (quick,) = (wgmma_matmul.propose(space, H200, 1) for space in (of(dtype, size, layout), of(dtype, easier[1], easier[0])))
@@ -281,7 +285,7 @@ def templates(space: IterSpace, name: str, top_k: int = 20) -> list[str]:
     return [proposal.candidate.template for proposal in gpu_matmul.propose(space, arch(name), top_k)]
 
 
-def test_products_go_to_wgmma_where_it_is_far_ahead() -> None:
+def test_gemms_go_to_wgmma_where_it_is_far_ahead() -> None:
     assert set(templates(of("float16", (8192, 8192, 8192)), "h200")) == {"wgmma_matmul"}
     assert set(templates(of("float16", (8192, 8192, 8192)), "a100-80gb")) == {"gpu_matmul_tc"}
 
@@ -319,8 +323,8 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
 
 def test_a_rival_without_tensor_cores_may_win_by_its_time() -> None:
     space = of("float16", (1, 4096, 4096))
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is correct and faster"
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is right and faster"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is right"
 
 
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])

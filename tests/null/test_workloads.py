@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kerneldecl import flow
 from kerneldecl.declare.document import declare
 from kerneldecl.declare.select import select
 from kerneldecl.planning.workspace import open_workspace
+from kerneldecl.stages.session import make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +67,7 @@ def test_products_keep_their_sums_in_float32_unless_the_name_says_otherwise() ->
 
 def test_every_entry_has_a_place_in_the_plan() -> None:
     workspace = open_workspace(ROOT)
-    plan = flow.make_plan(workspace)
+    plan = make_plan(workspace)
     assert [entry.workload for entry in plan.entries] == list(workspace.declaration.workloads)
     assert {link.target for link in plan.links} == {"host", "h200"}
     assert all(entry.arch.model == "NVIDIA H200" for entry in plan.entries if entry.workload.target == "h200")

@@ -12,5 +12,6 @@ Knows nothing of what a good candidate is, nor of nvcc, devices and measurements
     python tests/replay/renew.py --show    # what differs
     python tests/replay/renew.py           # the same, and writes what is now right: review the diff
 
-- `names.toml`: what policies, templates and parameters are called by now; the other files give values of parameters in its order.
+A renamed policy, template or parameter is one word in `names.toml`; renewing finds renamed parameters by itself. `project.py` alone
+imports the project's modules.
 """

@@ -86,7 +86,7 @@ def space_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return which iteration spaces differ and in what; empty where none does."""
     differing = [text for text in dict.fromkeys((*old, *new)) if old.get(text) != new.get(text)]
     lines = [f"{text}: {next(_places(old.get(text), new.get(text), 'space'))}" for text in differing]
-    return "\n".join([*lines[:LINES], f"{len(lines)} of {len(old)} spaces differ", RENEW]) if lines else ""
+    return "\n".join([*lines[:LINES], f"{len(lines)} of {len(old.keys() | new.keys())} spaces differ", RENEW]) if lines else ""
 
 
 def _places(old: Any, new: Any, place: str) -> Iterator[str]:

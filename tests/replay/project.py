@@ -23,7 +23,8 @@ __all__ = ["KINDS", "Candidate", "IterSpace", "Value", "digest", "policies_behin
 ROOT = Path(__file__).parents[2]
 """Where the rules and the files of `tensor_ir` are."""
 KINDS = ("cpu", "cuda")
-TOP_K = 20
+TOP_K, INNER_TOP_K = 20, 80
+"""Of policies of `auto`, and of those that only others ask: clusters and splits of convolutions are far down their lists."""
 _LLVM = (("kind", "llvm"), ("mcpu", "x86-64-v3"), ("num-cores", 16))
 _SERVER = Cpu(
     cores=16,
@@ -83,7 +84,8 @@ def policy(name: str) -> ModuleType:
 
 def proposed(name: str, space: IterSpace, arch: Arch) -> list[tuple[str, dict[str, Value], float]]:
     """Return what a policy proposes: templates with their parameters and predicted seconds, best first."""
-    found = policy(name).propose(space, arch, TOP_K)
+    top_k = TOP_K if name in standard_order(arch.kind) else INNER_TOP_K
+    found = policy(name).propose(space, arch, top_k)
     return [(one.candidate.template, dict(one.candidate.params), one.predicted_secs) for one in found]
 
 

@@ -6,12 +6,14 @@ Knows nothing of which of both is right.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
 from replay import project, replay
 from replay.difference import RENEW, difference, report, space_difference
-from replay.frozen import Line, Lists, read_lists, read_names, read_spaces
+from replay.frozen import Line, Lists, Names, read_lists, read_names, read_spaces
+from replay.renaming import names_difference, with_renamed
 from replay.workloads import read_workloads
 
 WORKLOADS = read_workloads()
@@ -24,9 +26,10 @@ NOT_FROZEN_POLICIES = {
 NOT_FROZEN_TEMPLATES: dict[str, str] = {}
 
 
-def compare(kind: str, arch: str, now: Lists) -> None:
-    names, frozen = read_names(), read_lists(kind, arch)
-    if text := report(*difference(frozen, now, names, arch), len(frozen)):
+def compare(kind: str, arch: str, now: Lists, names: Names, renamed: Sequence[str] = ()) -> None:
+    frozen = read_lists(kind, arch)
+    lines, counted = difference(frozen, now, names, arch)
+    if text := report([*renamed, *lines], counted, len(frozen)):
         pytest.fail(text, pytrace=False)
 
 
@@ -38,15 +41,16 @@ def candidates(kind: str) -> list[tuple[str, Line]]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_policies_propose_what_is_frozen(arch: str) -> None:
-    names = read_names()
-    found = replay.proposals(WORKLOADS, arch, read_spaces())
-    compare("proposals", arch, replay.proposal_lists(found, arch, names))
+    names, found = read_names(), replay.proposals(WORKLOADS, arch, read_spaces())
+    renamed = with_renamed(names, [found], read_lists("proposals", arch))
+    compare("proposals", arch, replay.proposal_lists(found, arch, renamed), renamed, list(names_difference(names, renamed)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_templates_make_the_frozen_schedules(arch: str) -> None:
-    compare("schedules", arch, replay.digests(WORKLOADS, arch, read_lists("schedules", arch), read_names()))
+    names = read_names()
+    compare("schedules", arch, replay.digests(WORKLOADS, arch, read_lists("schedules", arch), names), names)
 
 
 def test_rules_are_lowered_to_the_frozen_spaces() -> None:

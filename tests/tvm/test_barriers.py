@@ -1,6 +1,6 @@
-"""Pipelined loops of products on tensor cores wait once a step where three tiles or more are on their way, and twice where two are.
+"""Pipelined loops of GEMMs on tensor cores have one barrier per iteration with three stages or more, and two barriers with two stages.
 
-What loads its fragments ahead waits once as well, between the last loads of a step and the first ones of the next.
+With register double buffering there is one barrier as well, between the last loads of an iteration and the first ones of the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TILE: dict[str, Value] = {
 
 
 def main_loop(source: str) -> str:
-    """Return the text of the one loop that both copies ahead and multiplies."""
+    """Return the text of the one loop that both copies and multiplies."""
     found = [loop for loop in loops(source) if "ptx_cp_async_legacy" in loop and "mma.sync" in loop]
     return min(found, key=len)
 
@@ -60,20 +60,20 @@ def loop_of(params: dict[str, Value], layout: str) -> str:
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize(("stages", "barriers"), [(2, 2), (3, 1), (4, 1)])
-def test_barriers_of_a_step(layout: str, stages: int, barriers: int) -> None:
+def test_barriers_per_iteration(layout: str, stages: int, barriers: int) -> None:
     loop = loop_of({"stages": stages}, layout)
     assert loop.count("__syncthreads()") == barriers
     assert loop.count(WAIT) == 1
     if barriers == 1:
-        # What is waited for is what is multiplied next; what is copied ahead takes the place of what everyone has read.
+        # The wait is for the tile that is multiplied next; the copies overwrite a tile that all threads have read.
         assert loop.index(WAIT) < loop.index("__syncthreads()") < loop.index("ptx_cp_async_legacy")
 
 
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 @pytest.mark.parametrize("stages", [3, 4])
-def test_the_barrier_of_what_is_loaded_ahead(layout: str, stages: int) -> None:
+def test_the_barrier_with_register_double_buffering(layout: str, stages: int) -> None:
     loop = loop_of({"stages": stages, "double_buffer": 1}, layout)
     assert loop.count("__syncthreads()") == loop.count(WAIT) == 1
-    # Copies follow the barrier of the step before; behind this one's come the next step's first loads, and the last products.
+    # Copies follow the barrier of the previous iteration; the next iteration's first loads and the last mma follow this one's.
     copied, waited, met = loop.index("ptx_cp_async_legacy"), loop.index(f"wait_group_{stages - 2}("), loop.index("__syncthreads()")
     assert copied < loop.index("ldmatrix") < loop.index("mma.sync") < waited < met < loop.rindex("ldmatrix") < loop.rindex("mma.sync")

@@ -1,4 +1,4 @@
-"""Owns the tests of what a real build makes: kernels that compute right for any array that fits, and refuse the others.
+"""Owns the tests of real builds: kernels that are correct for any array that fits, and refuse the others.
 
 Knows nothing of how kernels are scheduled.
 """
@@ -94,7 +94,7 @@ def test_kernels_take_arrays_at_any_address(artifact: Artifact, offset_bytes: in
     np.testing.assert_allclose(sums, rows.sum(axis=1, dtype=np.float64), rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_arrays_of_ml_dtypes_are_taken(artifact: Artifact) -> None:
+def test_bfloat16_arrays_of_ml_dtypes_are_accepted(artifact: Artifact) -> None:
     x = normal(8, 40).astype(ml_dtypes.bfloat16)
     out = np.full((8, 40), np.nan, ml_dtypes.bfloat16)
     artifact["halves"](x, out)
@@ -127,10 +127,10 @@ def test_arguments_that_do_not_fit_are_refused(artifact: Artifact, what: str) ->
         artifact["relu"](*WRONG[what]())
 
 
-def test_an_unknown_name_is_told_with_those_that_are_there(artifact: Artifact) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(artifact: Artifact) -> None:
     with pytest.raises(KeyError, match=r"relu, .*it holds|it holds .*relu"):
         artifact["Relu"]
-    assert set(artifact) == {"add[shape=24x32]", "add[shape=7x9]", "relu", "product", "vectors", "sums", "square", "layer", "halves"}
+    assert set(artifact) == {"add[shape=24x32]", "add[shape=7x9]", "relu", "gemm", "vectors", "sums", "square", "layer", "halves"}
     assert len(artifact) == 9
 
 

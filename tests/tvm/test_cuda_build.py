@@ -1,4 +1,4 @@
-"""Device code without a GPU: cubins in objects, objects in one library, what nvcc says of kernels, and what is not compiled twice."""
+"""Device code without a GPU: cubins in objects, objects in one library, nvcc's resource usage, and sources that are not compiled twice."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import tvm
 from compilers import needs_nvcc, needs_nvdisasm, sass
 from cuda_process import LOAD, answer
+from thinned import every
 from tvm import te
 from tvm.s_tir import dlight
 
@@ -28,7 +29,7 @@ from kerneldecl.store.local import LocalStore
 from kerneldecl.templates import gpu_matmul_simt, gpu_reduce
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import link_cuda_library
-from kerneldecl.toolchain.scalarize_arrays import in_parts
+from kerneldecl.toolchain.scalarize_arrays import scalarized
 
 ARCHS = Path(kerneldecl.__file__).parent / "archs"
 
@@ -78,7 +79,7 @@ def staged(mod: tvm.IRModule, scope: str) -> tvm.IRModule:
 
 
 def matmul(device: Arch) -> tvm.IRModule:
-    """Return a matrix product as TVM schedules it by default, on CUDA cores; its tensor intrinsics take seconds to import."""
+    """Return a GEMM as TVM schedules it by default, on CUDA cores; its tensor intrinsics take seconds to import."""
     a, b = (te.placeholder((256, 256), "float32", name=name) for name in "AB")
     k = te.reduce_axis((0, 256), name="k")
     c = te.compute((256, 256), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
@@ -88,8 +89,8 @@ def matmul(device: Arch) -> tvm.IRModule:
 
 def linked(folder: Path, **objects: CudaObject) -> Path:
     paths = [folder / f"{name}.o" for name in objects]
-    for path, made in zip(paths, objects.values(), strict=True):
-        path.write_bytes(made.content)
+    for path, compiled in zip(paths, objects.values(), strict=True):
+        path.write_bytes(compiled.content)
     link_cuda_library(folder / "kernels.so", paths)
     return folder / "kernels.so"
 
@@ -143,9 +144,9 @@ import tvm, tvm_ffi
 sys.path[:0] = [sys.argv[4], str(Path(sys.argv[4]).parent)]
 import test_cuda_build as cases
 from kerneldecl.store.keys import digest
-made = cases.compile_cuda_object(cases.bound(cases.addition()), cases.H200, "kd_add", cases.LocalStore(folder))
+compiled = cases.compile_cuda_object(cases.bound(cases.addition()), cases.H200, "kd_add", cases.LocalStore(folder))
 has_runtime = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
-print(json.dumps({"code": made.code, "content": digest(made.content), "has_runtime": has_runtime}))
+print(json.dumps({"code": compiled.code, "content": digest(compiled.content), "has_runtime": has_runtime}))
 """
 
 
@@ -177,11 +178,11 @@ def test_one_module_gives_one_object_in_any_process_with_cudas_runtime_or_withou
 
 @needs_nvcc
 def test_launch_geometry_and_shared_memory_are_those_of_the_schedule(store: LocalStore) -> None:
-    # Of a GPU on which kernels do not overlap: on others blocks are spread by asking for more (test_overlap.py).
+    # A GPU without PDL: with it, blocks are spread by a larger request (test_overlap.py).
     static = compile_cuda_object(staged(addition(), "shared"), A100, "kd_static", store)
     dynamic = compile_cuda_object(staged(addition(), "shared.dyn"), A100, "kd_dynamic", store)
-    for made in (static, dynamic):
-        (launch,) = made.launches
+    for compiled in (static, dynamic):
+        (launch,) = compiled.launches
         assert (launch.grid, launch.block) == ((10, 1, 1), (100, 1, 1))
         assert launch.usage.spill_bytes == 0
         assert 0 < launch.usage.registers <= 255
@@ -194,7 +195,7 @@ def test_launch_geometry_and_shared_memory_are_those_of_the_schedule(store: Loca
 
 
 def two_blocks(*threads: tuple[str, int]) -> tvm.IRModule:
-    """Return row sums and their squares, with each of the named blocks bound to so many threads a block of the grid."""
+    """Return row sums and their squares, with each of the named blocks bound to a number of threads per thread block."""
     a = te.placeholder((64, 512), "float32", name="A")
     k = te.reduce_axis((0, 512), name="k")
     b = te.compute((64,), lambda i: te.sum(a[i, k], axis=k), name="B")
@@ -208,17 +209,17 @@ def two_blocks(*threads: tuple[str, int]) -> tvm.IRModule:
 
 @needs_nvcc
 def test_two_kernels_of_one_function_are_launched_in_order(store: LocalStore) -> None:
-    made = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
-    assert [(launch.grid[0], launch.block[0]) for launch in made.launches] == [(2, 32), (4, 16)]
-    assert len({launch.kernel for launch in made.launches}) == 2
+    compiled = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
+    assert [(launch.grid[0], launch.block[0]) for launch in compiled.launches] == [(2, 32), (4, 16)]
+    assert len({launch.kernel for launch in compiled.launches}) == 2
 
 
 @needs_nvcc
 def test_memory_between_kernels_comes_from_pages_that_stay(store: LocalStore, tmp_path: Path) -> None:
-    """TVM's loader gives a library its own pool where it finds the name: test_cuda_pages.py says what else there is."""
-    made = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
-    assert b"__TVMBackendAllocWorkspace" in made.content
-    exported = subprocess.run(["nm", "-D", linked(tmp_path, kd_two=made)], capture_output=True, text=True, check=True).stdout
+    """TVM's loader gives a library its own pool where it finds the name: test_cuda_pages.py tests the other cases."""
+    compiled = compile_cuda_object(two_blocks(("B", 32), ("C", 16)), H200, "kd_two", store)
+    assert b"__TVMBackendAllocWorkspace" in compiled.content
+    exported = subprocess.run(["nm", "-D", linked(tmp_path, kd_two=compiled)], capture_output=True, text=True, check=True).stdout
     assert "__TVMBackendAllocWorkspace" not in exported
     assert "U TVMBackendAllocWorkspace" in exported
 
@@ -231,73 +232,73 @@ def test_function_that_would_compute_on_the_host_is_refused(name: str, store: Lo
 
 @needs_nvcc
 def test_same_device_code_is_one_code_whatever_the_arguments_are_called(store: LocalStore) -> None:
-    made = compile_cuda_object(bound(addition()), H200, "kd_add", store)
+    compiled = compile_cuda_object(bound(addition()), H200, "kd_add", store)
     # TVM orders a kernel's parameters by name: these keep their places.
     renamed = compile_cuda_object(bound(addition(("Augend", "B"))), H200, "kd_add", store)
-    assert made.content != renamed.content, "the host code's messages name the arguments"
-    assert made.code == renamed.code
+    assert compiled.content != renamed.content, "the host code's messages name the arguments"
+    assert compiled.code == renamed.code
     others = [
         compile_cuda_object(bound(addition(), threads=64), H200, "kd_add", store),
         compile_cuda_object(bound(addition(size=1024)), H200, "kd_add", store),
         compile_cuda_object(bound(addition()), A100, "kd_add", store),
     ]
-    assert len({made.code, *(other.code for other in others)}) == 4
+    assert len({compiled.code, *(other.code for other in others)}) == 4
 
 
 @needs_nvcc
-def test_known_source_is_not_compiled_again(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = compile_cuda_object(bound(addition()), H200, "kd_add", store)
+def test_a_source_in_the_store_is_not_compiled_again(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_cuda_object(bound(addition()), H200, "kd_add", store)
 
     def compiled(*_: object) -> None:
         raise AssertionError("compiled")
 
     monkeypatch.setattr(nvcc, "compile_cubin", compiled)
-    assert compile_cuda_object(bound(addition()), H200, "kd_add", store) == made
+    assert compile_cuda_object(bound(addition()), H200, "kd_add", store) == first
     with pytest.raises(AssertionError, match="compiled"):
         compile_cuda_object(bound(addition(), threads=32), H200, "kd_add", store)
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("dtype", "flags"), [("float16", nvcc.QUICK_FLAGS), ("float32", nvcc.FLAGS)])
+@pytest.mark.parametrize(("dtype", "flags"), [("float16", nvcc.FAST_MATH_FLAGS), ("float32", nvcc.FLAGS)])
 def test_arithmetic_is_quick_where_results_are_rounded_to_16_bits(
     dtype: str, flags: tuple[str, ...], store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    passed = []
     compile_cubin = nvcc.compile_cubin
 
     def compiled(source: str, arch: str, flags: tuple[str, ...]) -> nvcc.Cubin:
-        asked.append(flags)
+        passed.append(flags)
         return compile_cubin(source, arch, flags)
 
     monkeypatch.setattr(nvcc, "compile_cubin", compiled)
     compile_cuda_object(bound(addition(size=777, dtype=dtype)), H200, "kd_add", store)
-    assert asked == [flags]
+    assert passed == [flags]
 
 
-PRODUCT = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster_group": 1, "split_k": 1}
+GEMM_TILE = {"block_m": 64, "block_n": 64, "block_k": 8, "thread_m": 8, "thread_n": 8, "stages": 2, "raster_group": 1, "split_k": 1}
 
 
 @needs_nvcc
-def test_arrays_in_parts_leave_the_code_as_it_is() -> None:
+def test_split_arrays_leave_the_code_as_it_is() -> None:
     a, b = (te.placeholder((512, 512), "float32", name=name) for name in "AB")
     k = te.reduce_axis((0, 512), name="k")
     gemm = module(a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C"))
-    scheduled = gpu_matmul_simt.apply(gemm, PRODUCT, H200)
+    scheduled = gpu_matmul_simt.apply(gemm, GEMM_TILE, H200)
     assert scheduled is not None
     source = cuda_source(scheduled.mod, H200, "kd_product")
-    whole, parts = (nvcc.compile_cubin(text, "sm_90a") for text in (source, in_parts(source)))
-    assert in_parts(source) != source
-    assert parts == whole
+    whole, split = (nvcc.compile_cubin(text, "sm_90a") for text in (source, scalarized(source)))
+    assert scalarized(source) != source
+    assert split == whole
 
 
 @needs_nvcc
 def test_damaged_cubin_is_compiled_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    made = compile_cuda_object(bound(addition()), H200, "kd_add", store)
+    compiled = compile_cuda_object(bound(addition()), H200, "kd_add", store)
     for path in (tmp_path / "blob").rglob("*"):
         if path.is_file():
             path.write_bytes(b"truncated")
-    assert compile_cuda_object(bound(addition()), H200, "kd_add", store) == made
+    assert compile_cuda_object(bound(addition()), H200, "kd_add", store) == compiled
 
 
 def test_unscheduled_function_is_no_kernel(store: LocalStore) -> None:
@@ -337,14 +338,14 @@ def test_usage_is_read_of_each_kernel_and_a_limit_of_registers_shows_as_spills()
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ('extern "C" __global__ void k() { int x = y; }', '"y" is undefined'),
         ('extern "C" __global__ void k(float* x) { __shared__ float s[20000]; s[threadIdx.x] = *x; *x = s[3]; }', "too much shared"),
     ],
 )
-def test_what_nvcc_rejects_is_told_in_its_words(source: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_nvccs_diagnostics_are_reported(source: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         nvcc.compile_cubin(source, "sm_80")
 
 
@@ -382,7 +383,7 @@ def test_compiler_of_pypi_is_among_the_places(tmp_path: Path, monkeypatch: pytes
     assert tmp_path / "nvidia" / "cu13" / "bin" in list(nvcc._places())
 
 
-def test_no_compiler_anywhere_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvcc, "_places", lambda: iter([tmp_path]))
     with pytest.raises(ToolchainError, match=r"no CUDA compiler.*kerneldecl\[cuda\]"):
         nvcc.compiler_for("sm_90")
@@ -405,16 +406,15 @@ extern "C" __global__ void kernel(int* out) { out[rank()] = %s; }
 
 @needs_nvcc
 @needs_nvdisasm
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op", ["max", "min"])
-def test_the_larger_of_two_short_numbers_takes_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("op", "dtype"), every(2, ["max", "min"], ["float16", "bfloat16"]))
+def test_the_maximum_of_two_16_bit_numbers_is_one_instruction(op: str, dtype: str, tmp_path: Path) -> None:
     """As TVM writes it, each waits for a comparison and a choice."""
     rule = load_rule(ARCHS.parent.parent, "reduce").of(ARCHS.parent.parent, {"op": op, "shape": (512, 1024), "axes": (1,), "dtype": dtype})
     mod = canonical.lower(rule)
     rows: dict[str, Value] = {"strided": False, "chunks": 1, "rows": 4, "threads": 32, "unroll": 4, "width": 8}
     schedule = gpu_reduce.apply(mod, rows, H200)
     assert schedule is not None
-    code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.QUICK_FLAGS).content, tmp_path)
+    code = sass(nvcc.compile_cubin(cuda_source(schedule.mod, H200, "kd_main"), "sm_90", nvcc.FAST_MATH_FLAGS).content, tmp_path)
     assert "HMNMX" in code
     assert not re.search(r"\b(HSETP2|SEL)\b", code)
 
@@ -441,5 +441,5 @@ extern "C" __global__ void kernel(half* out, half x) { *out = max(*out, x); }
 )
 def test_slow_headers_are_read_where_something_of_them_is_used(value: str, slow: int) -> None:
     source = RANKED % value
-    assert nvcc.lean(source).count("#include <c") == 1 + slow
+    assert nvcc.drop_slow_headers(source).count("#include <c") == 1 + slow
     assert "kernel" in nvcc.compile_cubin(source, "sm_90a").usage

@@ -56,7 +56,7 @@ FUSED = [*LEGALIZED, relax.transform.AnnotateTIROpPattern(), relax.transform.Fus
 OPERATORS: dict[str, tuple[Any, list[tuple[int, ...]], Callable[..., Any]]] = {
     "relu": (Relu, [(24, 32)], lambda x: np.maximum(x, 0)),
     "add": (Add, [(24, 32), (24, 32)], np.add),
-    "product": (Matmul, [(16, 32), (32, 24)], np.matmul),
+    "gemm": (Matmul, [(16, 32), (32, 24)], np.matmul),
 }
 
 

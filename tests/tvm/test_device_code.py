@@ -1,4 +1,4 @@
-"""Device code that TVM generates itself: it is compiled for the GPU that a model is for, and not against a user's own way."""
+"""Device code that TVM generates itself: it is compiled for the model's GPU, and a user's own compiler callback stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have each test begin and end without a function that compiles."""
-    monkeypatch.setattr(nvcc_callback, "_ours", set())
+    monkeypatch.setattr(nvcc_callback, "_registered", set())
     tvm_ffi.registry.remove_global_func(COMPILE)
     yield
     tvm_ffi.registry.remove_global_func(COMPILE)

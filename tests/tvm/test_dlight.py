@@ -37,13 +37,13 @@ PUBLISHED_TAGS = {"tensorcore_config": [0, 1], "pipeline_stage": 2, "use_async_c
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have these tests see no GPU, also on a machine that has one."""
     monkeypatch.setattr(device, "gpu_here", lambda: None)
-    monkeypatch.setattr("kerneldecl.dlight.building.cannot_measure", lambda _: "no GPU here")
+    monkeypatch.setattr("kerneldecl.dlight.building.why_not_measured_here", lambda _: "no GPU here")
 
 
-def matmul(m: int, n: int, k: int, dtype: str = "float16", sums: str = "float32") -> Any:
+def matmul(m: int, n: int, k: int, dtype: str = "float16", accum_dtype: str = "float32") -> Any:
     a, b = te.placeholder((m, k), dtype, "A"), te.placeholder((k, n), dtype, "B")
     axis = te.reduce_axis((0, k), "k")
-    c = te.compute((m, n), lambda i, j: te.sum(a[i, axis].astype(sums) * b[axis, j].astype(sums), axis=axis), name="C")
+    c = te.compute((m, n), lambda i, j: te.sum(a[i, axis].astype(accum_dtype) * b[axis, j].astype(accum_dtype), axis=axis), name="C")
     return te.create_prim_func([a, b, c])
 
 
@@ -85,7 +85,7 @@ def test_an_archs_own_target_leads_back_to_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "words"),
+    ("target", "message"),
     [
         ("cuda -arch=sm_90", r"can be h100-pcie, h100-sxm, h200; name one of them, such as CUDA\(\"h100-pcie\"\)"),
         ("cuda", "names no GPU and this machine has none; expected one of a10, "),
@@ -96,13 +96,13 @@ def test_an_archs_own_target_leads_back_to_it(name: str) -> None:
         ("x86-64-v3", "arch x86-64-v3 is a CPU"),
     ],
 )
-def test_a_target_that_names_no_one_gpu_is_told_what_there_is(target: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_ambiguous_target_is_refused_with_the_choices(target: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         CUDA(target)
 
 
 def gpu_of(model: str, name: str) -> DriverGpu:
-    """Return what a driver would say of a GPU whose figures are those of an arch."""
+    """Return the driver's figures of a GPU with those of an arch."""
     gpu = CUDA(name).gpu
     fields = {field: getattr(gpu, field) for field in DriverGpu.__dataclass_fields__ if hasattr(gpu, field)}
     major, minor = gpu.compute_capability
@@ -128,7 +128,7 @@ def test_the_gpu_here_settles_what_a_compute_capability_leaves_open(monkeypatch:
     assert [arch.name for arch in device.archs_of(CUDA("h100-sxm").target)] == ["h100-pcie", "h100-sxm"], "another size of L2"
 
 
-def test_a_gpu_without_an_arch_file_gets_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_an_arch_file_has_the_drivers_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpu_of("NVIDIA H800", "h100-sxm")
     monkeypatch.setattr(device, "gpu_here", lambda: found)
     arch = CUDA("cuda").arch
@@ -182,7 +182,7 @@ def test_the_default_policy_knows_the_kind_of_function(func: Any, template: str)
     assert {config.candidate.template for config in DefaultPolicy(func=func, arch=CUDA("h200")).emit_config(20)} == {template}
 
 
-def test_copies_are_synchronous_where_a_tag_says_so() -> None:
+def test_a_tag_makes_copies_synchronous() -> None:
     func = matmul(256, 256, 256)
     with_async, without = (TensorCorePolicy(func, "h200", {"use_async_copy": flag}).emit_config(1)[0] for flag in (1, 0))
     arch = CUDA("h200").arch
@@ -191,7 +191,7 @@ def test_copies_are_synchronous_where_a_tag_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tags", "words"),
+    ("tags", "message"),
     [
         ({"tensorcore_conf": [0, 1]}, 'unknown tag "tensorcore_conf"; expected one of .*; did you mean "tensorcore_config"'),
         ({"tensorcore_config": [1, 2]}, r"tensorcore_config is \[1, 2\], but m and n index dimensions \[0, 1\] of the output"),
@@ -199,8 +199,8 @@ def test_copies_are_synchronous_where_a_tag_says_so() -> None:
         ({"use_async_copy": 2}, "use_async_copy is 2; expected 0 or 1"),
     ],
 )
-def test_wrong_tags_are_refused(tags: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_wrong_tags_are_refused(tags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TensorCorePolicy(func=matmul(256, 256, 256), arch=CUDA("h200"), tags=tags)
 
 
@@ -209,14 +209,14 @@ def test_the_default_policy_has_no_tags() -> None:
         DefaultPolicy(relu((8,)), "h200", {"pipeline_stage": 2})
 
 
-def test_tensor_cores_are_asked_for_what_they_take_alone() -> None:
-    with pytest.raises(ValueError, match=r"tensor cores do not take the function: there is no intrinsic for float32.*use DefaultPolicy"):
+def test_the_tensor_core_policy_refuses_other_functions() -> None:
+    with pytest.raises(ValueError, match=r"tensor cores cannot run the function: there is no intrinsic for float32.*use DefaultPolicy"):
         TensorCorePolicy(matmul(256, 256, 256, "float32"), "h200")
 
 
-def test_a_function_may_come_in_a_module_of_its_own() -> None:
+def test_a_function_may_be_given_as_a_module() -> None:
     func = matmul(256, 256, 256)
-    in_module = tvm.IRModule({"product": func})
+    in_module = tvm.IRModule({"gemm": func})
     assert TensorCorePolicy(in_module, "h200").emit_config(3) == TensorCorePolicy(func, "h200").emit_config(3)
     with pytest.raises(ValueError, match="the module has 2 PrimFuncs; expected one"):
         DefaultPolicy(tvm.IRModule({"one": func, "two": func.with_attr("global_symbol", "two")}), "h200")
@@ -234,7 +234,7 @@ def test_a_function_that_is_scheduled_already_is_refused() -> None:
 # Tags
 
 
-def test_tags_of_a_product_and_of_what_is_none() -> None:
+def test_tags_of_a_gemm_and_of_other_functions() -> None:
     func = matmul(256, 256, 256)
     same, tags = get_tensorized_func_and_tags(func, CUDA("h200").target)
     assert same is func
@@ -250,7 +250,7 @@ def test_tags_need_a_compute_capability_alone() -> None:
     assert "older than mma.sync" in why_no_tensor_cores(matmul(256, 256, 256), "cuda -arch=sm_75")
 
 
-def test_a_batch_that_no_launch_takes_is_refused() -> None:
+def test_a_batch_beyond_the_grid_is_refused() -> None:
     a, b = (te.placeholder((70000, 16, 16), "float16", name) for name in "AB")
     axis = te.reduce_axis((0, 16), "k")
     c = te.compute((70000, 16, 16), lambda h, i, j: te.sum(a[h, i, axis] * b[h, axis, j], axis=axis), name="C")
@@ -280,7 +280,7 @@ def test_each_result_belongs_to_its_own_configuration() -> None:
 
 
 @needs_nvcc
-def test_what_is_specialised_is_built_beside_schedules() -> None:
+def test_traceless_functions_are_built_with_schedules() -> None:
     func, arch = matmul(256, 256, 256), CUDA("h200")
     configs = TensorCorePolicy(func=func, arch=arch).emit_config(20)
     assert {config.candidate.template for config in configs} == {"wgmma_matmul", "gpu_matmul_tc"}
@@ -296,7 +296,7 @@ def test_what_is_specialised_is_built_beside_schedules() -> None:
 
 
 @needs_nvcc
-def test_what_does_not_apply_says_so_and_is_not_the_best() -> None:
+def test_a_configuration_that_does_not_apply_has_a_reason_and_is_not_the_best() -> None:
     func, arch = relu((1000,)), CUDA("h200")
     right = DefaultPolicy(func, arch).emit_config(1)[0]
     wrong = Config(Candidate.of("gpu_matmul_simt", {"block_m": 1}), 0.0)
@@ -309,6 +309,7 @@ def test_what_does_not_apply_says_so_and_is_not_the_best() -> None:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_synchronous_copies_are_in_the_code() -> None:
     func = matmul(128, 128, 1024)
     codes = []
@@ -356,8 +357,8 @@ def test_bits_that_are_relabelled_keep_their_width() -> None:
     assert (got == value.view("int32")).all()
 
 
-def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_not() -> None:
-    short, long = (reference.rounding(matmul(16, 16, k, sums="float16")) for k in (64, 4096))
+def test_rounding_grows_with_the_root_of_the_reductions_length_and_is_zero_for_maxima() -> None:
+    short, long = (reference.rounding(matmul(16, 16, k, accum_dtype="float16")) for k in (64, 4096))
     assert long == pytest.approx(8 * short)
     assert 4096**0.5 * 2**-11 < long < 10 * 4096**0.5 * 2**-11
     x, k = te.placeholder((8, 64), "float16", "X"), te.reduce_axis((0, 64), "k")
@@ -368,7 +369,8 @@ def test_sums_in_few_bits_may_be_off_by_the_root_of_their_length_and_maxima_may_
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("document", "name"), [("README.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("document", "name"), [("docs/from-python.md", "from_python.py"), ("docs/from-python.md", "whole_module.py")])
 def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: Path) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
@@ -377,5 +379,5 @@ def test_documented_lines_run_without_a_gpu(document: str, name: str, tmp_path: 
     environment = {**clean_environment(), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    if document == "README.md":
+    if name == "from_python.py":
         assert re.fullmatch(r"wgmma_matmul\(.*\), .* us expected not measured: .*; ranked by the model\n", done.stdout)

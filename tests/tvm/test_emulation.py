@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import EmulationError, UnknownInstructionError, emulate, ptx
+from thinned import at
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
@@ -22,7 +23,7 @@ PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 MULTIPLY = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
 
 
-def product(flaw: str = "") -> Any:
+def gemm(flaw: str = "") -> Any:
     """Return c = a b^T by one producer warp and one consumer warpgroup over all tiles of 64 x 64, with a flaw if one is named."""
     tile_bytes = BLOCK * BLOCK * 2
     expected = 2 * tile_bytes + (16 if flaw == "expects too much" else 0)
@@ -42,7 +43,7 @@ def product(flaw: str = "") -> Any:
         c_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed("runtime.cuTensorMapEncodeTiled", c_map, "float16", 2, c.data, N, M, N * 2, BLOCK, BLOCK, 1, 1, 0, 3, 0, 0)
         T.device_entry()
-        if flaw == "a cluster's barrier apart from the warp":
+        if flaw == "a cluster's barrier without the warp":
             T.cta_id_in_cluster([2])
             T.cta_id([2])
         else:
@@ -66,7 +67,7 @@ def product(flaw: str = "") -> Any:
             if warp_id == 0:
                 if T.cuda.elect_sync():
                     state = PipelineState(STAGES, first)
-                    T.ptx[PREFETCH](T.address_of(b_map), 8 if flaw == "asks for what it does not load" else 0, 0)
+                    T.ptx[PREFETCH](T.address_of(b_map), 8 if flaw == "prefetches what it does not load" else 0, 0)
                     for tile in T.serial((M // BLOCK) * (N // BLOCK)):
                         for k in T.serial(K // BLOCK):
                             if flaw != "no wait for an empty stage":
@@ -125,7 +126,7 @@ def product(flaw: str = "") -> Any:
             if flaw != "ends before the store has read":
                 if (warp_id == 0) & (lane_id == 0):
                     T.ptx.cp.async_.bulk.wait_group(0)
-        if flaw == "a cluster's barrier apart from the warp":
+        if flaw == "a cluster's barrier without the warp":
             T.cuda.cluster_sync()
     # fmt: on
     return main
@@ -137,10 +138,10 @@ def operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, np.full((M, N), np.nan, np.float16)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", at({0}, [1, 2]))
 def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
     a, b, c = operands()
-    a_after, b_after, got = emulate(product(), a, b, c, seed=seed)
+    a_after, b_after, got = emulate(gemm(), a, b, c, seed=seed)
     want = a.astype(np.float32) @ b.astype(np.float32).T
     np.testing.assert_allclose(got.astype(np.float32), want, rtol=2e-3, atol=2e-3)
     assert (a_after == a).all()
@@ -149,27 +150,30 @@ def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("flaw", "words"),
-    [
-        ("wrong phase", "deadlock: .* wait for parity"),
-        ("expects too much", "deadlock: .* 16 bytes missing"),
-        ("arrives too often", "deadlock|still fills|still being read"),
-        ("no barrier after initialisation", "where none was initialised"),
-        ("no wait for an empty stage", "asynchronous copy still fills|still being read|more often than its 1 times"),
-        ("no wait for a full stage", "asynchronous copy still fills|nobody has written"),
-        ("no wait for wgmma", "still being read"),
-        ("no wgmma.fence", "without wgmma.fence"),
-        ("epilogue's buffer is still being stored", "still being read"),
-        ("no fence before the store", "without fence.proxy.async"),
-        ("no barrier before the store", "without fence.proxy.async|nobody has written"),
-        ("ends before the store has read", "have not been waited for"),
-        ("a cluster's barrier apart from the warp", "aligned barrier of the cluster apart from its warp"),
-        ("asks for what it does not load", "has prefetched 1 boxes that it did not load"),
-        ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
-    ],
+    at(
+        {0, 3, 6, 9, 14},
+        [
+            ("wrong phase", "deadlock: .* wait for parity"),
+            ("expects too much", "deadlock: .* 16 bytes missing"),
+            ("arrives too often", "deadlock|still fills|still being read"),
+            ("no barrier after initialisation", "where none was initialised"),
+            ("no wait for an empty stage", "asynchronous copy still fills|still being read|more often than its 1 times"),
+            ("no wait for a full stage", "asynchronous copy still fills|nobody has written"),
+            ("no wait for wgmma", "still being read"),
+            ("no wgmma.fence", "without wgmma.fence"),
+            ("epilogue's buffer is still being stored", "still being read"),
+            ("no fence before the store", "without fence.proxy.async"),
+            ("no barrier before the store", "without fence.proxy.async|nobody has written"),
+            ("ends before the store has read", "have not been waited for"),
+            ("a cluster's barrier without the warp", "aligned barrier of the cluster without its warp"),
+            ("prefetches what it does not load", "has prefetched 1 boxes that it did not load"),
+            ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
+        ],
+    ),
 )
 def test_wrong_kernels_are_caught(flaw: str, words: str) -> None:
     with pytest.raises(EmulationError, match=words):
-        emulate(product(flaw), *operands())
+        emulate(gemm(flaw), *operands())
 
 
 def test_an_instruction_without_a_model_is_named() -> None:

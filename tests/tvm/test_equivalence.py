@@ -41,7 +41,7 @@ OTHER: list[Expression] = [
 
 
 def function(expression: Expression) -> Any:
-    given = [te.placeholder((8, 4), "float32", name) for name in ("left", "right", "third")]
+    given = [te.placeholder((8, 4), "float32", name) for name in ("first", "second", "third")]
     return te.create_prim_func([*given, te.compute((8, 4), lambda *i: expression(*(array[i] for array in given)))])
 
 

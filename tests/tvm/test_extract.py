@@ -180,7 +180,7 @@ def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: 
     assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in read_model.called(read_model.fused(mod))}
 
 
-def test_an_mlp_is_made_of_standard_rules(space: Space, extract: Extract) -> None:
+def test_an_mlp_consists_of_standard_rules(space: Space, extract: Extract) -> None:
     found = extract("nets:mlp")
     assert len(found["new"]) == len(declared(space))
     assert attributes(declared(space), "matmul", "softmax") == MLP
@@ -196,13 +196,13 @@ def test_a_residual_block_is_two_convolutions_with_their_epilogues(space: Space,
     ]
 
 
-def test_float16_sums_and_repeated_calls_are_told(space: Space, extract: Extract) -> None:
+def test_float16_accumulators_and_repeated_calls_are_reported(space: Space, extract: Extract) -> None:
     extract("nets:swiglu")
     tables = {table["name"]: table for table in declared(space)}
     assert attributes(declared(space), "rms_norm") == [{"rule": "rms_norm", "shape": [8, 64], "eps": 1e-5, "dtype": "float16"}]
     down = [entry for entry in attributes(declared(space), "matmul") if entry["n"] == 64]
-    product = {"rule": "matmul", "m": 8, "n": 64, "k": 128, "dtype": "float16", "accum_dtype": "float16", "epilogue": ["add"]}
-    assert down == [product]
+    gemm = {"rule": "matmul", "m": 8, "n": 64, "k": 128, "dtype": "float16", "accum_dtype": "float16", "epilogue": ["add"]}
+    assert down == [gemm]
     assert tables["transpose"]["tags"] == ["swiglu", "swiglu.calls-2"], "of both weights of one shape"
 
 
@@ -224,7 +224,7 @@ def test_saved_ir_and_its_module_are_one_model(space: Space, extract: Extract) -
     assert (space.root / "workloads.toml").read_text() == before
 
 
-def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space, extract: Extract) -> None:
+def test_hand_edits_survive_and_unused_entries_are_marked(space: Space, extract: Extract) -> None:
     extract("nets:mlp")
     file = space.root / "workloads.toml"
     edited = file.read_text().replace('name = "softmax"', 'name = "probabilities"  # of ten classes\ntop_k = 3\ntolerance = 1e-3')
@@ -234,8 +234,8 @@ def test_hand_edits_survive_and_what_is_gone_is_marked(space: Space, extract: Ex
     assert (found["new"], found["gone"]) == (["matmul2"], ["fused_matmul2_add2"])
     assert "probabilities" in found["known"]
     text = file.read_text()
-    assert '# Gone: mlp calls this no more.\n[[workload]]\nname = "fused_matmul2_add2"' in text
-    assert text.replace("# Gone: mlp calls this no more.\n", "").startswith(edited)
+    assert '# Unused: no longer called by mlp.\n[[workload]]\nname = "fused_matmul2_add2"' in text
+    assert text.replace("# Unused: no longer called by mlp.\n", "").startswith(edited)
 
 
 def test_an_extracted_model_builds(space: Space) -> None:
@@ -275,7 +275,7 @@ def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space, extr
     assert computations(space) == computations_of(read_model.read_model(str(space.root / "mlp.onnx")))
 
 
-def test_a_function_of_no_standard_rule_is_saved_beside_its_entry(space: Space, extract: Extract) -> None:
+def test_a_function_of_no_standard_rule_is_saved_with_its_entry(space: Space, extract: Extract) -> None:
     convolution = helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
     nodes = [convolution, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
     saved_onnx(space.root / "block.onnx", nodes, {"w": (8, 8, 3, 3), "b": (8,)}, [1, 8, 6, 6], [1, 8, 6, 6])
@@ -303,8 +303,8 @@ def test_a_program_of_torch_is_a_model(space: Space) -> None:
     found = space.run_json("extract", "mlp.pt2")
     assert (len(found["new"]), found["left_out"]) == (4, [])  # what flattens is a view
     assert attributes(declared(space), "softmax") == MLP[-1:]
-    products = [[list(arg.shape) for arg in signature(space, entry).args] for entry in attributes(declared(space), "matmul", "tensor_ir")]
-    assert [[4, 64], [64, 10], [10], [4, 10]] in products
+    gemms = [[list(arg.shape) for arg in signature(space, entry).args] for entry in attributes(declared(space), "matmul", "tensor_ir")]
+    assert [[4, 64], [64, 10], [10], [4, 10]] in gemms
     space.write({"words.pt2": "words"})
     assert "words.pt2: not a program that torch" in space.run("extract", "words.pt2", code=2).stderr
 
@@ -372,8 +372,8 @@ def wrong(space: Space) -> Space:
     (space.root / "function.json").write_text(tvm.ir.save_json(function))
     (space.root / "tensorir.json").write_text(tvm.ir.save_json(tvm.IRModule({"main": function})))
     saved_onnx(space.root / "determinant.onnx", [helper.make_node("Det", ["x"], ["y"])], {}, [4, 4], [])
-    product = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
-    saved_onnx(space.root / "dynamic.onnx", product, {"w": (8, 4)}, ["n", 8], ["n", 4])
+    gemm = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    saved_onnx(space.root / "dynamic.onnx", gemm, {"w": (8, 4)}, ["n", 8], ["n", 4])
     return space
 
 
@@ -408,7 +408,7 @@ def test_entries_that_are_no_tables_are_left_as_they_are(space: Space) -> None:
     entry = '\nworkload = [{ name = "rows", rule = "softmax", shape = [4, 4] }]\n\n[artifact]\nname = "x"\nversion = "1"\n'
     space.write({"workloads.toml": head + entry + '\n[target.host]\narch = "host"\n'})
     said = space.run("extract", "nets:mlp", code=2).stderr
-    assert "workloads.toml:4: the entries stand in an inline array" in said
+    assert "workloads.toml:4: the entries are in an inline array" in said
 
 
 def test_every_operation_of_the_elementwise_rule_is_proposed() -> None:

@@ -1,4 +1,4 @@
-"""Owns the tests of tuning whole modules: what is scheduled, what is known the next time, what stock TVM reuses, what is left and why.
+"""Owns the tests of tuning whole modules: scheduled functions, reuse by a second run and by stock TVM, and reasons for unscheduled ones.
 
 Knows nothing of candidates.
 """
@@ -57,7 +57,8 @@ def reference(x: Any) -> Any:
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have these tests see no GPU, also on a machine that has one."""
     monkeypatch.setattr(device, "gpu_here", lambda: None)
-    monkeypatch.setattr("kerneldecl.winners.gpus.missing", lambda model: f"it must be measured on {model}; there is none")
+    here = "kerneldecl.hardware.can_measure.gpu_lock.why_not_here"
+    monkeypatch.setattr(here, lambda model: f"it must be measured on {model}; there is none")
 
 
 def relu(shape: tuple[Any, ...], dtype: str = "float32") -> Any:
@@ -101,7 +102,7 @@ def test_a_tuned_model_computes_what_it_did(tuned: tuple[Path, tvm.IRModule]) ->
     np.testing.assert_allclose(output(tuned[1], x), reference(x), rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_known_is_neither_built_nor_measured_again(tuned: tuple[Path, tvm.IRModule], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_function_is_neither_built_nor_measured_again(tuned: tuple[Path, tvm.IRModule], monkeypatch: pytest.MonkeyPatch) -> None:
     def no_worker(*_: Any) -> None:
         raise AssertionError("a worker was asked for")
 
@@ -154,7 +155,8 @@ def test_the_folder_holds_an_artifact_for_deployment(tuned: tuple[Path, tvm.IRMo
     np.testing.assert_allclose(got, reference(x), rtol=1e-4, atol=1e-6)
 
 
-def test_another_module_is_added_and_the_first_still_known(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_another_module_is_added_and_the_first_one_kept(tmp_path: Path) -> None:
     tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
     tune(module(first=relu((64,))))
     tune(module(first=relu((96,)), second=relu((64,))))
@@ -163,12 +165,14 @@ def test_another_module_is_added_and_the_first_still_known(tmp_path: Path) -> No
     assert len({json.dumps(json.loads(line)[1][3]) for line in records}) == 2, "of two shapes"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_scheduled(ApplyFastTuning(topk=1, target="host")(module(relu=relu((64,))))) == {"relu": True}
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_functions_of_one_computation_are_tuned_once(tmp_path: Path) -> None:
     x = te.placeholder((64,), "float32", "other")
     wide = te.create_prim_func([x, te.compute((64,), lambda n: te.max(x[n], tvm.tirx.const(0, "float32")))], index_dtype_override="int64")
@@ -177,19 +181,19 @@ def test_functions_of_one_computation_are_tuned_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "functions").iterdir())) == 1
 
 
-# What is left
+# Unscheduled functions
 
 
 def test_each_function_that_is_left_has_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    before = module(relu=relu((64,)), dynamic=relu((te.var("n", "int64"), 8)), turned=output_first())
+    before = module(relu=relu((64,)), dynamic=relu((te.var("n", "int64"), 8)), output_first=output_first())
     passed = ApplyFastTuning(topk=1, target="host")
     after = passed(before)
-    assert is_scheduled(after) == {"relu": True, "dynamic": False, "turned": False}
-    for name in ("dynamic", "turned"):
+    assert is_scheduled(after) == {"relu": True, "dynamic": False, "output_first": False}
+    for name in ("dynamic", "output_first"):
         tvm.ir.assert_structural_equal(after[name], before[name])
     reasons = {match.function: match.reason for match in passed.report.missed}
     assert reasons["dynamic"] == "parameter X has a dynamic extent: [n, 8]"
-    assert "are not its last ones" in reasons["turned"]
+    assert "are not its last ones" in reasons["output_first"]
     assert [record.getMessage() for record in caplog.records][-1] == str(passed.report)
     assert caplog.records[-1].levelname == "WARNING"
 
@@ -208,13 +212,13 @@ def test_views_are_left_as_they_are(tmp_path: Path) -> None:
     assert [match.outcome for match in tune.report.matches] == ["view"]
 
 
-def test_a_module_of_operators_is_told_what_makes_functions_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_of_operators_is_referred_to_the_lowering(caplog: pytest.LogCaptureFixture) -> None:
     tvm.ir.assert_structural_equal(ApplyFastTuning(target="host")(Net), Net)
-    assert "apply_opt_before_tuning makes them" in caplog.text
+    assert "apply_opt_before_tuning lowers" in caplog.text
 
 
 def test_functions_are_left_where_none_can_be_tuned() -> None:
-    before = module(turned=output_first())
+    before = module(output_first=output_first())
     passed = ApplyFastTuning(target="host")
     tvm.ir.assert_structural_equal(passed(before), before)
     assert [match.outcome for match in passed.report.matches] == ["miss"]
@@ -224,50 +228,51 @@ def test_functions_are_left_where_none_can_be_tuned() -> None:
 
 
 @needs_nvcc
-def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     a, b, k = te.placeholder((128, 128), "float16", "A"), te.placeholder((128, 128), "float16", "B"), te.reduce_axis((0, 128), "k")
-    product = te.compute((128, 128), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
-    functions = {"product": te.create_prim_func([a, b, product], index_dtype_override="int64"), "relu": relu((4096,))}
+    gemm = te.compute((128, 128), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
+    functions = {"gemm": te.create_prim_func([a, b, gemm], index_dtype_override="int64"), "relu": relu((4096,))}
     plain, before = tvm.IRModule(functions), module(**functions)
     tune = ApplyFastTuning(topk=2, target="cuda -arch=sm_90", meta_database_dir=tmp_path)
     with pytest.raises(ValueError, match="can be h100"):
         tune(before)
     tune = ApplyFastTuning(topk=2, target="h200", meta_database_dir=tmp_path)
     after = tune(before)
-    assert is_scheduled(after) == {"product": True, "relu": True}
-    assert after["product"].attrs["op_pattern"] == 4
-    assert str(after["product"].attrs["global_symbol"]) == "product"
-    assert "mma.sync" in cuda_source(tvm.IRModule({"main": after["product"]}), CUDA("h200").arch, "product")
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert said == "nothing was measured: it must be measured on NVIDIA H200; there is none; the policies' models chose"
+    assert is_scheduled(after) == {"gemm": True, "relu": True}
+    assert after["gemm"].attrs["op_pattern"] == 4
+    assert str(after["gemm"].attrs["global_symbol"]) == "gemm"
+    assert "mma.sync" in cuda_source(tvm.IRModule({"main": after["gemm"]}), CUDA("h200").arch, "gemm")
+    (logged,) = (record.getMessage() for record in caplog.records)
+    assert logged == "nothing was measured: it must be measured on NVIDIA H200; there is none; the policies' models chose"
     tvm.ir.assert_structural_equal(tune(after), after)
     register_intrinsics()
     with JSONDatabase(work_dir=str(tmp_path)), CUDA("h200").target:
         found = relax.transform.MetaScheduleApplyDatabase()(relax.transform.AnnotateTIROpPattern()(plain))
-    assert is_scheduled(found) == {"product": True, "relu": True}
+    assert is_scheduled(found) == {"gemm": True, "relu": True}
     with pytest.raises(ValueError, match=r"has what was tuned for h200; give b200 a folder of its own"):
         ApplyFastTuning(target="b200", meta_database_dir=tmp_path)(before)
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_a_module_for_the_arch_with_wgmma_gets_functions_that_use_it_and_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough, also where CUDA is installed
     a, b, k = te.placeholder((2048, 2048), "float16", "A"), te.placeholder((2048, 2048), "float16", "B"), te.reduce_axis((0, 2048), "k")
-    product = te.compute((2048, 2048), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
-    before = module(product=te.create_prim_func([a, b, product]))
+    gemm = te.compute((2048, 2048), lambda i, j: te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k), name="C")
+    before = module(gemm=te.create_prim_func([a, b, gemm]))
     target = tvm.target.Target({**dict(CUDA("h200").arch.tvm_target), "arch": "sm_90a"})
     tune = ApplyFastTuning(topk=1, target=target, meta_database_dir=tmp_path)
     first, second = tune(before), tune(before)
-    assert first["product"].script() == second["product"].script()
-    assert "wgmma" in cuda_source(tvm.IRModule({"main": second["product"]}), CUDA("h200").arch, "product")
+    assert first["gemm"].script() == second["gemm"].script()
+    assert "wgmma" in cuda_source(tvm.IRModule({"main": second["gemm"]}), CUDA("h200").arch, "gemm")
     library = tvm.tirx.build(second, target=target.with_host(tvm.target.Target("llvm")), pipeline=TIR_PIPELINE)
     assert library.imports
     # Under the arch's other name, TVM could not compile it.
     plain = ApplyFastTuning(topk=1, target="h200", meta_database_dir=tmp_path)(before)
-    assert "mma.sync" in cuda_source(tvm.IRModule({"main": plain["product"]}), CUDA("h200").arch, "product")
+    assert "mma.sync" in cuda_source(tvm.IRModule({"main": plain["gemm"]}), CUDA("h200").arch, "gemm")
 
 
 # What is refused
@@ -283,7 +288,8 @@ def test_folders_of_others_are_not_touched(tmp_path: Path) -> None:
     assert (tmp_path / "database_workload.json").read_text() == "theirs"
 
 
-def test_a_folder_that_lost_a_function_is_said_to_be_damaged(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_folder_that_lost_a_function_is_reported_as_damaged(tmp_path: Path) -> None:
     tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
     tune(module(relu=relu((64,))))
     for path in (tmp_path / "functions").iterdir():
@@ -292,7 +298,7 @@ def test_a_folder_that_lost_a_function_is_said_to_be_damaged(tmp_path: Path) -> 
         tune(module(relu=relu((96,))))
 
 
-def test_a_missing_compiler_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(_: str) -> None:
         raise ToolchainError("there is no nvcc")
 

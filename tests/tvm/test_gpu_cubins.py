@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from compilers import needs_nvcc
+from thinned import every
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import apply_candidate
@@ -45,8 +46,7 @@ def compiled(mod: Any, proposal: Proposal, arch: Arch, folder: Path) -> CudaObje
 
 
 @needs_nvcc
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "gpu"), every(5, CASES, GPUS))
 def test_what_is_linked_unmeasured_does_not_spill(name: str, gpu: str, tmp_path: Path) -> None:
     arch, (rule, attrs) = load_arch(ROOT, gpu), CASES[name]
     mod = canonical.lower(load_rule(ROOT, rule).of(ROOT, attrs))

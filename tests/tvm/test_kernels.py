@@ -1,6 +1,6 @@
-"""Owns the tests of loading kernels' runtimes and of arguments that lie at an address.
+"""Owns the tests of loading kernels' runtimes and of arguments given by address.
 
-Knows nothing of how kernels are made.
+Knows nothing of how kernels are built.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def test_a_placed_argument_is_the_memory_at_its_address(shape: tuple[int, ...], 
         assert (memory == 5).all()
 
 
-def test_what_cannot_be_loaded_is_told_with_what_to_install() -> None:
+def test_a_missing_library_is_reported_with_what_to_install() -> None:
     with pytest.raises(ToolchainError, match=r"^install it \(/nowhere/libx.so: .*No such file"):
         _load_first(["/nowhere/libx.so", "/nowhere/liby.so"], "install it")
 
 
-def test_the_first_library_that_is_there_is_taken() -> None:
+def test_the_first_library_found_is_loaded() -> None:
     _load_first(["/nowhere/libx.so", "libc.so.6", "/nowhere/liby.so"], "install it")
 
 

@@ -133,10 +133,10 @@ EXECUTABLE, LIBRARY, CUBIN = sized(b"relax.VMExecutable") + sized(b"code"), size
 
 
 def test_modules_become_imports_of_the_library() -> None:
-    made = with_modules(table(EXECUTABLE, LIBRARY), [CUBIN, CUBIN])
-    words = [int.from_bytes(made[at : at + 8], "little") for at in range(0, 8 * 10, 8)]
-    assert words == [len(made) - 8, 5, 0, 1, 3, 3, 3, 3, 1, 2]
-    assert made.endswith((3).to_bytes(8, "little") + EXECUTABLE + LIBRARY + CUBIN + CUBIN)
+    packed = with_modules(table(EXECUTABLE, LIBRARY), [CUBIN, CUBIN])
+    words = [int.from_bytes(packed[at : at + 8], "little") for at in range(0, 8 * 10, 8)]
+    assert words == [len(packed) - 8, 5, 0, 1, 3, 3, 3, 3, 1, 2]
+    assert packed.endswith((3).to_bytes(8, "little") + EXECUTABLE + LIBRARY + CUBIN + CUBIN)
     assert with_modules(table(EXECUTABLE, LIBRARY), [CUBIN]) == table(EXECUTABLE, LIBRARY, CUBIN)
 
 

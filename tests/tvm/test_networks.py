@@ -1,10 +1,11 @@
-"""Whole networks on the CPU: what an artifact of their own functions computes, in both modes, and that it has a kernel for each."""
+"""Whole networks on the CPU: the results of an artifact of their functions, in both modes, with a kernel for each."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from _networks import Network, NumpyOps, Weights, mlp_network, networks, small_networks
-from _networks_relax import module_of
+from bench_support.networks.definitions import Network, NumpyOps, Weights, mlp_network, networks, small_networks
+from bench_support.networks.relax_ops import module_of
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from spaces import REAL, Space
@@ -39,14 +40,12 @@ def name_of(network: Network) -> str:
     return f"{network.name}-{network.dtype}"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    """Return a workspace with an artifact of the functions of all small networks, each by a schedule that is quickly found."""
-    space = Space(tmp_path_factory.mktemp("networks")).write(REAL).write({"workloads.toml": HEAD})
-    for network in SMALL:
+def extracted(root: Path, networks: Sequence[Network]) -> Space:
+    """Return a workspace with the functions of some networks, each by a schedule that is quickly found."""
+    space = Space(root).write(REAL).write({"workloads.toml": HEAD})
+    for network in networks:
         space.write({f"{name_of(network)}.json": tvm.ir.save_json(module_of(network))})
         space.run("extract", f"{name_of(network)}.json")
-    space.run("build")
     return space
 
 
@@ -58,13 +57,21 @@ def arguments(network: Network) -> list[Any]:
     return [tvm.runtime.tensor(array) for array in (*inputs.values(), *weights.arrays.values())]
 
 
-@pytest.mark.parametrize("form", ["schedule", "binary"])
+@pytest.mark.slow
 @pytest.mark.parametrize("network", SMALL, ids=name_of)
-def test_a_network_computes_its_reference_with_its_own_artifact(built: Space, network: Network, form: Any, tmp_path: Path) -> None:
+def test_a_network_computes_its_reference_with_its_own_artifact(network: Network, tmp_path: Path) -> None:
+    built = extracted(tmp_path / "space", [network])
+    built.run("build")
+    for form in ("schedule", "binary"):
+        _computes(built, network, form, tmp_path / form)
+
+
+def _computes(built: Space, network: Network, form: Any, folder: Path) -> None:
+    folder.mkdir()
     target = tvm.target.Target(json.loads((built.artifact() / "manifest.json").read_text())["arch"]["target"])
     executable = relax.build(module_of(network), target, relax_pipeline=pipeline(built.artifact(), target, form, strict=True))
-    export_model(executable, tmp_path / "model.so")
-    got = load_model(tmp_path / "model.so", built.artifact() if form == "binary" else None)["main"](*arguments(network)).numpy()
+    export_model(executable, folder / "model.so")
+    got = load_model(folder / "model.so", built.artifact() if form == "binary" else None)["main"](*arguments(network)).numpy()
     assert relative_error(got, network.reference()) <= TOLERANCE[network.dtype]
 
 
@@ -74,10 +81,12 @@ def rules(space: Space, network: Network) -> Counter[str]:
     return Counter(table["rule"] for table in tables if name_of(network) in table["tags"])
 
 
-def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
-    found = {network.name: rules(built, network) for network in SMALL if network.dtype == "float32"}
+def test_functions_in_float32_are_those_of_standard_rules(tmp_path: Path) -> None:
+    networks = [network for network in SMALL if network.dtype == "float32"]
+    space = extracted(tmp_path, networks)
+    found = {network.name: rules(space, network) for network in networks}
     assert found["mlp"] == {"matmul": 3, "softmax": 1}
-    # Residuals that a 1x1 convolution makes are added in it before the block's own bias: no epilogue of the rule has two operands so.
+    # A 1x1 convolution's residual is added before the block's bias: no epilogue of the rule has two such operands.
     assert found["resnet18"] == {"conv2d": 15, "tensor_ir": 4, "reduce": 1, "matmul": 1}
     assert found["llama_prefill"]["rms_norm"] == 1
 
@@ -86,13 +95,13 @@ def test_functions_in_float32_are_those_of_standard_rules(built: Space) -> None:
 def test_every_function_has_a_policy_that_knows_its_kind(network: Network) -> None:
     policies = {name: policy_of(func) for name, func, _ in read_model.called(read_model.fused(module_of(network)))}
     assert "gpu_fallback" not in policies.values()
-    products = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
+    contractions = {policy for name, policy in policies.items() if "matmul" in name or "conv2d" in name}
     if network.name == "llama_decode":
-        assert products <= {"gpu_gemv", "gpu_matmul"}
+        assert contractions <= {"gpu_gemv", "gpu_matmul"}
     elif network.dtype == "float32":
-        assert products == {"gpu_matmul_simt"}
+        assert contractions == {"gpu_matmul_simt"}
     else:
-        assert products.isdisjoint({"gpu_gemv", "gpu_matmul_simt", "gpu_reduce"}), "tensor cores take them"
+        assert contractions.isdisjoint({"gpu_gemv", "gpu_matmul_simt", "gpu_reduce"}), "tensor cores take them"
 
 
 def policy_of(func: Any) -> str:
@@ -132,7 +141,7 @@ def imported() -> tuple[Any, Any]:
     return model, relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(from_onnx(model))
 
 
-def test_an_imported_network_is_converted_and_computes_what_onnx_says(tmp_path: Path) -> None:
+def test_an_imported_network_is_converted_and_matches_onnx(tmp_path: Path) -> None:
     model, module = imported()
     space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})
     space.run("extract", "net.json")

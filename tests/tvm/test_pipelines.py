@@ -20,9 +20,9 @@ def test_copies_of_schedules_are_asynchronous(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")  # source is enough
     arch = CUDA("h200")
     config = next(each for each in TensorCorePolicy(nn, arch, {"use_wgmma": 0}).emit_config(20) if each.params["stages"] > 2)  # type: ignore[operator]
-    made = apply_candidate(Path(), canonical_module(nn), config.candidate, arch.arch)
-    assert made is not None
-    library = tvm.compile(made.mod, target=arch.target.with_host("llvm"), tir_pipeline=TIR_PIPELINE)
+    result = apply_candidate(Path(), canonical_module(nn), config.candidate, arch.arch)
+    assert result is not None
+    library = tvm.compile(result.mod, target=arch.target.with_host("llvm"), tir_pipeline=TIR_PIPELINE)
     assert COPY in library.mod.imports[0].inspect_source("cuda")
-    without = tvm.compile(made.mod, target=arch.target.with_host("llvm"))
+    without = tvm.compile(result.mod, target=arch.target.with_host("llvm"))
     assert COPY not in without.mod.imports[0].inspect_source("cuda"), "else the pipeline would not be needed"

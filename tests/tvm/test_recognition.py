@@ -74,7 +74,7 @@ def test_products_are_recognised(func: Any, layout: str, extents: tuple[int, ...
 
 
 @pytest.mark.parametrize("func", GEMMS, ids=lambda func: func.__name__)
-def test_both_templates_make_one_kernel_of_a_product(func: Any) -> None:
+def test_both_templates_give_one_kernel_for_a_gemm(func: Any) -> None:
     arch = CUDA("h200")
     policies = (TensorCorePolicy(func, arch), TensorCorePolicy(func, arch, {"use_wgmma": 0}), DefaultPolicy(func, arch))
     for policy, instruction in zip(policies, ("mma", "mma.sync", ""), strict=True):
@@ -148,7 +148,8 @@ shape = [64]
 
 
 @needs_nvcc
-def test_records_tell_of_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_records_report_tensor_cores_and_show_prints_it(tmp_path: Path) -> None:
     space = Space(tmp_path).write({"workloads.toml": GPU_ENTRIES})
     space.run("build", CUDA_VISIBLE_DEVICES="")
     told = {name: space.run_json("show", name)["tensor_cores"] for name in ("half", "single", "relu")}

@@ -1,4 +1,4 @@
-"""Owns the tests of artifacts in Relax models: what matches, both modes, the report, what is refused, kernels exchanged.
+"""Owns the tests of artifacts in Relax models: matching, both modes, the report, refusals, exchanged kernels.
 
 Knows nothing of how matching works inside.
 """
@@ -141,16 +141,16 @@ def report_of(built: Space, *funcs: Any) -> Report:
 
 
 def dense(  # noqa: PLR0913  each is one way to differ
-    m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True, turned: bool = False
+    m: int = 16, n: int = 24, k: int = 32, dtype: str = "float32", *, transposed: bool = False, relu: bool = True, swapped: bool = False
 ) -> Any:
     """Return matmul, add and relu as TE has them: 32-bit indices, names and blocks of its own; operands perhaps the other way round."""
     left, right = te.placeholder((m, k), dtype), te.placeholder((n, k) if transposed else (k, n), dtype)
     bias, r = te.placeholder((n,), dtype), te.reduce_axis((0, k))
     product = te.compute((m, n), lambda i, j: te.sum(left[i, r] * (right[j, r] if transposed else right[r, j]), axis=r), name="mine")
-    out = biased = te.compute((m, n), lambda i, j: bias[j] + product[i, j] if turned else product[i, j] + bias[j], name="biased")
+    out = biased = te.compute((m, n), lambda i, j: bias[j] + product[i, j] if swapped else product[i, j] + bias[j], name="biased")
     if relu:
         zero = tvm.tirx.const(0, dtype)
-        out = te.compute((m, n), lambda i, j: tvm.tirx.max(*((zero, biased[i, j]) if turned else (biased[i, j], zero))), name="cut")
+        out = te.compute((m, n), lambda i, j: tvm.tirx.max(*((zero, biased[i, j]) if swapped else (biased[i, j], zero))), name="cut")
     return te.create_prim_func([left, right, bias, out])
 
 
@@ -236,9 +236,9 @@ def test_passes_compose_in_the_order_of_the_caller(built: Space, artifact: Path)
 # Matching and the report
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_names_attributes_index_width_and_order_of_operands_do_not_matter(built: Space, *, turned: bool) -> None:
-    (match,) = report_of(built, dense(turned=turned).with_attr("op_pattern", 4)).matches
+@pytest.mark.parametrize("swapped", [False, True])
+def test_names_attributes_index_width_and_order_of_operands_do_not_matter(built: Space, *, swapped: bool) -> None:
+    (match,) = report_of(built, dense(swapped=swapped).with_attr("op_pattern", 4)).matches
     assert match.outcome == "hit"
     assert match.kernel.entries == ("fused_matmul_add_relu",)
 
@@ -254,18 +254,18 @@ def test_a_kernel_of_another_index_width_is_applied(built: Space) -> None:
 
 
 @pytest.mark.parametrize(
-    ("func", "words"),
+    ("func", "message"),
     [
         (lambda: dense(dtype="float64"), "dtype: argument 0 is float64, the kernel's is float32"),
         (lambda: dense(n=40), "shape: argument 1 is 32x40, the kernel's is 32x24"),
-        (lambda: dense(relu=False), "fused epilogue: the kernel goes on with compute, the function does not"),
+        (lambda: dense(relu=False), "fused epilogue: the kernel continues with compute, the function does not"),
         (lambda: dense(transposed=True), "layout: argument 1 is 24x32, the kernel's is 32x24, with other indices"),
     ],
     ids=["dtype", "shape", "epilogue", "layout"],
 )
-def test_a_near_miss_says_the_first_difference(built: Space, func: Callable[[], Any], words: str) -> None:
+def test_a_near_miss_reports_the_first_difference(built: Space, func: Callable[[], Any], message: str) -> None:
     (match,) = report_of(built, func()).matches
-    assert (match.outcome, match.reason) == ("near miss", words)
+    assert (match.outcome, match.reason) == ("near miss", message)
     assert match.kernel.entries == ("fused_matmul_add_relu",)
 
 
@@ -274,7 +274,7 @@ def test_a_function_with_more_than_a_kernel_is_a_near_miss(built: Space) -> None
     cut = te.compute((24, 32), lambda i, j: tvm.tirx.max(x[i, j], tvm.tirx.const(0, "float32")))
     (match,) = report_of(built, te.create_prim_func([x, te.compute((24, 32), lambda i, j: cut[i, j] * 2.0, name="twice")])).matches
     assert match.kernel.entries == ("relu",)
-    assert match.reason == "fused epilogue: the function goes on with twice, the kernel does not"
+    assert match.reason == "fused epilogue: the function continues with twice, the kernel does not"
 
 
 def test_a_function_with_other_arguments_is_a_miss(built: Space) -> None:
@@ -296,7 +296,7 @@ def test_what_is_like_no_kernel_is_a_miss(built: Space) -> None:
     assert "dynamic extent" in report.matches[1].reason
 
 
-def test_the_report_tells_of_every_function_and_of_unused_entries(built: Space) -> None:
+def test_the_report_lists_every_function_and_unused_entries(built: Space) -> None:
     apply = ApplyArtifact(built.artifact(), target=target_of(built))
     apply(FUSED(Net))
     text = str(apply.report)
@@ -347,7 +347,7 @@ def test_an_artifact_for_another_gpu_is_refused(artifact: Path) -> None:
 
 def seal(folder: Path, **changes: Any) -> None:
     """Change a manifest as one who writes artifacts would."""
-    (folder / link.MANIFEST).write_bytes(link._with_digest({**manifest_of(folder), **changes}))
+    (folder / link.MANIFEST).write_bytes(link.with_digest({**manifest_of(folder), **changes}))
 
 
 def damage_database(folder: Path) -> None:
@@ -356,18 +356,18 @@ def damage_database(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("damage", "message"),
     [
         (damage_database, "database_workload.json of the artifact has other content"),
         (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 3"),
-        (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was made with TVM 0.26.0"),
+        (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was built with TVM 0.26.0"),
         (shutil.rmtree, "holds no artifact"),
     ],
     ids=["changed", "schema", "tvm", "absent"],
 )
-def test_a_damaged_artifact_is_refused(built: Space, artifact: Path, damage: Callable[[Path], None], words: str) -> None:
+def test_a_damaged_artifact_is_refused(built: Space, artifact: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(artifact)
-    with pytest.raises(ArtifactError, match=words):
+    with pytest.raises(ArtifactError, match=message):
         ApplyArtifact(artifact, target=target_of(built))(FUSED(Net))
 
 

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from thinned import every
 from tvm import relax
 
 from kerneldecl.arrays import aligned, poisoned, relative_error
@@ -31,18 +32,18 @@ TWO_OPERANDS = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
 def rule(name: str, **attrs: Any) -> Rule:
-    made = load_rule(ROOT, name)(**attrs)
-    assert list(made.problems()) == []
-    return made
+    instance = load_rule(ROOT, name)(**attrs)
+    assert list(instance.problems()) == []
+    return instance
 
 
-def error_of_unscheduled_kernel(made: Rule) -> float:
+def error_of_unscheduled_kernel(instance: Rule) -> float:
     """Build the rule's function as it is, run it on its inputs, and return its error relative to the reference."""
-    kernel = tvm.compile(lower(made), target=TARGET, tir_pipeline=PIPELINE)["main"]
-    inputs = [aligned(array) for array in made.inputs(np.random.default_rng(7))]
-    outputs = [aligned(poisoned(arg)) for arg in made.signature().outputs]
+    kernel = tvm.compile(lower(instance), target=TARGET, tir_pipeline=PIPELINE)["main"]
+    inputs = [aligned(array) for array in instance.inputs(np.random.default_rng(7))]
+    outputs = [aligned(poisoned(arg)) for arg in instance.signature().outputs]
     kernel(*map(tensor, inputs), *map(tensor, outputs))
-    reference = made.reference(*inputs)
+    reference = instance.reference(*inputs)
     wanted = [reference] if isinstance(reference, np.ndarray) else list(reference)
     assert [array.shape for array in wanted] == [array.shape for array in outputs]
     return max(relative_error(got, want) for got, want in zip(outputs, wanted, strict=True))
@@ -63,30 +64,33 @@ def error_of_unscheduled_kernel(made: Rule) -> float:
     ],
 )
 def test_kernel_matches_reference_in_every_dtype(name: str, attrs: dict[str, Any], dtype: str) -> None:
-    made = rule(name, dtype=dtype, **attrs)
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+    instance = rule(name, dtype=dtype, **attrs)
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("name", "attrs"),
-    [
-        ("gemv_i4", {"n": 13, "k": 256}),
-        ("reduce", {"op": "sum", "shape": (3, 5, 7), "axes": (2, 0)}),
-        ("reduce", {"op": "mean", "shape": (3, 5, 7), "axes": (1,), "keepdims": True}),
-        ("softmax", {"shape": (3, 5, 7), "axis": 1}),
-        ("layer_norm", {"shape": (3, 5, 7)}),
-        ("rms_norm", {"shape": (3, 5, 7)}),
-        *(("elementwise", {"op": op, "shape": (3, 7)}) for op in (*ONE_OPERAND, *TWO_OPERANDS)),
-    ],
+    ("name", "attrs", "dtype"),
+    every(
+        4,
+        [
+            ("gemv_i4", {"n": 13, "k": 256}),
+            ("reduce", {"op": "sum", "shape": (3, 5, 7), "axes": (2, 0)}),
+            ("reduce", {"op": "mean", "shape": (3, 5, 7), "axes": (1,), "keepdims": True}),
+            ("softmax", {"shape": (3, 5, 7), "axis": 1}),
+            ("layer_norm", {"shape": (3, 5, 7)}),
+            ("rms_norm", {"shape": (3, 5, 7)}),
+            *(("elementwise", {"op": op, "shape": (3, 7)}) for op in (*ONE_OPERAND, *TWO_OPERANDS)),
+        ],
+        FLOATS,
+    ),
 )
 def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict[str, Any], dtype: str) -> None:
-    made = rule(name, dtype=dtype, **attrs)
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+    instance = rule(name, dtype=dtype, **attrs)
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
 
 
 @pytest.mark.parametrize(
-    "made",
+    "instance",
     [
         rule("matmul", m=1, n=1, k=1, epilogue=("gelu",)),
         rule("matmul", m=1, n=31, k=7, layout="tn", epilogue=("silu", "bias")),
@@ -127,8 +131,8 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
     ],
     ids=str,
 )
-def test_kernel_matches_reference(made: Rule) -> None:
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+def test_kernel_matches_reference(instance: Rule) -> None:
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
 
 
 @settings(max_examples=20, deadline=None)
@@ -138,9 +142,9 @@ def test_any_convolution_that_makes_sense_matches_its_reference(data: st.DataObj
     attrs = {name: data.draw(small, name) for name in ("n", "kh", "kw", "stride", "dilation", "groups")}
     attrs |= {name: data.draw(st.integers(1, 9), name) for name in ("h", "w")}
     attrs |= {name: attrs["groups"] * data.draw(small, name) for name in ("c", "f")}
-    made = load_rule(ROOT, "conv2d")(padding=data.draw(st.integers(0, 3), "padding"), **attrs)  # type: ignore[call-arg]
-    assume(not list(made.problems()))
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+    instance = load_rule(ROOT, "conv2d")(padding=data.draw(st.integers(0, 3), "padding"), **attrs)  # type: ignore[call-arg]
+    assume(not list(instance.problems()))
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
 
 
 @settings(max_examples=20, deadline=None)
@@ -149,16 +153,16 @@ def test_any_reduction_matches_its_reference(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     axes = data.draw(st.lists(st.integers(-len(shape), len(shape) - 1), min_size=1, unique_by=lambda axis: axis % len(shape)))
     op = data.draw(st.sampled_from(["sum", "max", "min", "mean"]))
-    made = rule("reduce", op=op, shape=shape, axes=tuple(axes), keepdims=data.draw(st.booleans()))
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+    instance = rule("reduce", op=op, shape=shape, axes=tuple(axes), keepdims=data.draw(st.booleans()))
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
 
 
 # The functions that Relax makes of the same operators
 
 
-def relax_function(made: Rule, build: Callable[..., Any]) -> Any:
+def relax_function(instance: Rule, build: Callable[..., Any]) -> Any:
     """Return the one PrimFunc that Relax's pipeline makes of an expression over the rule's inputs."""
-    args = [relax.Var(arg.name, relax.TensorType(arg.shape, arg.dtype)) for arg in made.signature().inputs]
+    args = [relax.Var(arg.name, relax.TensorType(arg.shape, arg.dtype)) for arg in instance.signature().inputs]
     builder = relax.BlockBuilder()
     with builder.function("main", args):
         with builder.dataflow():
@@ -187,7 +191,7 @@ op = relax.op
 
 
 @pytest.mark.parametrize(
-    ("made", "build"),
+    ("instance", "build"),
     [
         (rule("matmul", **MATMUL), op.matmul),
         (rule("matmul", **MATMUL, batch=3), op.matmul),
@@ -225,8 +229,8 @@ op = relax.op
     ],
     ids=lambda value: str(value) if isinstance(value, Rule) else "",
 )
-def test_relax_makes_the_same_function(made: Rule, build: Callable[..., Any]) -> None:
-    ours, theirs = lower(made), canonical_module(relax_function(made, build))
+def test_relax_lowers_to_the_same_function(instance: Rule, build: Callable[..., Any]) -> None:
+    ours, theirs = lower(instance), canonical_module(relax_function(instance, build))
     assert tvm_ffi.structural_equal(ours, theirs), tvm_ffi.get_first_structural_mismatch(ours, theirs)
 
 
@@ -285,20 +289,20 @@ def script(tmp_path: Path) -> str:
 
 
 def test_function_of_a_script_is_its_own_reference(script: str) -> None:
-    made = rule("tensor_ir", file=script, function="sum_and_difference")
-    assert [arg.name for arg in made.signature().inputs] == ["X", "Z"]
-    assert [arg.name for arg in made.signature().outputs] == ["S", "D"]
-    assert made.flops() == 8
-    x, z = inputs = made.inputs(np.random.default_rng(0))
-    total, difference = made.reference(*inputs)
+    instance = rule("tensor_ir", file=script, function="sum_and_difference")
+    assert [arg.name for arg in instance.signature().inputs] == ["X", "Z"]
+    assert [arg.name for arg in instance.signature().outputs] == ["S", "D"]
+    assert instance.flops() == 8
+    x, z = inputs = instance.inputs(np.random.default_rng(0))
+    total, difference = instance.reference(*inputs)
     np.testing.assert_allclose(total, x + z)
     np.testing.assert_allclose(difference, x - z)
 
 
 def test_function_of_a_script_with_a_reference_in_numpy(script: str) -> None:
     references = script.replace("kernels", "references")
-    made = rule("tensor_ir", file=script, function="double", reference_file=references)
-    assert error_of_unscheduled_kernel(made) <= made.tolerance()
+    instance = rule("tensor_ir", file=script, function="double", reference_file=references)
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
     wrong = rule("tensor_ir", file=script, function="double", reference_file=references, reference_function="wrong")
     assert error_of_unscheduled_kernel(wrong) > wrong.tolerance()
 
@@ -308,29 +312,29 @@ def test_saved_function_equals_the_scripts(script: str, tmp_path: Path) -> None:
     for name, saved in (("func", double), ("mod", tvm.IRModule({"double": double.with_attr("global_symbol", "double")}))):
         path = tmp_path / f"{name}.json"
         path.write_text(tvm.ir.save_json(saved))
-        made = rule("tensor_ir", file=str(path))
-        assert tvm_ffi.structural_equal(lower(made), canonical_module(double))
-        assert error_of_unscheduled_kernel(made) == 0
+        instance = rule("tensor_ir", file=str(path))
+        assert tvm_ffi.structural_equal(lower(instance), canonical_module(double))
+        assert error_of_unscheduled_kernel(instance) == 0
 
 
 def test_edited_script_is_read_again(script: str) -> None:
-    made = rule("tensor_ir", file=script, function="double")
-    assert made.signature().inputs[0].shape == (5, 3)
+    instance = rule("tensor_ir", file=script, function="double")
+    assert instance.signature().inputs[0].shape == (5, 3)
     Path(script).write_text(SCRIPT.replace("ROWS = 5", "ROWS = 6"))
-    assert made.signature().inputs[0].shape == (6, 3)
+    assert instance.signature().inputs[0].shape == (6, 3)
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         ("", ["function is not said", "double, output_first, sum_and_difference"]),
         ("treble", ["function treble is not in it", "double, output_first, sum_and_difference"]),
         ("output_first", ["['Y']", "not its last ones"]),
     ],
 )
-def test_mistakes_in_a_script_are_said(script: str, function: str, words: Sequence[str]) -> None:
-    made = rule("tensor_ir", file=script, function=function)
+def test_mistakes_in_a_script_are_reported(script: str, function: str, message: Sequence[str]) -> None:
+    instance = rule("tensor_ir", file=script, function=function)
     with pytest.raises(ValueError, match=r"kernels\.py") as caught:
-        made.signature()
-    for word in words:
+        instance.signature()
+    for word in message:
         assert word in str(caught.value)

@@ -1,4 +1,4 @@
-"""Owns the tests of models of dynamic shape: declared sizes get entries and kernels, which the model chooses when it runs.
+"""Owns the tests of models of dynamic shape: shape buckets get entries and kernels, dispatched at run time.
 
 Knows nothing of how functions are matched.
 """
@@ -19,14 +19,14 @@ from tvm.script import relax as R  # noqa: N812
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import target_of
-from kerneldecl.compiler.dynamic_shapes import callees, specialised_sizes
+from kerneldecl.compiler.dynamic_shapes import callees, with_shape_buckets
 from kerneldecl.compiler.model_import import read_model
 from kerneldecl.errors import UnmatchedError
 from kerneldecl.hardware import host
-from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, SpecialiseSizes, load_model, pipeline
+from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, load_model, pipeline
 
 RNG = np.random.default_rng(8)
-SIZES = {"n": (1, 8)}
+BUCKETS = {"n": (1, 8)}
 
 
 @I.ir_module
@@ -66,11 +66,11 @@ def machine_of(mod: tvm.IRModule) -> Any:
     return relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
 
 
-# The choice
+# The dispatch
 
 
-def test_each_size_has_its_copy_and_all_others_have_one() -> None:
-    mod = specialised_sizes(Rows, SIZES)
+def test_each_bucket_has_a_copy_and_other_shapes_share_one() -> None:
+    mod = with_shape_buckets(Rows, BUCKETS)
     assert {var.name_hint for var in mod.get_global_vars()} == {"main", "main_n1", "main_n8", "main_any"}
     assert [int(extent) for extent in mod["main_n8"].params[0].ty.shape] == [8, 32]
     machine = machine_of(mod)
@@ -79,8 +79,8 @@ def test_each_size_has_its_copy_and_all_others_have_one() -> None:
         np.testing.assert_allclose(run(machine, arrays).numpy(), reference(*arrays), rtol=1e-4, atol=1e-5)
 
 
-def test_the_copy_of_a_size_is_what_runs() -> None:
-    mod = specialised_sizes(Rows, SIZES)
+def test_the_copy_of_the_bucket_runs() -> None:
+    mod = with_shape_buckets(Rows, BUCKETS)
     copy = mod["main_n8"]
     zeros = relax.const(np.zeros((8, 24), "float32"))
     mod.update_func(mod.get_global_var("main_n8"), relax.Function(copy.params, zeros, copy.ret_ty, attrs=copy.attrs))
@@ -90,7 +90,7 @@ def test_the_copy_of_a_size_is_what_runs() -> None:
 
 
 def test_every_combination_of_two_dimensions_has_a_copy_and_tuples_come_out() -> None:
-    mod = specialised_sizes(Grid, {"n": (1, 4), "m": (8,)})
+    mod = with_shape_buckets(Grid, {"n": (1, 4), "m": (8,)})
     assert {"main_n1_m8", "main_n4_m8", "main_any"} <= {var.name_hint for var in mod.get_global_vars()}
     machine = machine_of(mod)
     for shape in ((1, 8), (4, 8), (4, 6)):
@@ -102,15 +102,15 @@ def test_every_combination_of_two_dimensions_has_a_copy_and_tuples_come_out() ->
 
 def test_a_model_is_left_as_it_was() -> None:
     before = Rows.script()
-    specialised_sizes(Rows, SIZES)
+    with_shape_buckets(Rows, BUCKETS)
     assert Rows.script() == before
 
 
 @pytest.mark.parametrize(
-    ("mod", "sizes", "words"),
+    ("mod", "buckets", "message"),
     [
         (Rows, {"m": (1,)}, "the model has no dynamic dimension m; its dynamic dimensions are n"),
-        (specialised_sizes(Rows, SIZES)["main_n1"], {"n": (1,)}, "all its shapes are static"),
+        (with_shape_buckets(Rows, BUCKETS)["main_n1"], {"n": (1,)}, "all its shapes are static"),
         (Rows, {"n": (0, 1)}, "the sizes of n are 0, 1; expected different integers above 0"),
         (Rows, {"n": (2, 2)}, "the sizes of n are 2, 2"),
         (Rows, {"n": ()}, "the sizes of n are none"),
@@ -118,9 +118,9 @@ def test_a_model_is_left_as_it_was() -> None:
     ],
     ids=["unknown", "static", "zero", "twice", "none", "many"],
 )
-def test_sizes_that_cannot_be_are_refused(mod: Any, sizes: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        SpecialiseSizes(sizes)(mod if isinstance(mod, tvm.IRModule) else tvm.IRModule({"main": mod.with_attr("global_symbol", "main")}))
+def test_impossible_buckets_are_refused(mod: Any, buckets: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShapeBuckets(buckets)(mod if isinstance(mod, tvm.IRModule) else tvm.IRModule({"main": mod.with_attr("global_symbol", "main")}))
 
 
 # From extraction to results
@@ -128,7 +128,7 @@ def test_sizes_that_cannot_be_are_refused(mod: Any, sizes: Any, words: str) -> N
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    """Return a workspace with an artifact of the model's functions for the declared sizes."""
+    """Return a workspace with an artifact of the model's functions for the declared buckets."""
     space = Space(tmp_path_factory.mktemp("rows"))
     space.write({"rows.json": tvm.ir.save_json(Rows)})
     space.run("extract", "rows.json", "--dim", "n=1,8")
@@ -142,7 +142,7 @@ def declared(space: Space) -> list[dict[str, Any]]:
     return tables
 
 
-def test_declared_sizes_have_entries_and_the_rest_is_named(built: Space) -> None:
+def test_buckets_have_entries_and_the_rest_is_reported(built: Space) -> None:
     assert sorted(table["m"] for table in declared(built)) == [1, 8]
     assert all(table["tags"] == ["rows", "rows.calls-1"] for table in declared(built))
     found = built.run_json("extract", "rows.json", "--dim", "n=1,8")
@@ -151,9 +151,9 @@ def test_declared_sizes_have_entries_and_the_rest_is_named(built: Space) -> None
     assert "has a dynamic extent: [n, 32]; it is for sizes that are not declared" in left_out["reason"]
 
 
-def test_what_copies_share_is_counted_once() -> None:
+def test_functions_shared_by_copies_are_counted_once() -> None:
     @I.ir_module
-    class Turned:
+    class Transposed:
         @R.function
         def main(x: R.Tensor(("n", 32), "float32"), w: R.Tensor((24, 32), "float32")):  # noqa: ANN202, N805
             with R.dataflow():
@@ -161,7 +161,7 @@ def test_what_copies_share_is_counted_once() -> None:
                 R.output(y)
             return y
 
-    mod = read_model.fused(specialised_sizes(Turned, SIZES))
+    mod = read_model.fused(with_shape_buckets(Transposed, BUCKETS))
     calls = {tuple(canonical.signature_of(func)): count for name, func, count in read_model.called(mod) if name.startswith("transpose")}
     assert calls == {(((24, 32), "float32"), ((32, 24), "float32")): 1}
     assert sum(len([name for name in callees(func) if name.startswith("transpose")]) for func in functions(mod)) == 3
@@ -172,10 +172,10 @@ def functions(mod: tvm.IRModule) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", ["schedule", "binary"])
-def test_a_dynamic_model_uses_the_kernels_of_its_sizes(built: Space, form: Any, tmp_path: Path) -> None:
+def test_a_dynamic_model_uses_the_kernels_of_its_buckets(built: Space, form: Any, tmp_path: Path) -> None:
     target = target_of(host.detect())
     passes = pipeline(built.artifact(), target, form, strict=True)
-    executable = relax.build(SpecialiseSizes(SIZES)(Rows), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    executable = relax.build(ShapeBuckets(BUCKETS)(Rows), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
     assert passes.report is not None
     assert sorted(match.outcome for match in passes.report.matches) == ["hit", "hit", "other sizes"]
     assert passes.report.unused == ()
@@ -186,14 +186,14 @@ def test_a_dynamic_model_uses_the_kernels_of_its_sizes(built: Space, form: Any, 
         np.testing.assert_allclose(run(machine, arrays).numpy(), reference(*arrays), rtol=1e-4, atol=1e-5)
 
 
-def test_a_dynamic_function_without_sizes_is_a_miss_that_strict_raises(built: Space) -> None:
+def test_a_dynamic_function_without_buckets_is_a_miss_that_strict_raises(built: Space) -> None:
     target = target_of(host.detect())
     with target, pytest.raises(UnmatchedError, match=r"miss .*dynamic extent: \[n, 32\]; it has TVM's default schedule"):
         ApplyArtifact(built.artifact(), strict=True)(read_model.fused(Rows))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--dim", "m=1"], "rows.json: the model has no dynamic dimension m; its dynamic dimensions are n"),
         (["--dim", "n"], "--dim n: not a dimension with its sizes; expected each dimension once, such as --dim n=1,16,128"),
@@ -202,7 +202,7 @@ def test_a_dynamic_function_without_sizes_is_a_miss_that_strict_raises(built: Sp
     ],
     ids=["unknown", "text", "twice", "zero"],
 )
-def test_a_wrong_dim_ends_with_a_sentence(space: Space, arguments: list[str], words: str) -> None:
+def test_a_wrong_dim_ends_with_a_sentence(space: Space, arguments: list[str], message: str) -> None:
     space.write({"rows.json": tvm.ir.save_json(Rows)})
-    assert words in space.run("extract", "rows.json", *arguments, code=2).stderr
+    assert message in space.run("extract", "rows.json", *arguments, code=2).stderr
     assert not (space.root / "workloads.toml").exists()

@@ -151,7 +151,7 @@ def scheduled() -> tvm.IRModule:
 
 
 @pytest.mark.parametrize(
-    ("mod", "words"),
+    ("mod", "message"),
     [
         (lambda: module(opaque), "block copy is opaque"),
         (lambda: module(external), "block call is opaque: it has Evaluate"),
@@ -159,7 +159,7 @@ def scheduled() -> tvm.IRModule:
     ],
     ids=["loop variables", "external call", "nested"],
 )
-def test_functions_without_a_space_are_named_in_one_sentence(mod: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as raised:
+def test_functions_without_a_space_are_named_in_one_sentence(mod: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
         iter_space(mod())
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""float32 that is read as TF32: what it computes, and how recognition, keys and other products tell it from float32."""
+"""float32 that is read as TF32: what it computes, and how recognition, keys and other GEMMs distinguish it from float32."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ H200 = load_arch(ROOT, "h200")
 SIZES = {"m": 32, "n": 48, "k": 64, "layout": "nt"}
 
 
-def product(left: Any, right: Any) -> tvm.IRModule:
-    """Return a product of what two functions make of its factors' elements."""
+def gemm(a_read: Any, b_read: Any) -> tvm.IRModule:
+    """Return a GEMM whose operands' elements are read through two functions."""
     a, b = te.placeholder((32, 64), "float32", "A"), te.placeholder((48, 64), "float32", "B")
     k = te.reduce_axis((0, 64), "k")
-    c = te.compute((32, 48), lambda i, j: te.sum(left(a[i, k]) * right(b[j, k]), axis=k), "C")
+    c = te.compute((32, 48), lambda i, j: te.sum(a_read(a[i, k]) * b_read(b[j, k]), axis=k), "C")
     return tvm.IRModule({"main": te.create_prim_func([a, b, c])})
 
 
-def factors(mod: tvm.IRModule) -> tuple[str, str, bool]:
+def operands(mod: tvm.IRModule) -> tuple[str, str, bool]:
     found = contraction_of(iter_space(mod))
     assert isinstance(found, Contraction), found
-    return found.left.dtype, found.right.dtype, found.is_plain
+    return found.a.dtype, found.b.dtype, found.is_plain
 
 
 def test_drops_thirteen_bits_and_keeps_what_is_no_number() -> None:
@@ -52,20 +52,20 @@ def test_drops_thirteen_bits_and_keeps_what_is_no_number() -> None:
     np.testing.assert_array_equal(got.numpy(), np.where(np.isfinite(values), expected, values))
 
 
-def test_a_rules_product_is_of_factors_in_tfloat32() -> None:
+def test_a_rules_gemm_has_operands_in_tfloat32() -> None:
     rule = load_rule(ROOT, "matmul")
     exact, coarse = (canonical.lower(rule.of(ROOT, {**SIZES, "precision": precision})) for precision in ("", "tfloat32"))
-    assert factors(exact) == ("float32", "float32", True)
-    assert factors(coarse) == ("tfloat32", "tfloat32", True)
+    assert operands(exact) == ("float32", "float32", True)
+    assert operands(coarse) == ("tfloat32", "tfloat32", True)
     assert canonical.module_digest(exact) != canonical.module_digest(coarse)
-    assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 summed in float32 here"
+    assert wgmma_matmul.why_not(iter_space(exact), H200) == "there is no wgmma of float32 with float32 accumulators"
     assert wgmma_matmul.why_not(iter_space(coarse), H200) == ""
     assert iter_space(coarse).dtype == "tfloat32"
 
 
-def test_one_coarse_factor_alone_is_nothing_for_wgmma() -> None:
-    mod = product(truncated, lambda x: x)
-    assert factors(mod) == ("tfloat32", "float32", True)
+def test_one_tfloat32_operand_alone_is_refused_by_wgmma() -> None:
+    mod = gemm(truncated, lambda x: x)
+    assert operands(mod) == ("tfloat32", "float32", True)
     assert "its operands differ in dtype" in wgmma_matmul.why_not(iter_space(mod), H200)
 
 
@@ -82,8 +82,8 @@ def as_bits(value: Any) -> Any:
         lambda x: truncated(x + tirx.const(1, "float32")),
     ],
 )
-def test_other_roundings_are_not_taken_for_it(other: Any) -> None:
-    mod = product(other, other)
-    *_, is_plain = factors(mod)
+def test_other_roundings_are_not_tfloat32(other: Any) -> None:
+    mod = gemm(other, other)
+    *_, is_plain = operands(mod)
     assert not is_plain
     assert wgmma_matmul.propose(iter_space(mod), H200, 20) == ()

@@ -1,4 +1,4 @@
-"""The template wgmma_matmul computes products of every layout, dtype and size as the rule does, on the CPU, and compiles without spills."""
+"""The template wgmma_matmul computes GEMMs of every layout, dtype and size as the rule does, on the CPU, and compiles without spills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import Kernel
-from wgmma_cases import FLOAT16, ONE, PACKED, PLAIN, PRODUCTS, SMS
+from thinned import only
+from wgmma_cases import FLOAT16, GEMMS, ONE, PACKED, PLAIN, SMS
 
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import compile_cuda_object, cuda_source
@@ -48,10 +49,33 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     return rng.standard_normal(shape).astype("float32").astype(as_numpy(dtype))
 
 
+OF_EACH_KIND = (
+    "nn",
+    "tt",
+    "prefetched by clusters",
+    "int8",
+    "e4m3",
+    "odd k of e5m2",
+    "odd k, ping-pong",
+    "odd sizes, tt",
+    "staggered in clusters",
+    "gelu behind the second MMA tile, staggered",
+    "three consumers",
+    "split-K, swapped",
+    "scales of int8",
+    "float16 accumulators, nn",
+    "tfloat32, nn",
+    "packed, nn",
+    "packed int8, one operand transposed",
+    "stream-K of two waves",
+)
+"""Every layout, dtype, schedule and parameter."""
+
+
 @needs_nvcc
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", only(OF_EACH_KIND, GEMMS))
 def test_computes_what_the_rule_does(name: str) -> None:
-    attrs, params = PRODUCTS[name]
+    attrs, params = GEMMS[name]
     rule, mod = gemm(attrs), made(attrs, params)
     assert mod is not None
     kernel = Kernel(mod["main"])
@@ -69,18 +93,18 @@ def test_computes_what_the_rule_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attrs", "params", "asks"),
+    ("attrs", "params", "prefetches"),
     [
         ({"m": 128}, {"pdl": 1}, True),
         ({"m": 128}, {"pdl": 0}, False),
-        ({"m": 300}, {"pdl": 1}, False),  # blocks have several tiles
-        ({"m": 128, "k": 201}, {"pdl": 1}, False),  # threads gather its rows
-        ({"m": 128, "k": 201}, {**PACKED, "pdl": 1}, False),  # what it loads is still being made
+        ({"m": 300}, {"pdl": 1}, False),  # CTAs have several tiles
+        ({"m": 128, "k": 201}, {"pdl": 1}, False),  # threads load its rows through registers
+        ({"m": 128, "k": 201}, {**PACKED, "pdl": 1}, False),  # what it loads is still being copied
     ],
 )
-def test_a_kernel_asks_for_its_first_steps_before_it_waits(attrs: dict[str, Any], params: dict[str, Value], asks: bool) -> None:
+def test_a_kernel_prefetches_its_first_k_tiles_before_it_waits(attrs: dict[str, Any], params: dict[str, Value], prefetches: bool) -> None:
     before, waits, after = cuda_source(made(attrs, params), the_gpu(), "kd_main").rpartition("griddepcontrol_wait();")
-    assert ("prefetch_tensor" in before.rpartition("__global__")[2]) == asks
+    assert ("prefetch_tensor" in before.rpartition("__global__")[2]) == prefetches
     assert "prefetch_tensor" not in after
     assert bool(waits) == params["pdl"]
 
@@ -100,15 +124,15 @@ def test_rows_beyond_a_matrix_do_not_count() -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("dependent", [0, 1])
-def test_a_kernel_that_waits_is_launched_early(dependent: int, tmp_path: Path) -> None:
-    made_of = compile_cuda_object(made({"k": 64}, {"pdl": dependent}), the_gpu(), "kd_main", LocalStore(tmp_path))
-    assert made_of.content.count(TAG.encode()) == dependent
+@pytest.mark.parametrize("pdl", [0, 1])
+def test_a_kernel_that_waits_is_launched_with_pdl(pdl: int, tmp_path: Path) -> None:
+    made_of = compile_cuda_object(made({"k": 64}, {"pdl": pdl}), the_gpu(), "kd_main", LocalStore(tmp_path))
+    assert made_of.content.count(TAG.encode()) == pdl
 
 
 @needs_nvcc
-def test_copies_are_made_before_the_product_begins_to_read(tmp_path: Path) -> None:
-    """Both kernels may start early, and each one waits; an operand that TMA reads as it is is not copied."""
+def test_operands_are_copied_before_the_gemm_begins_to_read(tmp_path: Path) -> None:
+    """Both kernels have PDL, and each one waits; an operand that TMA can load is not copied."""
     made_of = compile_cuda_object(made({"m": 131, "n": 136, "k": 136, "layout": "tn"}, PACKED), the_gpu(), "kd_main", LocalStore(tmp_path))
     copying, multiplying = made_of.launches
     assert made_of.content.count(TAG.encode()) == 2

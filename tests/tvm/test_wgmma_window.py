@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from compilers import needs_nvcc
 from emulation import emulate, host
-from wgmma_cases import FEW_CHANNELS, THREE_BY_THREE, WINDOW_TILES, WINDOWS
+from thinned import at
+from wgmma_cases import FEW_CHANNELS, SMEM_CONV_PARAMS, SMEM_CONVOLUTIONS, THREE_BY_THREE
 
 import kerneldecl
 from kerneldecl.arrays import relative_error
@@ -30,10 +31,10 @@ def rule_of(attrs: dict[str, Any]) -> Any:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("attrs", "tiles"), WINDOWS)
-def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("attrs", "params"), at({1, 3, 9}, SMEM_CONVOLUTIONS))
+def test_right_results(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     rule = rule_of(attrs)
-    mod = wgmma_window.apply(canonical.lower(rule), WINDOW_TILES | tiles, H200)
+    mod = wgmma_window.apply(canonical.lower(rule), SMEM_CONV_PARAMS | params, H200)
     assert mod is not None
     inputs = rule.inputs(np.random.default_rng(0))
     want = rule.reference(*inputs)
@@ -45,10 +46,10 @@ def test_right_results(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize("attrs", [FEW_CHANNELS, THREE_BY_THREE])
-def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]) -> None:
+def test_what_is_beside_a_window_does_not_reach_its_result(attrs: dict[str, Any]) -> None:
     """Lanes load pairs of elements: one beside the window may be infinite, and no weight of zero would make that zero."""
     rule = rule_of(attrs | {"n": 1})
-    mod = wgmma_window.apply(canonical.lower(rule), WINDOW_TILES, H200)
+    mod = wgmma_window.apply(canonical.lower(rule), SMEM_CONV_PARAMS, H200)
     assert mod is not None
     x, w = rule.inputs(np.random.default_rng(0))
     x[0, 5, 9] = np.inf
@@ -60,19 +61,19 @@ def test_what_lies_beside_a_window_does_not_reach_its_result(attrs: dict[str, An
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tiles", [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}])
-def test_registers_suffice(tiles: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", at({1}, [{"blocks": 4}, {"mma_tiles": 4, "blocks": 3}, {"block_n": 128, "blocks": 2}]))
+def test_registers_suffice(params: dict[str, Any]) -> None:
     attrs = FEW_CHANNELS | {"n": 128, "h": 224, "w": 224, "f": 128, "epilogue": ("bias", "relu")}
-    mod = wgmma_window.apply(canonical.lower(rule_of(attrs)), WINDOW_TILES | tiles, H200)
+    mod = wgmma_window.apply(canonical.lower(rule_of(attrs)), SMEM_CONV_PARAMS | params, H200)
     assert mod is not None
     source = host.lower(mod["main"]).source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
-    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.QUICK_FLAGS).usage.values()
+    [usage] = nvcc.compile_cubin(source, "sm_90a", nvcc.FAST_MATH_FLAGS).usage.values()
     assert usage.spill_bytes == 0
 
 
 @pytest.mark.parametrize(
-    ("attrs", "tiles"),
+    ("attrs", "params"),
     [
         ({"w": 33}, {}),
         ({"f": 36}, {}),
@@ -87,9 +88,9 @@ def test_registers_suffice(tiles: dict[str, Any]) -> None:
         ({}, {"blocks": 8}),
     ],
 )
-def test_none_where_it_does_not_apply(attrs: dict[str, Any], tiles: dict[str, Any]) -> None:
+def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, Any]) -> None:
     mod = canonical.lower(rule_of(FEW_CHANNELS | attrs))
-    assert wgmma_window.apply(mod, WINDOW_TILES | tiles, H200) is None
+    assert wgmma_window.apply(mod, SMEM_CONV_PARAMS | params, H200) is None
 
 
 @pytest.mark.parametrize("attrs", [FEW_CHANNELS, FEW_CHANNELS | {"f": 200, "out_dtype": "float32"}, THREE_BY_THREE | {"c": 12, "f": 24}])

@@ -1,6 +1,6 @@
 """Owns the tests of worker processes: candidates that crash, hang, print or compute wrongly, and parents that die.
 
-Knows nothing of policies: templates misbehave as they are told.
+Knows nothing of policies: templates misbehave on purpose.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from spaces import REAL, Space, clean_environment
+from thinned import only
 
 from kerneldecl.hardware.host import detect
 from kerneldecl.runners.local import LocalRunner, in_order
@@ -90,11 +91,11 @@ def case(space: Space) -> dict[str, object]:
 
 def build_request(space: Space, way: str) -> dict[str, object]:
     with LocalRunner(1, 1) as runner:
-        (lowered,) = in_order(runner.run_all([{"do": "lower", **case(space)}], 60), 1)
+        (lowered,) = in_order(runner.run_all([{"action": "lower", **case(space)}], 60), 1)
     candidate = {"template": "misbehaving", "params": {"way": way}}
     described = {**case(space), "computation": lowered["computation"]}
-    where = {"arch": to_json(detect()), "toolchain": dict(PINS), "folder": str(space.root), "afresh": False}
-    return {"do": "build", "case": described, "candidate": candidate, **where}
+    where = {"arch": to_json(detect()), "toolchain": dict(PINS), "folder": str(space.root), "force": False}
+    return {"action": "build", "spec": described, "candidate": candidate, **where}
 
 
 @pytest.fixture
@@ -108,18 +109,18 @@ def test_a_dead_worker_is_an_answer_and_the_next_request_gets_a_new_one(space: S
     misbehaving(space, "crash")
     assert worker.call(build_request(space, "crash"), 60)["failure"] == "its process was killed by SIGSEGV"
     assert worker.call(build_request(space, "exit"), 60)["failure"] == "its process ended with exit code 3"
-    assert "code" in worker.call(build_request(space, "good"), 60)
+    assert "code_digest" in worker.call(build_request(space, "good"), 60)
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_a_request_has_a_limit(space: Space, worker: Worker, way: str) -> None:
     misbehaving(space, way)
-    assert worker.call(build_request(space, "good"), 60)["code"]
+    assert worker.call(build_request(space, "good"), 60)["code_digest"]
     assert worker.call(build_request(space, way), 0.5) == {"failure": "took more than 0.5 s"}
-    assert worker.call({"do": "lower", **case(space)}, 60)["computation"]
+    assert worker.call({"action": "lower", **case(space)}, 60)["computation"]
 
 
-def test_what_a_candidate_raises_is_told_by_its_last_line(space: Space, worker: Worker) -> None:
+def test_an_exception_of_a_candidate_is_reported_by_its_last_line(space: Space, worker: Worker) -> None:
     misbehaving(space, "raise")
     assert worker.call(build_request(space, "raise"), 60)["failure"] == "ValueError: Boom"
 
@@ -127,25 +128,25 @@ def test_what_a_candidate_raises_is_told_by_its_last_line(space: Space, worker: 
 def test_what_a_candidate_prints_is_no_answer(space: Space, worker: Worker) -> None:
     misbehaving(space, "print")
     answer = worker.call(build_request(space, "print"), 60)
-    assert len(answer["code"]) == 64
+    assert len(answer["code_digest"]) == 64
 
 
 def test_a_stopped_worker_runs_nothing(worker: Worker) -> None:
     worker.stop()
-    assert worker.call({"do": "lower"}, 1) == {"failure": "interrupted"}
+    assert worker.call({"action": "lower"}, 1) == {"failure": "interrupted"}
 
 
 def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     from kerneldecl import api
-    from kerneldecl.flow import Options
     from kerneldecl.planning.workspace import open_workspace
+    from kerneldecl.stages.session import Options
 
     monkeypatch.setattr(search, "BUILD_SECS", 8.0)
     misbehaving(space, "crash", "raise", "none", "wrong", "hang", "print", "good")
-    done = api.run_build(open_workspace(space.root), (), Options(), 2, lambda _: None)
+    done = api.run_build(open_workspace(space.root), (), Options(jobs=2), lambda _: None)
     assert not done.failures
     (path,) = space.records("tune")
-    measurements = json.loads(path.read_text())["result"]["measurements"]
+    measurements = json.loads(path.read_text())["result"]["trials"]
     reasons = {m["candidate"]["params"]["way"]: m.get("failure", "") for m in measurements}
     assert reasons.pop("wrong").startswith("wrong: relative error ")
     assert reasons == {
@@ -181,13 +182,13 @@ import json, sys, threading
 from kerneldecl.runners.process import Worker
 worker = Worker({})
 good, bad = map(json.loads, sys.stdin.read().splitlines())
-assert "code" in worker.call(good, 60), "a first request, so that the next one is in its template soon"
+assert "code_digest" in worker.call(good, 60), "a first request, so that the next one is in its template soon"
 print(worker._process.pid, flush=True)
 worker.call(bad, 1000)
 """
 
 
-@pytest.mark.parametrize("way", ["hang", "spin"])
+@pytest.mark.parametrize("way", only(("spin",), ["hang", "spin"]))
 def test_workers_vanish_with_a_parent_that_is_killed(space: Space, way: str) -> None:
     misbehaving(space, way)
     requests = f"{json.dumps(build_request(space, 'good'))}\n{json.dumps(build_request(space, way))}\n"
@@ -210,7 +211,7 @@ def test_workers_vanish_with_a_parent_that_is_killed(space: Space, way: str) -> 
 def test_workers_end_with_their_runner(space: Space) -> None:
     misbehaving(space, "good")
     with LocalRunner(2, 1) as runner:
-        list(runner.run_all([{"do": "lower", **case(space)}] * 3, 60))
+        list(runner.run_all([{"action": "lower", **case(space)}] * 3, 60))
         children = [child for child in psutil.Process().children() if "kerneldecl.runners.worker" in child.cmdline()]
         assert 1 <= len(children) <= 2
     assert not [child for child in children if child.is_running()]

@@ -1,15 +1,15 @@
-"""Owns the intrinsics of dot products with weights packed to 4 bits: their names, what each computes, the CUDA that does it.
+"""Owns the intrinsics of dot products with weights packed to 4 bits: their names, the computation of each, and its CUDA.
 
 Knows nothing of schedules, policies or how kernels are compiled.
 
-A conversion from integer to float takes as long as four additions; this one makes halves of nibbles with logic alone. 1024
-plus an integer below 1024 is a half whose last bits are that integer, so a nibble in the last bits of 0x6400 is 1024 and
+A conversion from integer to float costs as much as four additions; here nibbles become halves by logic operations alone. 1024
+plus an integer below 1024 is a half whose last bits are that integer, so 0x6400 with a nibble in its last bits is 1024 plus
 the nibble (Kim et al., Who Says Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production, 2022,
-section 4.1); one that lies 4 bits higher is 64 and the nibble in 0x5400. Subtraction of what is too much is exact, in pairs.
+section 4.1); 0x5400 with a nibble 4 bits higher is 64 plus the nibble. The bias is subtracted exactly, in pairs.
 
-Of two rows, a warp multiplies by tensor cores, as if its eight quads of lanes were rows of weights and columns of factors:
-of the products of every row with every column, those of a quad's weights with its own factors are wanted, and one of its
-lanes has them. That lane gets what the four of them should add, so a sum is right that takes in whole quads.
+For two rows, a warp uses tensor cores: its eight quads of lanes are the rows of weights, and the columns of activations. Of the
+products of every row with every column, only those of a quad's weights with its own activations are used, and one lane of the
+quad holds them. That lane gets the accumulation of all four lanes, so a reduction over whole quads is correct.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import tvm
 
-FACTORS = {"float16": ("half", "__half2float({})"), "bfloat16": ("nv_bfloat16", "__bfloat162float({})"), "float32": ("float", "{}")}
-"""By dtype of the factors: the type in CUDA, and how it becomes a float."""
+CUDA_TYPES = {"float16": ("half", "__half2float({})"), "bfloat16": ("nv_bfloat16", "__bfloat162float({})"), "float32": ("float", "{}")}
+"""Types in CUDA and their conversions to float, by dtype of the activations."""
 WIDTHS = (16, 8, 4)
-"""Bytes of weights that one thread loads at once."""
+"""Bytes of weights that one thread loads with one instruction."""
 
 
-def dotted(width: int, dtype: str) -> str:
-    """Return the intrinsic for `width` bytes of weights and twice as many factors of a dtype, registered; KeyError without one."""
-    _ = FACTORS[dtype]
+def dot_intrinsic(width: int, dtype: str) -> str:
+    """Return the intrinsic for `width` bytes of weights and twice as many activations of a dtype, registered; KeyError without one."""
+    _ = CUDA_TYPES[dtype]
     if width not in WIDTHS:
         raise KeyError(width)
     name = f"kd.dot_i4.{width}.{dtype}"
@@ -35,8 +35,8 @@ def dotted(width: int, dtype: str) -> str:
     return name
 
 
-def dotted_pair(width: int) -> str:
-    """Return the intrinsic for two rows of `width` bytes of weights and float16 factors, registered; KeyError without one."""
+def dot_pair_intrinsic(width: int) -> str:
+    """Return the intrinsic for two rows of `width` bytes of weights and float16 activations, registered; KeyError without one."""
     if width not in WIDTHS:
         raise KeyError(width)
     name = f"kd.dot_i4_pair.{width}"
@@ -48,13 +48,13 @@ def dotted_pair(width: int) -> str:
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
     for width in WIDTHS:
-        dotted_pair(width)
-        for dtype in FACTORS:
-            dotted(width, dtype)
+        dot_pair_intrinsic(width)
+        for dtype in CUDA_TYPES:
+            dot_intrinsic(width, dtype)
 
 
 EVEN_BIAS, ODD_BIAS = 1024.0 + 8.0, 64.0 + 8.0
-"""What halves made of nibbles are too large by: the first of two in a byte, and the second."""
+"""Bias of the halves made of nibbles, the weights' zero point 8 included: of the first nibble of a byte, and of the second."""
 
 _HALVES = """
 #include <cuda_fp16.h>
@@ -66,17 +66,17 @@ __device__ __forceinline__ void kd_halves_i4(unsigned bits, half2* even, half2* 
   *odd = __hsub2(*reinterpret_cast<half2*>(&high), __float2half2_rn(72.0f));
 }
 """
-"""Weights 0 and 4 of the 8 in a word, and 1 and 5; with the word shifted by 8, weights 2 and 6, and 3 and 7."""
+"""CUDA that gives weights 0 and 4 of the 8 in a word, and 1 and 5; of the word shifted by 8, weights 2 and 6, and 3 and 7."""
 
 
 def _source(name: str, width: int, dtype: str) -> str:
-    factor, widened = FACTORS[dtype]
+    ctype, widened = CUDA_TYPES[dtype]
 
     def multiplied(half: str, at: str) -> str:
         return f"sum = __fmaf_rn({half}, {widened.format(f'factors[8 * word + {at}]')}, sum);"
 
     return f"""{_HALVES.replace("kd_halves_i4", f"{name}_halves")}
-__device__ __forceinline__ float {name}(const void* packed, const {factor}* factors) {{
+__device__ __forceinline__ float {name}(const void* packed, const {ctype}* factors) {{
   float sum = 0.0f;
 #pragma unroll
   for (int word = 0; word < {width // 4}; ++word) {{
@@ -125,13 +125,10 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
 """
 
 
-def fetched(nbytes: int) -> tuple[str, str]:
-    """Return the name and CUDA of a function that starts to copy so many bytes to shared memory: 4, 8 or 16.
-
-    Those not asked for become zeros.
-    """
+def cp_async_source(nbytes: int) -> tuple[str, str]:
+    """Return the name and CUDA of a function that copies 4, 8 or 16 bytes to shared memory by cp.async, and fills up with zeros."""
     name = f"kd_fetch_{nbytes}"
-    # Of 16 bytes, past the first-level cache: nobody reads them twice.
+    # 16 bytes bypass L1: nobody reads them twice.
     copy = "cp.async.cg.shared.global.L2::128B" if nbytes == 16 else "cp.async.ca.shared.global"
     source = f"""
 __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
@@ -142,8 +139,8 @@ __device__ __forceinline__ void {name}(void* to, const void* from, int asked) {{
     return name, source
 
 
-def prefetched() -> tuple[str, str]:
-    """Return the name and CUDA of a function that asks for the line of an address, which comes to the second-level cache."""
+def prefetch_source() -> tuple[str, str]:
+    """Return the name and CUDA of a function that prefetches the line of an address to L2."""
     source = """
 __device__ __forceinline__ void kd_prefetch(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
@@ -152,8 +149,8 @@ __device__ __forceinline__ void kd_prefetch(const void* from) {
     return "kd_prefetch", source
 
 
-def permuted() -> tuple[str, str]:
-    """Return the name and CUDA of a function that stores 8 factors in the order of the pairs that are made of a word."""
+def permute_source() -> tuple[str, str]:
+    """Return the name and CUDA of a function that stores 8 activations in the order of the half pairs of a word of weights."""
     source = """
 __device__ __forceinline__ void kd_permuted_i4(void* to, const unsigned* x) {
   *static_cast<uint4*>(to) = make_uint4(x[0] & 0xffffu | x[2] << 16, x[0] >> 16 | x[2] & 0xffff0000u, x[1] & 0xffffu | x[3] << 16,
@@ -163,8 +160,8 @@ __device__ __forceinline__ void kd_permuted_i4(void* to, const unsigned* x) {
     return "kd_permuted_i4", source
 
 
-def started() -> tuple[str, str]:
-    """Return the name and CUDA of a function that stores what a quad's sums of 1024 weights begin with: less by what is too much."""
+def bias_source() -> tuple[str, str]:
+    """Return the name and CUDA of a function that stores the initial accumulator of a quad over 1024 weights: the negative bias."""
     source = f"""
 __device__ __forceinline__ void kd_started_i4(float* to, const void* factors) {{
   float even = 0.0f, odd = 0.0f;
@@ -180,10 +177,10 @@ __device__ __forceinline__ void kd_started_i4(float* to, const void* factors) {{
     return "kd_started_i4", f"#include <cuda_fp16.h>{source}"
 
 
-def combined(rows: int) -> tuple[str, str]:
-    """Return the name and CUDA of a function that adds up a warp's sums of rows, a power of two: a lane gets that of row lane * rows / 32.
+def reduce_source(rows: int) -> tuple[str, str]:
+    """Return the name and CUDA of a function that reduces a warp's accumulators; a lane gets the result of row lane * rows / 32.
 
-    Halves of the rows change places with halves of the lanes, so that of each exchange both ends are of use.
+    `rows` is a power of two. Each shuffle exchanges half of the rows between half of the lanes, so both lanes use what they receive.
     """
     name = f"kd_combined_i4_{rows}"
     source = f"""
@@ -209,8 +206,8 @@ __device__ __forceinline__ float {name}(const float* sums) {{
     return name, source
 
 
-def held() -> tuple[str, str]:
-    """Return the name and CUDA of a function that puts a lane's 32 factors in the order of the pairs, and returns what sums begin with."""
+def permute_registers_source() -> tuple[str, str]:
+    """Return the name and CUDA of a function that permutes a lane's 32 activations in registers, and returns the initial accumulator."""
     source = f"""
 __device__ __forceinline__ float kd_held_i4(unsigned* x) {{
   float even = 0.0f, odd = 0.0f;
@@ -233,38 +230,9 @@ __device__ __forceinline__ float kd_held_i4(unsigned* x) {{
     return "kd_held_i4", f"#include <cuda_fp16.h>{source}"
 
 
-def dotted_rows(rows: int, group: int, *, is_held: bool = False) -> tuple[str, str]:
-    """Return the name and CUDA of a function with which a warp adds products of 1024 weights each to the sums of an even number of rows.
-
-    A lane has 16 bytes of each row, 512 bytes apart, and `permuted` factors, 512 bytes from word to word; scales of so many weights lie
-    row by row. Factors that are `held` are in registers, with what their sums begin with. Nibbles are multiplied as they stand behind
-    1024 or 64, and sums begin with what is too much (`started`): in float32
-    that costs seven bits of 24. The sums of a quad are right in the lane that `dotted_pair` has them in; others add what is of no use.
-    """
-    name = f"kd_dot_i4_{'held' if is_held else 'rows'}_{rows}_{group}"
-    pairs = rows // 2
-    taken = "const unsigned* factors, float start" if is_held else "const void* factors, const float* starts"
-    start = "start" if is_held else "starts[quad]"
-    vector = "make_uint4(factors[4 * word], factors[4 * word + 1], factors[4 * word + 2], factors[4 * word + 3])"
-    loaded = vector if is_held else "static_cast<const uint4*>(factors)[32 * word]"
-    source = f"""#include <cuda_fp16.h>
-__device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
-  return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
-}}
-__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, {taken}) {{
-  int quad = threadIdx.x % 32 / 4;
-  float c[{pairs}][4], begin = {start};
-#pragma unroll
-  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = begin;
-  uint4 w[{rows}];
-#pragma unroll
-  for (int row = 0; row < {rows}; ++row) w[row] = static_cast<const uint4*>(packed)[32 * row];
-#pragma unroll
-  for (int word = 0; word < 4; ++word) {{
-    uint4 x = {loaded};
-#pragma unroll
-    for (int pair = 0; pair < {pairs}; ++pair) {{
-#pragma unroll
+def _mma_of_half_words(name: str) -> str:
+    """Return the CUDA with which `dot_rows_source` multiplies a word of weights of two rows."""
+    return f"""#pragma unroll
       for (int half_word = 0; half_word < 2; ++half_word) {{
         unsigned a[4];
 #pragma unroll
@@ -277,7 +245,42 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
                      "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
                      : "+f"(c[pair][0]), "+f"(c[pair][1]), "+f"(c[pair][2]), "+f"(c[pair][3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(half_word ? x.z : x.x), "r"(half_word ? x.w : x.y));
-      }}
+      }}"""
+
+
+def dot_rows_source(rows: int, group: int, *, in_registers: bool = False) -> tuple[str, str]:
+    """Return the name and CUDA of a function with which a warp adds dot products of 1024 weights to the accumulators of `rows` rows.
+
+    `rows` is even. A lane has 16 bytes of each row, with a stride of 512 bytes, and activations as `permute_source` orders them, with
+    512 bytes between words; scales, one per `group` weights, are stored row by row. Activations `in_registers` come with their initial
+    accumulator (`permute_registers_source`). Nibbles are multiplied with their bias of 1024 or 64, and accumulators start at the
+    negative bias (`bias_source`): in float32 that costs 7 bits of 24. A quad's accumulators are correct in the lane where
+    `dot_pair_intrinsic` has them; the other lanes' are not used.
+    """
+    name = f"kd_dot_i4_{'held' if in_registers else 'rows'}_{rows}_{group}"
+    pairs = rows // 2
+    params = "const unsigned* factors, float start" if in_registers else "const void* factors, const float* starts"
+    start = "start" if in_registers else "starts[quad]"
+    vector = "make_uint4(factors[4 * word], factors[4 * word + 1], factors[4 * word + 2], factors[4 * word + 3])"
+    loaded = vector if in_registers else "static_cast<const uint4*>(factors)[32 * word]"
+    source = f"""#include <cuda_fp16.h>
+__device__ __forceinline__ unsigned {name}_word(uint4 words, int at) {{
+  return at < 2 ? (at < 1 ? words.x : words.y) : (at < 3 ? words.z : words.w);
+}}
+__device__ __forceinline__ void {name}(float* sums, const void* packed, const half* scales, {params}) {{
+  int quad = threadIdx.x % 32 / 4;
+  float c[{pairs}][4], begin = {start};
+#pragma unroll
+  for (int i = 0; i < {4 * pairs}; ++i) c[i / 4][i % 4] = begin;
+  uint4 w[{rows}];
+#pragma unroll
+  for (int row = 0; row < {rows}; ++row) w[row] = static_cast<const uint4*>(packed)[32 * row];
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {{
+    uint4 x = {loaded};
+#pragma unroll
+    for (int pair = 0; pair < {pairs}; ++pair) {{
+{_mma_of_half_words(name)}
     }}
   }}
 #pragma unroll
@@ -290,13 +293,13 @@ __device__ __forceinline__ void {name}(float* sums, const void* packed, const ha
     return name, source
 
 
-# TVM's script has its own rules for names, annotations and what counts as an expression.
+# TVMScript has its own rules for names, annotations and what counts as an expression.
 # ruff: noqa: N806, N812
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 
 def _dot(width: int, dtype: str) -> tuple[Any, Any]:
-    """Return sum += (nibble - 8) * scale * factor over all nibbles of `width` bytes, low nibble first, as what it means and as CUDA."""
+    """Return the computation and the CUDA of sum += (nibble - 8) * scale * activation over `width` bytes, low nibble first."""
     from tvm.script import tirx as T
 
     name = f"kd_dot_i4_{width}_{dtype}"
@@ -341,7 +344,7 @@ def _dot(width: int, dtype: str) -> tuple[Any, Any]:
 
 
 def _dot_pair(width: int) -> tuple[Any, Any]:
-    """Return what `_dot` does, of two rows, as what it means and as CUDA for a warp."""
+    """Return the computation of `_dot` for two rows, and its CUDA for a warp."""
     from tvm.script import tirx as T
 
     name = f"kd_dot_i4_pair_{width}"

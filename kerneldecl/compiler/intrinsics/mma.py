@@ -1,10 +1,10 @@
-"""Owns the tensor intrinsics of mma.sync: their names, what each computes, the PTX that does it.
+"""Owns the tensor intrinsics of mma.sync and ldmatrix: their names, the computation of each, and its PTX.
 
 Knows nothing of schedules, policies or how kernels are compiled.
 
-TVM has such intrinsics for float16 alone with dynamic shared memory and takes seconds to import them; these are made
-where they are first asked for. An operand's element (row, column) of a 16-row fragment lies with the lane and at the
-place that `fragment_place` says, as ldmatrix and mma.sync have it (PTX ISA, matrix fragments for mma.m16n8k16).
+With dynamic shared memory, TVM has such intrinsics for float16 alone, and takes seconds to import them; these are registered on
+first use. `fragment_place` maps an element (row, column) of a 16-row fragment to a lane and its register, as ldmatrix and mma.sync
+do (PTX ISA, matrix fragments for mma.m16n8k16).
 """
 
 from __future__ import annotations
@@ -15,91 +15,100 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import tvm
 
 from kerneldecl.model import dtype_bytes
 
 ROWS = 16
-"""Of a fragment, and columns of an accumulator's: two instructions m16n8 side by side."""
+"""Rows of a fragment, and columns of an accumulator fragment: two m16n8 instructions along n."""
 LANES = 32
 ABBREVIATIONS = {"float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float32": "fp32", "int32": "int32"}
-SUMS = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
-"""By dtype of the factors: what mma.sync can sum in."""
+ACCUM_DTYPES = {"float16": ("float32", "float16"), "bfloat16": ("float32",), "int8": ("int32",)}
+"""Accumulator dtypes of mma.sync, by dtype of the operands."""
 
-WRITTEN = ("c+ab", "c+ba", "ab+c", "ba+c")
-"""Orders in which a sum of products can be written: the sum c, and a, b as the left and the right operand."""
+ORDERS = ("c+ab", "c+ba", "ab+c", "ba+c")
+"""Orders in which a multiply-accumulate can be written: accumulator c, operands a and b."""
+_SIDES = {"a": "left", "b": "right"}
+"""Operands in the names of the ldmatrix intrinsics, which stand in recorded traces."""
 
 
 @dataclass(frozen=True)
-class Tensorized:
-    """Names of the intrinsics of one kind of product."""
+class MmaIntrinsics:
+    """Names of the intrinsics of one GEMM."""
 
-    load_left: str
-    load_right: str
-    multiply: str
+    load_a: str
+    load_b: str
+    mma: str
     clear: str
-    steps: int
-    """Of the reduction, in one go."""
+    k: int
+    """Extent along k of one mma.sync."""
 
 
-def tensorized(dtype: str, sums: str, *, left_k_last: bool, right_k_last: bool, written: str = WRITTEN[0]) -> Tensorized:
-    """Return the intrinsics of a product, registered.
+def mma_intrinsics(dtype: str, accum_dtype: str, *, a_k_last: bool, b_k_last: bool, order: str = ORDERS[0]) -> MmaIntrinsics:
+    """Return the intrinsics of a GEMM, registered.
 
-    `k_last` says that neighbours along k are neighbours in memory, `written` in which of the orders WRITTEN the function
-    adds and multiplies: TVM matches expressions as they are written.
+    `k_last` says that an operand is contiguous along k; `order`, one of ORDERS, in which order the function adds and multiplies:
+    TVM matches expressions as they are written.
     """
-    multiply = _multiply_name(dtype, sums, written, left_k_last=left_k_last, right_k_last=right_k_last)
-    loads = _load_name("left", dtype, k_last=left_k_last), _load_name("right", dtype, k_last=right_k_last)
-    names = (*loads, multiply, f"kd.clear.{sums}")
-    for name in names:
+    found = MmaIntrinsics(
+        load_a=_load_name("a", dtype, k_last=a_k_last),
+        load_b=_load_name("b", dtype, k_last=b_k_last),
+        mma=_mma_name(dtype, accum_dtype, order, a_k_last=a_k_last, b_k_last=b_k_last),
+        clear=f"kd.clear.{accum_dtype}",
+        k=32 // dtype_bytes(dtype),
+    )
+    for name in (found.load_a, found.load_b, found.mma, found.clear):
         if tvm.s_tir.TensorIntrin.get(name, allow_missing=True) is None:
             _register(name)
-    return Tensorized(*names, steps=32 // dtype_bytes(dtype))
+    return found
 
 
 def register_all() -> None:
     """Register every intrinsic: reading a database replays its traces, which name them."""
-    for dtype, sums in ((dtype, total) for dtype, totals in SUMS.items() for total in totals):
+    for dtype, accum_dtype in ((dtype, accum) for dtype, several in ACCUM_DTYPES.items() for accum in several):
         layouts = (True, False) if dtype_bytes(dtype) == 2 else (True,)
-        for left, right, written in itertools.product(layouts, layouts, WRITTEN):
-            tensorized(dtype, sums, left_k_last=left, right_k_last=right, written=written)
+        for a_k_last, b_k_last, order in itertools.product(layouts, layouts, ORDERS):
+            mma_intrinsics(dtype, accum_dtype, a_k_last=a_k_last, b_k_last=b_k_last, order=order)
 
 
 def fragment_place(row: Any, column: Any, dtype: str) -> tuple[Any, Any]:
-    """Return the lane that holds an element of a fragment of 16 rows, and the element's place among the lane's.
+    """Return the lane that holds an element of a fragment of 16 rows, and the element's index among the lane's.
 
-    A lane holds 4 bytes of every eighth row; accumulators are laid out as 16-bit factors are.
+    A lane holds 4 bytes of every eighth row; accumulators are laid out as 16-bit operands are.
     """
     pack = 4 // min(2, dtype_bytes(dtype))
     return 4 * (row % 8) + column % (4 * pack) // pack, 2 * pack * (column // (4 * pack)) + pack * (row // 8) + column % pack
 
 
-def _load_name(side: str, dtype: str, *, k_last: bool) -> str:
-    return f"kd.ldmatrix.{side}.{dtype}.{'k_last' if k_last else 'k_first'}"
+def _load_name(operand: str, dtype: str, *, k_last: bool) -> str:
+    return f"kd.ldmatrix.{_SIDES[operand]}.{dtype}.{'k_last' if k_last else 'k_first'}"
 
 
-def _multiply_name(dtype: str, sums: str, written: str, *, left_k_last: bool, right_k_last: bool) -> str:
-    letters = ("n" if left_k_last else "t") + ("t" if right_k_last else "n")
-    return f"kd.mma.{dtype}.{sums}.{letters}.{written}"
+def _mma_name(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, b_k_last: bool) -> str:
+    letters = ("n" if a_k_last else "t") + ("t" if b_k_last else "n")
+    return f"kd.mma.{dtype}.{accum_dtype}.{letters}.{order}"
 
 
 def _register(name: str) -> None:
     with _cheap_stack():
         match name.split("."):
-            case [_, "ldmatrix", side, dtype, order]:
-                described, done = _load("left" if side == "left" else "right", dtype, k_last=order == "k_last")
-            case [_, "mma", dtype, sums, letters, written]:
-                described, done = _multiply(dtype, sums, written, left_k_last=letters[0] == "n", right_k_last=letters[1] == "t")
-            case [_, _, sums]:
-                described, done = _clear(sums)
+            case [_, "ldmatrix", side, dtype, layout]:
+                k_last = layout == "k_last"
+                # The second of the four matrices is the one below the first, or else the one beside it.
+                described, done = _load(dtype, k_last=k_last, is_below=(side == _SIDES["a"]) == k_last)
+            case [_, "mma", dtype, accum_dtype, letters, order]:
+                described = _described_mma(dtype, accum_dtype, order, a_k_last=letters[0] == "n", b_k_last=letters[1] == "t")
+                done = _mma(dtype, accum_dtype)
+            case [_, _, accum_dtype]:
+                described, done = _clear(accum_dtype)
     tvm.s_tir.TensorIntrin.register(name, described, done)
 
 
 @contextlib.contextmanager
 def _cheap_stack() -> Iterator[None]:
-    """Have `inspect.stack` read no source: TVM's script calls it for each function and needs the frames alone."""
+    """Have `inspect.stack` read no source: TVMScript calls it for each function and needs the frames alone."""
 
     def frames(_: int = 1) -> list[inspect.FrameInfo]:
         found = []
@@ -116,21 +125,19 @@ def _cheap_stack() -> Iterator[None]:
         inspect.stack = stack
 
 
-# TVM's script has its own rules for names, annotations and what counts as an expression.
+# TVMScript has its own rules for names, annotations and what counts as an expression.
 # ruff: noqa: N806, N812
 # mypy: disable-error-code="valid-type, no-any-return, misc, untyped-decorator"
 
 
-def _load(side: Literal["left", "right"], dtype: str, *, k_last: bool) -> tuple[Any, Any]:
-    """Return ldmatrix of four 8x8 matrices of 16-bit elements (of pairs, for 8 bits) as what it means and as PTX."""
+def _load(dtype: str, *, k_last: bool, is_below: bool) -> tuple[Any, Any]:
+    """Return ldmatrix of four 8x8 matrices of 16-bit elements (8-bit elements in pairs): its computation, and its PTX."""
     from tvm.script import tirx as T
 
-    steps, chunk = 32 // dtype_bytes(dtype), 16 // dtype_bytes(dtype)
-    rows, columns = (ROWS, steps) if k_last else (steps, ROWS)
+    depth, chunk = 32 // dtype_bytes(dtype), 16 // dtype_bytes(dtype)
+    rows, columns = (ROWS, depth) if k_last else (depth, ROWS)
     held = rows * columns // LANES
     is_transposed = not k_last
-    # Which of the four matrices comes second: the one below the first, or the one beside it.
-    is_below = (side == "left") == k_last
 
     def offset(lane: Any, stride: Any) -> Any:
         if is_below:
@@ -180,78 +187,86 @@ def _load(side: Literal["left", "right"], dtype: str, *, k_last: bool) -> tuple[
     return described, done
 
 
-def _multiply(  # noqa: C901  what it nests is the text of scripts
-    dtype: str, sums: str, written: str, *, left_k_last: bool, right_k_last: bool
-) -> tuple[Any, Any]:
-    """Return two mma.sync m16n8 side by side as what they mean and as PTX."""
+def _described_mma(dtype: str, accum_dtype: str, order: str, *, a_k_last: bool, b_k_last: bool) -> Any:
+    """Return the computation of two mma.sync m16n8 along n."""
     from tvm.script import tirx as T
 
-    steps = 32 // dtype_bytes(dtype)
-    held, held_sums = ROWS * steps // LANES, ROWS * ROWS // LANES
-    shape = f"m16n8k{steps}"
-    factor, total = ABBREVIATIONS[dtype], ABBREVIATIONS[sums]
+    depth = 32 // dtype_bytes(dtype)
+    held, held_accum = ROWS * depth // LANES, ROWS * ROWS // LANES
 
     def widened(value: Any) -> Any:
-        return value if dtype == sums else tvm.tirx.Cast(sums, value)
+        return value if dtype == accum_dtype else tvm.tirx.Cast(accum_dtype, value)
 
-    def ordered(left: Any, right: Any) -> tuple[Any, Any]:
-        return (right, left) if "ba" in written else (left, right)
+    def ordered(a: Any, b: Any) -> tuple[Any, Any]:
+        return (b, a) if "ba" in order else (a, b)
 
-    def added(before: Any, first: Any, second: Any) -> Any:
-        product = widened(first) * widened(second)
-        return before + product if written.startswith("c") else product + before
+    def added(accumulator: Any, first: Any, second: Any) -> Any:
+        multiplied = widened(first) * widened(second)
+        return accumulator + multiplied if order.startswith("c") else multiplied + accumulator
 
-    def left_place(i: Any, k: Any) -> tuple[Any, Any]:
-        return fragment_place(i, k, dtype) if left_k_last else fragment_place(k, i, dtype)
+    def a_place(i: Any, k: Any) -> tuple[Any, Any]:
+        return fragment_place(i, k, dtype) if a_k_last else fragment_place(k, i, dtype)
 
-    def right_place(j: Any, k: Any) -> tuple[Any, Any]:
-        return fragment_place(j, k, dtype) if right_k_last else fragment_place(k, j, dtype)
+    def b_place(j: Any, k: Any) -> tuple[Any, Any]:
+        return fragment_place(j, k, dtype) if b_k_last else fragment_place(k, j, dtype)
 
     @T.prim_func(s_tir=True)
     def described(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
         B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
-        C = T.match_buffer(c, (LANES, held_sums), sums, align=64, offset_factor=ROWS, scope="local")
+        C = T.match_buffer(c, (LANES, held_accum), accum_dtype, align=64, offset_factor=ROWS, scope="local")
         with T.sblock("root"):
             whole = T.meta_var(ordered(A[0:LANES, 0:held], B[0:LANES, 0:held]))
-            T.reads(C[0:LANES, 0:held_sums], whole[0], whole[1])
-            T.writes(C[0:LANES, 0:held_sums])
-            for i, j, k in T.grid(ROWS, ROWS, steps):
+            T.reads(C[0:LANES, 0:held_accum], whole[0], whole[1])
+            T.writes(C[0:LANES, 0:held_accum])
+            for i, j, k in T.grid(ROWS, ROWS, depth):
                 with T.sblock("C"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    lane_a, place_a = T.meta_var(left_place(vi, vk))
-                    lane_b, place_b = T.meta_var(right_place(vj, vk))
-                    lane_c, place_c = T.meta_var(fragment_place(vi, vj, sums))
-                    factors = T.meta_var(ordered(A[lane_a, place_a], B[lane_b, place_b]))
-                    T.reads(C[lane_c, place_c], factors[0], factors[1])
+                    lane_a, place_a = T.meta_var(a_place(vi, vk))
+                    lane_b, place_b = T.meta_var(b_place(vj, vk))
+                    lane_c, place_c = T.meta_var(fragment_place(vi, vj, accum_dtype))
+                    operands = T.meta_var(ordered(A[lane_a, place_a], B[lane_b, place_b]))
+                    T.reads(C[lane_c, place_c], operands[0], operands[1])
                     T.writes(C[lane_c, place_c])
-                    C[lane_c, place_c] = added(C[lane_c, place_c], factors[0], factors[1])
+                    C[lane_c, place_c] = added(C[lane_c, place_c], operands[0], operands[1])
+
+    return described
+
+
+def _mma(dtype: str, accum_dtype: str) -> Any:
+    """Return the PTX of two mma.sync m16n8 along n."""
+    from tvm.script import tirx as T
+
+    depth = 32 // dtype_bytes(dtype)
+    held, held_accum = ROWS * depth // LANES, ROWS * ROWS // LANES
+    shape = f"m16n8k{depth}"
+    operand, accumulator = ABBREVIATIONS[dtype], ABBREVIATIONS[accum_dtype]
 
     @T.prim_func(s_tir=True)
     def done(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
         B = T.match_buffer(b, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
-        C = T.match_buffer(c, (LANES, held_sums), sums, align=64, offset_factor=ROWS, scope="local")
+        C = T.match_buffer(c, (LANES, held_accum), accum_dtype, align=64, offset_factor=ROWS, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:LANES, 0:held_sums], A[0:LANES, 0:held], B[0:LANES, 0:held])
-            T.writes(C[0:LANES, 0:held_sums])
+            T.reads(C[0:LANES, 0:held_accum], A[0:LANES, 0:held], B[0:LANES, 0:held])
+            T.writes(C[0:LANES, 0:held_accum])
             for tx in T.thread_binding(0, LANES, "threadIdx.x"):
                 T.evaluate(
                     T.ptx_legacy.mma(
                         shape,
                         "row",
                         "col",
-                        factor,
-                        factor,
-                        total,
+                        operand,
+                        operand,
+                        accumulator,
                         A.data,
                         A.elem_offset + tx * held,
                         B.data,
                         B.elem_offset + tx * held,
                         C.data,
-                        C.elem_offset + tx * held_sums,
+                        C.elem_offset + tx * held_accum,
                         False,
-                        dtype=sums,
+                        dtype=accum_dtype,
                     )
                 )
                 T.evaluate(
@@ -259,25 +274,25 @@ def _multiply(  # noqa: C901  what it nests is the text of scripts
                         shape,
                         "row",
                         "col",
-                        factor,
-                        factor,
-                        total,
+                        operand,
+                        operand,
+                        accumulator,
                         A.data,
                         A.elem_offset + tx * held,
                         B.data,
                         B.elem_offset + tx * held + held // 2,
                         C.data,
-                        C.elem_offset + tx * held_sums + held_sums // 2,
+                        C.elem_offset + tx * held_accum + held_accum // 2,
                         False,
-                        dtype=sums,
+                        dtype=accum_dtype,
                     )
                 )
 
-    return described, done
+    return done
 
 
 def _clear(dtype: str) -> tuple[Any, Any]:
-    """Return the setting of a fragment's sums to zero."""
+    """Return the zeroing of an accumulator fragment: its computation, and its PTX."""
     from tvm.script import tirx as T
 
     held = ROWS * ROWS // LANES

@@ -1,4 +1,4 @@
-"""Owns how a model becomes fused TensorIR functions: reading it, the deployment's own passes, and how often each is called.
+"""Owns the way from a model to fused TensorIR functions: reading it, the deployment's own passes, and calls per function.
 
 Knows nothing of workloads.toml, rules or schedules.
 """
@@ -24,11 +24,11 @@ KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or 
 
 
 _NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
-"""In a script, the access to a buffer at an index that another buffer holds."""
+"""An access, in a script, to a buffer at an index that another buffer holds."""
 
 
 class ModelError(ValueError):
-    """What the user gave is no model, or no model that TVM can take."""
+    """The user's file or attribute is no model, or none that TVM can import."""
 
     def __init__(self, sentence: str, hint: str = "") -> None:
         super().__init__(sentence)
@@ -36,7 +36,7 @@ class ModelError(ValueError):
 
 
 def read_model(model: str) -> tvm.IRModule:
-    """Return a model as a Relax module; raise ModelError for what is none."""
+    """Return a model as a Relax module; raise ModelError where it is none."""
     path = Path(model)
     if path.suffix not in _READERS:
         module, colon, attribute = model.partition(":")
@@ -48,10 +48,10 @@ def read_model(model: str) -> tvm.IRModule:
     return _READERS[path.suffix](path)
 
 
-def of_sizes(mod: tvm.IRModule, declared: dynamic_shapes.Sizes) -> tvm.IRModule:
-    """Return the module with functions for these sizes of its dynamic dimensions; raise ModelError where it does not have them."""
+def with_shape_buckets(mod: tvm.IRModule, buckets: dynamic_shapes.Buckets) -> tvm.IRModule:
+    """Return the module with static copies for shape buckets of its dynamic dimensions; raise ModelError where it lacks these."""
     try:
-        return dynamic_shapes.specialised_sizes(mod, declared)
+        return dynamic_shapes.with_shape_buckets(mod, buckets)
     except ValueError as error:
         raise ModelError(str(error)) from None
 
@@ -65,7 +65,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
-            relax.transform.RewriteDataflowReshape(),  # what only renames places becomes a view, which needs no kernel
+            relax.transform.RewriteDataflowReshape(),  # a reshape becomes a view, which needs no kernel
             relax.transform.DeadCodeElimination(),
         ]
     )
@@ -76,7 +76,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
 def called(mod: tvm.IRModule) -> list[tuple[str, Any, int]]:
     """Return (name, function, calls) of each PrimFunc that the module's Relax functions call, in order of the first call.
 
-    Calls are places in the model, each counted once; of a function's copies for several sizes, of which one runs, the most.
+    Call sites of the model are counted. For a function with copies for shape buckets, of which one runs, the largest count is taken.
     """
     by_function: dict[str, Counter[str]] = {}
     for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
@@ -89,7 +89,7 @@ def called(mod: tvm.IRModule) -> list[tuple[str, Any, int]]:
 
 
 def unlowered(mod: tvm.IRModule) -> list[str]:
-    """Return the names of the operators that no pass has made a function of, sorted."""
+    """Return the names of the operators that no pass has lowered to a function, sorted."""
     found: set[str] = set()
 
     def note(expr: Any) -> None:
@@ -103,7 +103,7 @@ def unlowered(mod: tvm.IRModule) -> list[str]:
 
 
 def _is_call(operator: str) -> bool:
-    """Whether an operator calls what stands elsewhere, or is the virtual machine's own, as views are: no kernel belongs to it."""
+    """Say whether an operator calls a function, or belongs to the virtual machine as views do: it needs no kernel of its own."""
     return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm.", "relax.reshape"))
 
 
@@ -191,7 +191,7 @@ def _checked(found: Any, what: str) -> tvm.IRModule:
 
 
 def function_problem(func: Any) -> str:
-    """Return why a function can have no entry, or nothing."""
+    """Return why a function can have no entry; empty if it can."""
     try:
         canonical.signature_of(func)
     except (TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 Knows nothing of schedules or of what is computed. TVM 0.27's own are wrong for zero, subnormal numbers, infinity and NaN.
 
-A float8's exponent and mantissa, put where float32 has its own, are a number too small by a constant power of two.
+A float8's exponent and mantissa, shifted to those of float32, give the value times a constant power of two.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tvm_ffi import structural
 
 
 class Format(NamedTuple):
-    """One of the formats of 8 bits."""
+    """An 8-bit floating-point format."""
 
     mantissa: int
-    """Bits of it."""
+    """Number of mantissa bits."""
     bias: int
-    """Of the exponent."""
+    """Bias of the exponent."""
     special: int
-    """The least magnitude, as bits, that is no finite number."""
+    """The least magnitude, as bits, that is infinity or NaN."""
     has_infinity: bool
     nan: int
 
@@ -34,18 +34,18 @@ FORMATS = {
     "float8_e5m2": Format(2, 15, 0x7C, has_infinity=True, nan=0x7E),
 }
 MANTISSA, BIAS, INFINITY = 23, 127, 0x7F800000
-"""Of float32."""
+"""Mantissa bits, exponent bias and infinity of float32."""
 
 
 def exact_float8(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return functions for CPUs whose casts from and to float8 are spelt out in integers and float32."""
+    """Return functions for CPUs whose casts from and to float8 are integer and float32 arithmetic."""
     return tvm.IRModule({name: _exact(func) for name, func in mod.functions.items()}, attrs=mod.attrs)
 
 
 def _exact(func: Any) -> Any:
-    """Return a function that reads its arguments in float8 as float32, and rounds what it writes to them.
+    """Return a function that reads its float8 arguments as float32, and rounds what it writes to them.
 
-    Between both, TVM computes in float32 whatever it calls float8, and keeps arrays of its own in it.
+    In between, TVM computes in float32 what it calls float8, and its intermediate arrays hold float32.
     """
     target = (func.attrs or {}).get("target")
     params = {param for param in func.params if str(getattr(param.ty, "dtype", "")) in FORMATS}
@@ -85,7 +85,7 @@ def _u32(value: int) -> Any:
 
 
 def _widened(value: Any, of: Format) -> Any:
-    """Return a float8 as float32, which holds all of them."""
+    """Return a float8 as float32, which represents every float8 exactly."""
     bits = _as("uint32", _bits("uint8", value))
     shift = _u32(MANTISSA - of.mantissa)
     magnitude = bits & _u32(0x7F)
@@ -96,16 +96,16 @@ def _widened(value: Any, of: Format) -> Any:
 
 
 def _narrowed(value: Any, of: Format) -> Any:
-    """Return the bits of the nearest float8 to a float32, of two the even one."""
+    """Return the bits of a float32 rounded to the nearest float8, ties to even."""
     bits = _bits("uint32", value)
     size = bits & _u32(0x7FFFFFFF)
     shift = MANTISSA - of.mantissa
     odd = (size >> _u32(shift)) & _u32(1)
     rounded = (size + _u32((1 << (shift - 1)) - 1) + odd) >> _u32(shift)
     normal = rounded - _u32((BIAS - of.bias) << of.mantissa)
-    # Added to this, a subnormal number is rounded to its own last place.
-    step = tirx.const(2.0 ** (MANTISSA + 1 - of.bias - of.mantissa), "float32")
-    subnormal = _bits("uint32", _bits("float32", size) + step) - _bits("uint32", step)
+    # Adding this rounds a subnormal number to its last place.
+    rounder = tirx.const(2.0 ** (MANTISSA + 1 - of.bias - of.mantissa), "float32")
+    subnormal = _bits("uint32", _bits("float32", size) + rounder) - _bits("uint32", rounder)
     least_normal = _u32((BIAS + 1 - of.bias) << MANTISSA)
     finite = tirx.Select(size < least_normal, subnormal, normal)
     over = _u32(of.special if of.has_infinity else of.nan)

@@ -1,10 +1,10 @@
-"""Owns what a kernel asks for before the kernel before it has ended: its first inputs, which come to the second-level cache.
+"""Owns the L2 prefetch of a kernel's first inputs, issued before the preceding kernel has ended.
 
 Knows nothing of schedules, policies or what a kernel computes.
 
-Kernels that overlap (`overlap_cuda`) wait, before they touch memory, until the one before them has ended. While its last blocks end one
-by one, DRAM has less and less to do. A prefetch to the second-level cache (PTX ISA, "prefetch") is no access: it changes nothing, and
-what the kernel before still writes goes through the same cache, which all multiprocessors share.
+Kernels launched with PDL (`dependent_launch`) wait, before they touch memory, until the preceding kernel has ended. While its last
+blocks end one by one, DRAM bandwidth is idle. An L2 prefetch (PTX ISA, "prefetch") is safe before the wait: it changes nothing, and
+what the preceding kernel still writes goes through the same L2, which all SMs share.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tvm_ffi import structural, structural_equal
 
 from kerneldecl.model import Gpu, dtype_bytes
 
-AHEAD_BYTES = 64 * 1024
-"""That a multiprocessor's blocks ask for together. Measured on an H200: with twice as much, rows of 2 KB were slower than with nothing."""
+PREFETCH_BYTES = 64 * 1024
+"""Bytes that the blocks of one SM prefetch together. On an H200, with twice as much, rows of 2 KB were slower than without prefetch."""
 THREADS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
-def asks_ahead(func: Any, wait: Any, gpu: Gpu) -> Any:
-    """Return a kernel's body that begins with `wait`, and where it can be said what its blocks load first, with prefetches before.
+def prefetch_before_wait(func: Any, wait: Any, gpu: Gpu) -> Any:
+    """Return a kernel's body that begins with `wait`, after L2 prefetches of the block's first loads where these are known.
 
-    Blocks for which there is no room at once ask for nothing: they would load it in the same moment.
+    Blocks beyond the first wave prefetch nothing: they start after the wait is over and load at once.
     """
     extents = _extents(func.body)
     block = extents.get("blockIdx.x")
@@ -37,18 +37,18 @@ def asks_ahead(func: Any, wait: Any, gpu: Gpu) -> Any:
         return SeqStmt([wait, func.body])
     threads = math.prod(int(extents[name].value) for name in THREADS if name in extents)
     resident = max(1, min(gpu.max_blocks_per_sm, gpu.max_threads_per_sm // threads))
-    places = _first_places(func.body, block.node.var, AHEAD_BYTES // (resident * threads))
-    asked = [_prefetch(func, buffer, place) for buffer, place in places]
-    if not asked:
+    places = _first_loads(func.body, block.node.var, PREFETCH_BYTES // (resident * threads))
+    prefetches = [_prefetch(func, buffer, place) for buffer, place in places]
+    if not prefetches:
         return SeqStmt([wait, func.body])
-    asking: Any = SeqStmt(asked) if len(asked) > 1 else asked[0]
+    prefetch: Any = SeqStmt(prefetches) if len(prefetches) > 1 else prefetches[0]
     if int(block.value) > gpu.sm_count * resident:
-        asking = IfThenElse(block.node.var < gpu.sm_count * resident, asking, None)
-    return _begun(func.body, [asking, wait])
+        prefetch = IfThenElse(block.node.var < gpu.sm_count * resident, prefetch, None)
+    return _prepended(func.body, [prefetch, wait])
 
 
 def _extents(body: Any) -> dict[str, Any]:
-    """Return the statements that bind a kernel's threads and blocks, by their names."""
+    """Return the statements that bind a kernel's threads and blocks, by thread tag."""
     found: dict[str, Any] = {}
 
     def note(stmt: Any) -> None:
@@ -59,20 +59,20 @@ def _extents(body: Any) -> dict[str, Any]:
     return found
 
 
-def _begun(body: Any, first: list[Any]) -> Any:
-    """Return the body with statements before all that its threads do."""
+def _prepended(body: Any, first: list[Any]) -> Any:
+    """Return the body with statements prepended to what its threads execute."""
     if isinstance(body, AttrStmt) and body.attr_key == "thread_extent":
-        return AttrStmt(body.node, body.attr_key, body.value, _begun(body.body, first))
+        return AttrStmt(body.node, body.attr_key, body.value, _prepended(body.body, first))
     if isinstance(body, SeqStmt) and isinstance(body.seq[-1], AttrStmt) and body.seq[-1].attr_key == "thread_extent":
-        return SeqStmt([*body.seq[:-1], _begun(body.seq[-1], first)])
+        return SeqStmt([*body.seq[:-1], _prepended(body.seq[-1], first)])
     return SeqStmt([*first, body])
 
 
 def _prefetch(func: Any, buffer: Any, place: Any) -> Any:
     """Return the prefetch of an element of an argument.
 
-    The address comes from where the kernel's parameters are: of one that is given to an asm statement, nvcc no longer knows that what
-    is there stays the same, and would load it anew for each reduction.
+    The address is read from the kernel's parameter space: if the pointer itself were an operand of the asm statement, nvcc would no
+    longer treat the data as read-only, and would load it again for each reduction.
     """
     kernel, at = str(func.attrs["global_symbol"]), _parameter(func, buffer)
     name = f"{kernel}_prefetch_{at}"
@@ -88,7 +88,7 @@ __device__ __forceinline__ void {name}(long long byte) {{
 
 
 def _parameter(func: Any, buffer: Any) -> int:
-    """Return which parameter a buffer's address is."""
+    """Return the index of the parameter that holds a buffer's address."""
     found: list[Any] = []
 
     def note(stmt: Any) -> None:
@@ -99,12 +99,12 @@ def _parameter(func: Any, buffer: Any) -> int:
     return next(at for at, param in enumerate(func.params) if param.same_as(found[0]))
 
 
-def _first_places(body: Any, block: Any, thread_bytes: int) -> Iterator[tuple[Any, Any]]:
-    """Yield which places of its block a thread copies first: of so many bytes together, but one at least."""
+def _first_loads(body: Any, block: Any, thread_bytes: int) -> Iterator[tuple[Any, Any]]:
+    """Yield (buffer, index) of a thread's first loads: up to `thread_bytes` together, at least one."""
     seen: list[tuple[Any, Any]] = []
     left = thread_bytes
-    for load, place in _copies(body, {}):
-        if not _is_of_block(place, block) or any(load.source.same_as(source) and structural_equal(place, at) for source, at in seen):
+    for load, place in _unconditional_loads(body, {}):
+        if not _is_given_by_block(place, block) or any(load.source.same_as(source) and structural_equal(place, at) for source, at in seen):
             continue
         (index,) = load.indices
         left -= dtype_bytes(str(load.source.dtype)) * (int(index.lanes) if isinstance(index, Ramp) else 1)
@@ -114,33 +114,33 @@ def _first_places(body: Any, block: Any, thread_bytes: int) -> Iterator[tuple[An
         yield load.source, place
 
 
-def _copies(stmt: Any, values: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the loads of global memory that are copied as they are, and from where.
+def _unconditional_loads(stmt: Any, values: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the loads of global memory whose value is stored unchanged, each with its index.
 
-    Neither those on a condition, which may keep them within an argument, nor those in loops: blocks that load again and again end at
-    different times, and those that are late would come later for what the next kernel asks.
+    Conditional loads are left out, as the condition may keep them within an argument. Loads in loops are left out, as blocks that
+    load repeatedly end at different times, and the prefetches of the next kernel would delay the late ones.
     """
     if isinstance(stmt, SeqStmt):
         for part in stmt.seq:
-            yield from _copies(part, values)
+            yield from _unconditional_loads(part, values)
     elif isinstance(stmt, AttrStmt):
-        yield from _copies(stmt.body, values)
+        yield from _unconditional_loads(stmt.body, values)
     elif isinstance(stmt, For) and isinstance(stmt.extent, IntImm) and int(stmt.extent) == 1:
-        yield from _copies(stmt.body, {**values, stmt.loop_var: stmt.min})
+        yield from _unconditional_loads(stmt.body, {**values, stmt.loop_var: stmt.min})
     elif isinstance(stmt, Bind):
-        values[stmt.var] = _known(stmt.value, values)
+        values[stmt.var] = _resolved(stmt.value, values)
     elif isinstance(stmt, BufferStore) and isinstance(stmt.value, TensorLoad) and stmt.value.source.scope() == "global":
         (index,) = stmt.value.indices
-        yield stmt.value, Analyzer().simplify(_known(index.base if isinstance(index, Ramp) else index, values))
+        yield stmt.value, Analyzer().simplify(_resolved(index.base if isinstance(index, Ramp) else index, values))
 
 
-def _known(index: Any, values: Mapping[Any, Any]) -> Any:
-    """Return an index in terms of threads and blocks."""
+def _resolved(index: Any, values: Mapping[Any, Any]) -> Any:
+    """Return an index as an expression of threads and blocks."""
     return structural.structural_map(index, [(Var, lambda var: values.get(var, var))])
 
 
-def _is_of_block(index: Any, block: Any) -> bool:
-    """Say whether an index depends on the block, and on nothing that is in memory."""
+def _is_given_by_block(index: Any, block: Any) -> bool:
+    """Say whether an index depends on the block, and on nothing in memory."""
     found: list[Any] = []
     structural.structural_walk(index, [(Var, found.append), (TensorLoad, found.append), (Call, found.append)])
     return any(node.same_as(block) for node in found) and all(isinstance(node, Var) for node in found)

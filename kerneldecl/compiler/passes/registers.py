@@ -1,9 +1,9 @@
-"""Owns how device code addresses memory and registers: 32-bit indices, and of a fragment only what the lane itself holds.
+"""Owns how device code addresses memory and registers: 32-bit indices, and fragments as arrays of one lane's elements.
 
 Knows nothing of schedules, policies or how kernels are compiled.
 
-A schedule sees a fragment whole, an array over the lanes of a warp. In device code each lane has an array of its own, of which
-it uses one part; where that part's place depends on the lane, nvcc cannot always keep the array in registers.
+A schedule sees a fragment as one array over the lanes of a warp. In device code each lane has an array of its own, of which it uses
+only its elements; where their index depends on the lane, nvcc cannot always keep the array in registers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tvm.tirx import Bind, BufferLoad, BufferStore, For, ForKind, decl_buffer, f
 from tvm_ffi import structural
 
 FRAGMENT_OPS = ("tirx.ptx_legacy.mma", "tirx.ptx_legacy.ldmatrix", "tirx.mma_fill_legacy")
-"""They take a fragment as its array, followed by the place of the lane's part."""
+"""Operations that take a fragment as its array, followed by the index of the lane's elements."""
 
 LANES = 32
 _ANALYZER = Analyzer()
 
-FIRST_STEPS = (
+FIRST_PASSES = (
     transform.CanonicalizeLoop,
     transform.LowerCrossThreadReduction,
     transform.LowerInitBlock,
@@ -35,84 +35,88 @@ FIRST_STEPS = (
     transform.ManifestSharedMemoryLocalStage,
     transform.CompactBufferAllocation,
 )
-"""Of TVM's pipeline for S-TIR; taken a second time, they change nothing."""
+"""The first passes of TVM's pipeline for S-TIR; run a second time, they change nothing."""
 
 
 def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count.
 
-    The first of TVM's own steps come before: what blocks of intrinsics read keeps wider indices, and one of those steps,
-    which looks at it, takes no mixture.
+    TVM's own first passes run before it: the regions that blocks of intrinsics read keep 64-bit indices, and one of those passes,
+    which inspects the regions, fails where widths are mixed.
     """
     params = (param for func in mod.functions.values() for param in func.params)
     sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
     if max(sizes, default=0) >= 2**31:
         return mod
-    return tvm.ir.transform.Sequential([*(first() for first in FIRST_STEPS), tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
+    return tvm.ir.transform.Sequential([*(each() for each in FIRST_PASSES), tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
 
 
-def own_parts(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return device functions in which every lane has an array of what it holds of a fragment alone.
+def lane_arrays(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return device functions in which the array of a fragment has the elements of one lane alone.
 
-    nvcc keeps no array of 8192 elements in registers, of however few of them a lane makes use.
+    nvcc does not keep an array of 8192 elements in registers, however few of them a lane uses.
     """
-    return tvm.IRModule({name: func.with_body(_own_parts(func.body)) for name, func in mod.functions.items()})
+    return tvm.IRModule({name: func.with_body(_lane_arrays(func.body)) for name, func in mod.functions.items()})
 
 
 def unrolled(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return device functions whose loops are unrolled where fragments alternate from step to step.
+    """Return device functions with unrolled loops where fragments alternate between iterations.
 
-    Of a loop that nvcc leaves as it is, it keeps no such array in registers; the others it unrolls by itself.
+    In a loop that is not unrolled, nvcc keeps no such array in registers; the other loops it unrolls by itself.
     """
     return tvm.IRModule({name: func.with_body(_unrolled(func.body)) for name, func in mod.functions.items()})
 
 
 def _unrolled(body: Any) -> Any:
-    of_lane = _OfLane(body, 0)
+    at_lane = _AtLane(body, 0)
 
     def loop(node: Any) -> Any:
-        if not any(_alternates(of_lane(place), node.loop_var) for _, place in _fragments(node.body)):
+        if not any(_alternates(at_lane(place), node.loop_var) for _, place in _fragments(node.body)):
             return node
         return For(node.loop_var, node.min, node.extent, ForKind.UNROLLED, node.body, node.thread_binding, node.annotations)
 
     return structural.structural_map(body, [(For, loop)])
 
 
-def _alternates(place: Any, step: Var) -> bool:
-    """Say whether a place does not grow by as much with each step."""
-    first, second, third = (
-        structural.structural_map(place, [(Var, lambda var, at=at: tvm.tirx.const(at, str(var.ty.dtype)) if var.same_as(step) else var)])
-        for at in range(3)
-    )
+def _alternates(place: Any, loop_var: Var) -> bool:
+    """Say whether an index does not grow by the same amount with each iteration."""
+
+    def at(iteration: int) -> Any:
+        known = (Var, lambda var: tvm.tirx.const(iteration, str(var.ty.dtype)) if var.same_as(loop_var) else var)
+        return structural.structural_map(place, [known])
+
+    first, second, third = at(0), at(1), at(2)
     return not _ANALYZER.can_prove_equal(second - first, third - second)
 
 
-def _own_parts(body: Any) -> Any:
+def _lane_arrays(body: Any) -> Any:
     fragments = _fragments(body)
     if not fragments:
         return body
-    first, second = _OfLane(body, 0), _OfLane(body, 1)
-    parts = {array: int(_ANALYZER.simplify(second(place) - first(place))) for array, place in fragments}
+    first, second = _AtLane(body, 0), _AtLane(body, 1)
+    lane_sizes = {array: int(_ANALYZER.simplify(second(place) - first(place))) for array, place in fragments}
 
-    def own(array: Any, index: Any) -> Any:
-        part, place = parts[array], first(index)
-        return _ANALYZER.simplify(floordiv(place, LANES * part) * part + floormod(place, LANES * part))
+    def own_index(array: Any, index: Any) -> Any:
+        size, place = lane_sizes[array], first(index)
+        return _ANALYZER.simplify(floordiv(place, LANES * size) * size + floormod(place, LANES * size))
 
     def load(node: Any) -> Any:
-        return BufferLoad(node.source, [own(node.source, index) for index in node.indices]) if node.source in parts else node
+        return BufferLoad(node.source, [own_index(node.source, index) for index in node.indices]) if node.source in lane_sizes else node
 
     def store(node: Any) -> Any:
-        return BufferStore(node.buffer, node.value, [own(node.buffer, index) for index in node.indices]) if node.buffer in parts else node
+        if node.buffer not in lane_sizes:
+            return node
+        return BufferStore(node.buffer, node.value, [own_index(node.buffer, index) for index in node.indices])
 
     def call(node: Any) -> Any:
         if _name(node) not in FRAGMENT_OPS:
             return node
         pairs = zip([None, *node.args], node.args, strict=False)
-        args = [own(_array(before), arg) if _array(before) in parts else arg for before, arg in pairs]
+        args = [own_index(_array(before), arg) if _array(before) in lane_sizes else arg for before, arg in pairs]
         return Call(node.op, args, node.attrs, node.ty_args, node.span, node.ty)
 
     placed = structural.structural_map(body, [(TensorLoad, load), (BufferStore, store), (Call, call)])
-    arrays = {array: _array_of_one_lane(array) for array in parts}
+    arrays = {array: _array_of_one_lane(array) for array in lane_sizes}
     return structural.structural_map(placed, [(Var, lambda var: arrays.get(var, var))])
 
 
@@ -121,8 +125,8 @@ def _array_of_one_lane(array: Any) -> Any:
     return decl_buffer(sizes, str(array.dtype), array.name, scope=array.scope(), data_alignment=array.data_alignment, layout=None)
 
 
-class _OfLane:
-    """Has an index say of one lane what it says of any lane."""
+class _AtLane:
+    """Evaluates indices for one lane: threadIdx.x is a constant, and let-bound variables are substituted."""
 
     def __init__(self, body: Any, lane: int) -> None:
         self._values: dict[Var, Any] = {}
@@ -133,16 +137,16 @@ class _OfLane:
         self._values[bind.var] = bind.value
 
     def __call__(self, index: Any) -> Any:
-        return structural.structural_map(index, [(Var, self._of)])
+        return structural.structural_map(index, [(Var, self._substituted)])
 
-    def _of(self, var: Var) -> Any:
+    def _substituted(self, var: Var) -> Any:
         if var in self._values:
             return self(self._values[var])
         return tvm.tirx.const(self._lane, str(var.ty.dtype)) if var.name == "threadIdx.x" else var
 
 
 def _fragments(body: Any) -> list[tuple[Any, Any]]:
-    """Return the arrays that hold fragments, each with a place in it."""
+    """Return the arrays that hold fragments, each with an index into it."""
     found: list[tuple[Any, Any]] = []
 
     def note(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""Owns how functions that LLVM has no vector code for are computed: exp, erf and tanh as polynomials, in float32.
+"""Owns vectorizable exp, erf and tanh for CPUs: polynomials in float32, where LLVM has no vector code.
 
 Knows nothing of schedules, templates or rules.
 """
@@ -12,17 +12,17 @@ from typing import Any
 from tvm import tirx
 
 HIGHEST, LOWEST = 88.722839, -103.98
-"""Beyond these, the result is infinite or zero in float32."""
+"""Arguments beyond which exp is infinite or zero in float32."""
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
-"""ln 2 in two parts, the first short enough for exact products."""
+"""ln 2 as a sum, the first term short enough that its products with integers are exact."""
 COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-"""Of (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, highest power first (Cephes, expf.c, S. Moshier)."""
+"""Coefficients of (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2, highest power first (Cephes, expf.c, S. Moshier)."""
 
 
 TANH_BEND = 0.625
 TANH_COEFFICIENTS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-"""Of (tanh x - x) / x^3 in x^2 for |x| below the bend, highest power first (Cephes, tanhf.c)."""
+"""Coefficients of (tanh x - x) / x^3 in x^2 for |x| below the bend, highest power first (Cephes, tanhf.c)."""
 ERF_NUMERATOR = (
     -2.72614225801306e-10,
     2.77068142495902e-08,
@@ -33,15 +33,15 @@ ERF_NUMERATOR = (
     -1.60960333262415e-02,
 )
 ERF_DENOMINATOR = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02)
-"""erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, highest power first: the rational minimax approximation that Eigen and TVM's topi use."""
+"""Coefficients of erf(x) = x P(x^2) / Q(x^2) for |x| <= 4, highest power first (the rational minimax of Eigen and TVM's topi)."""
 
 
 @functools.cache
 def register() -> None:
-    """Have every later build for LLVM compute exp, erf and tanh in vector code, and with exp sigmoid, which lowers to it.
+    """Have later builds for LLVM compute exp, erf and tanh in vector code, and sigmoid, which lowers to exp.
 
-    TVM leaves exp to LLVM and erf to the C library: one scalar call an element, 2 to 25 ns each. Its tanh cancels near 0.
-    Of float16 it can compile none of them; float64 is left to it.
+    TVM leaves exp to LLVM and erf to the C library: one scalar call per element, 2 to 25 ns each. Its tanh cancels near 0.
+    It compiles none of them for float16. float64 is left to TVM.
     """
     for name, function in {"exp": _exp, "tanh": _tanh, "erf": _erf}.items():
         tirx.register_intrin_lowering(f"tirx.{name}", target="llvm", f=functools.partial(_in_float32, function), level=99)
@@ -94,7 +94,7 @@ def _exp(x: Any, dtype: str) -> Any:
     n = tirx.floor(inside * const(LOG2_E) + const(0.5))
     r = inside - n * const(LN2_HIGH) - n * const(LN2_LOW)
     polynomial = _polynomial(r, COEFFICIENTS, dtype)
-    # 2^n as two factors: n may be 128, which is no exponent of a float32, or so low that the result is denormal.
+    # 2^n as the product of two powers: n may be 128, which is no exponent of a float32, or so low that the result is denormal.
     exponent = tirx.Cast(whole, n)
     half = exponent >> tirx.const(1, whole)
     y = (polynomial * r * r + r + const(1.0)) * power_of_two(half) * power_of_two(exponent - half)

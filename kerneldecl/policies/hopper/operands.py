@@ -1,4 +1,4 @@
-"""Owns how a product's operands reach the stages of a kernel on wgmma: by TMA, by threads, and which way round.
+"""Owns which operands wgmma takes, and how each reaches shared memory: by TMA or through registers, as stored or transposed.
 
 Knows nothing of tiles or of times.
 """
@@ -6,39 +6,65 @@ Knows nothing of tiles or of times.
 from __future__ import annotations
 
 from kerneldecl.analysis.contraction import Contraction, Operand
-from kerneldecl.model import dtype_bytes
-from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.tile_widths import COLUMN_UNIT
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS, TMA_ALIGN_BYTES
+from kerneldecl.analysis.tensor_cores import accumulators
+from kerneldecl.model import Gpu, dtype_bytes
 
-TURNED = 4
-"""How much longer it takes to load bytes that lie across the reduction."""
-
-
-def step_items(gemm: Contraction) -> int:
-    """Return the terms of a sum in one stage."""
-    return model.STEP_BYTES // dtype_bytes(gemm.a.dtype)
+TRANSPOSE_FACTOR = 4
+"""Ratio of the times to load bytes across the reduction and along it. Assumed."""
 
 
-def is_box(operand: Operand) -> bool:
-    """Say whether TMA brings a tile of an operand at once: rows are multiples of 16 bytes, and but for 16 bits the reduction is last."""
-    return operand.vector() * dtype_bytes(operand.dtype) == 16 and not is_turned(operand)
+def why_no_wgmma(gemm: Contraction, gpu: Gpu) -> str:
+    """Return why no wgmma multiplies a GEMM's operands, whatever their layout, as a sentence; empty where one does."""
+    dtype, other = gemm.a.dtype, gemm.b.dtype
+    reasons = (
+        (not gpu.wgmma_arch, "its GPU has no wgmma"),
+        (not gemm.is_plain, "its reduction is not a multiply-accumulate"),
+        (dtype != other, f"its operands differ in dtype: {dtype} and {other}"),
+        (gemm.accum_dtype not in accumulators("wgmma", dtype), f"there is no wgmma of {dtype} with {gemm.accum_dtype} accumulators"),
+        (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
+    )
+    return next((reason for applies, reason in reasons if applies), "")
 
 
-def is_turned(operand: Operand) -> bool:
-    """Say whether an operand is transposed on its way: wgmma wants the reduction last in all but 16-bit ones."""
+def k_tile_items(gemm: Contraction) -> int:
+    """Return the elements of a k-tile along k."""
+    return K_TILE_BYTES // dtype_bytes(gemm.a.dtype)
+
+
+def is_tma_loadable(operand: Operand) -> bool:
+    """Say whether TMA can load tiles of an operand: its rows are multiples of 16 bytes, and it needs no transpose."""
+    return operand.vector() * dtype_bytes(operand.dtype) == TMA_ALIGN_BYTES and not needs_transpose(operand)
+
+
+def are_tma_loadable(gemm: Contraction) -> bool:
+    """Say whether TMA can load tiles of both operands."""
+    return is_tma_loadable(gemm.a) and is_tma_loadable(gemm.b)
+
+
+def needs_transpose(operand: Operand) -> bool:
+    """Say whether an operand is transposed while it is loaded: wgmma reads operands with k last, unless they have 16 bits."""
     return dtype_bytes(operand.dtype) != 2 and not operand.is_k_last
 
 
-def is_k_last(operand: Operand) -> bool:
-    """Say whether the reduction is last in shared memory; but for 16 bits it always is."""
-    return operand.is_k_last or is_turned(operand)
+def is_k_last_in_smem(operand: Operand) -> bool:
+    """Say whether k is an operand's last dimension in shared memory."""
+    return operand.is_k_last or needs_transpose(operand)
 
 
-def unit_of(operand: Operand) -> int:
-    """Return how many rows or columns of an operand come together: 64 that lie side by side, else those that TMA's swizzle permutes."""
-    return COLUMN_UNIT if is_k_last(operand) else model.WGMMA_ROWS
+def smem_rows_unit(operand: Operand) -> int:
+    """Return the rows of A (or columns of B) of which a tile in shared memory has a multiple.
+
+    With k last these are the rows that TMA's swizzle permutes together; else 64 of them are contiguous, one swizzled row.
+    """
+    return SWIZZLE_ROWS if is_k_last_in_smem(operand) else MMA_TILE_ROWS
 
 
-def gathered_bytes(operand: Operand, extent: int) -> int:
-    """Return what threads load of an operand for a stage, those bytes more often that they must turn; none where TMA brings it."""
-    return 0 if is_box(operand) else extent * model.STEP_BYTES * (TURNED if is_turned(operand) else 1)
+def register_load_bytes(operand: Operand, extent: int) -> int:
+    """Return the bytes of an operand's k-tile that threads load through registers, 0 where TMA loads it.
+
+    Bytes to be transposed count `TRANSPOSE_FACTOR` times.
+    """
+    if is_tma_loadable(operand):
+        return 0
+    return extent * K_TILE_BYTES * (TRANSPOSE_FACTOR if needs_transpose(operand) else 1)

@@ -1,6 +1,6 @@
-"""Owns the order in which tilings on wgmma are tried, where their model alone does not tell which comes first.
+"""Owns the order in which tilings on wgmma are tried, where the time model alone does not tell which comes first.
 
-Knows nothing of how tilings come about or of what they are expected to take.
+Knows nothing of how tilings come about or of what times they are predicted.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from collections.abc import Iterable, Iterator
 
 from kerneldecl.model import Proposal, Value
 
-FORM = ("block_m", "block_n", "consumers", "kernel_schedule", "split_k", "swap_ab", "stream_k")
-SPREAD = 0.02
-"""How much less is expected of a tiling for each one before it that differs in stages, clusters or raster alone: so far the model errs."""
-DOUBT = 1.08
-"""How much behind the best of all the best of a schedule may be and still be among the first."""
+KIND_PARAMS = ("block_m", "block_n", "consumers", "kernel_schedule", "split_k", "swap_ab", "stream_k")
+"""Parameters that make the kind of a kernel; kernels of one kind differ in stages, clusters, rasterization group, PDL or packing."""
+SAME_KIND_PENALTY = 0.02
+"""Part of its predicted time by which a proposal is postponed for each better one of its kind: so far predictions err within a kind."""
+LEADER_MARGIN = 1.08
+"""Ratio of predicted times, to the best of all, up to which the best proposal of a kernel schedule is among the first."""
 
 
-def spread(schedules: Iterable[Iterator[Proposal]]) -> Iterator[Proposal]:
-    """Yield proposals, given those of each schedule, the quickest first, so that the first few are of several forms.
+def diversified(by_schedule: Iterable[Iterator[Proposal]]) -> Iterator[Proposal]:
+    """Yield the proposals of all kernel schedules, the fastest first, so that the first few are of several kinds.
 
-    Each comes `SPREAD` later for each before it of its own form. What is best of each schedule comes first, unless `DOUBT` says
-    that it is behind: which of them wins depends on the clock, too.
+    Leaders come first: the best proposal of each schedule within `LEADER_MARGIN` of the best of all, since the clock decides, too,
+    which schedule wins. Each other one comes as if `SAME_KIND_PENALTY` slower for each better one of its kind.
     """
-    begun = [(best, rest) for rest in schedules if (best := next(rest, None))]
-    bests = sorted((best for best, _ in begun), key=_by_time)
-    leaders = [best for best in bests if best.predicted_secs <= DOUBT * bests[0].predicted_secs]
+    started = [(best, proposals) for proposals in by_schedule if (best := next(proposals, None))]
+    bests = sorted((best for best, _ in started), key=_by_time)
+    leaders = [best for best in bests if best.predicted_secs <= LEADER_MARGIN * bests[0].predicted_secs]
     yield from leaders
-    seen: Counter[tuple[Value, ...]] = Counter()
-    expected: list[tuple[float, int, Proposal]] = []
-    for at, proposal in enumerate(heapq.merge(*(itertools.chain((best,), rest) for best, rest in begun), key=_by_time)):
-        while expected and expected[0][0] <= proposal.predicted_secs:
-            yield heapq.heappop(expected)[-1]
-        form = tuple(value for name, value in proposal.candidate.params if name in FORM)
+    better_of_kind: Counter[tuple[Value, ...]] = Counter()
+    postponed: list[tuple[float, int, Proposal]] = []
+    for at, proposal in enumerate(heapq.merge(*(itertools.chain((best,), rest) for best, rest in started), key=_by_time)):
+        while postponed and postponed[0][0] <= proposal.predicted_secs:
+            yield heapq.heappop(postponed)[-1]
+        kind = tuple(value for name, value in proposal.candidate.params if name in KIND_PARAMS)
         if proposal not in leaders:
-            heapq.heappush(expected, (proposal.predicted_secs * (1 + SPREAD * seen[form]), at, proposal))
-        seen[form] += 1
-    while expected:
-        yield heapq.heappop(expected)[-1]
+            heapq.heappush(postponed, (proposal.predicted_secs * (1 + SAME_KIND_PENALTY * better_of_kind[kind]), at, proposal))
+        better_of_kind[kind] += 1
+    while postponed:
+        yield heapq.heappop(postponed)[-1]
 
 
 def _by_time(proposal: Proposal) -> tuple[float, tuple[tuple[str, Value], ...]]:

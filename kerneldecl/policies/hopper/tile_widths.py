@@ -1,64 +1,84 @@
-"""Owns how wide tiles on wgmma should be, and whether the blocks of a cluster can share their operands.
+"""Owns which widths of tiles on wgmma to try, and whether the CTAs of a cluster can multicast their operands.
 
 Knows nothing of stages, consumers or time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
+from kerneldecl.analysis.hopper_limits import MAX_TMA_BOXES, MMA_TILE_ROWS
+from kerneldecl.analysis.tensor_cores import wgmma_instructions
 from kerneldecl.model import Gpu
-from kerneldecl.policies.hopper.time_model import WGMMA_ROWS
 
-COLUMNS = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
-COLUMN_UNIT = 8
-"""Columns that one wgmma more multiplies, and rows of an operand that TMA's swizzle permutes together."""
-MAX_COLUMNS = 256
-INT8_COLUMNS = (8, 16, 24, *range(32, 225, 16))
-"""That one wgmma on int8 multiplies, as TVM has it; twice as many take two."""
-LARGE, LEAST = 512, 32
-"""Columns of a product that are many, and those of its tiles."""
-WAVES = (1, 2, 4)
-WIDE = 128
-"""Of several waves: narrower tiles keep tensor cores waiting for shared memory."""
-MOST_BOXES = 4
-"""That a block brings of a tile."""
+N_UNIT = 8
+"""Columns of which every wgmma multiplies a multiple (PTX ISA, "Asynchronous Warpgroup Level Matrix Shape")."""
+MAX_BLOCK_N = 256
+"""Columns that one wgmma multiplies at most (same)."""
+BLOCK_N_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+COARSE_N_UNIT = 32
+"""Columns of which the width is a multiple that covers more than `MMA_TILE_ROWS` columns."""
+LARGE_N = 512
+"""Columns of a GEMM from which on tiles narrower than `LARGE_N_MIN_BLOCK_N` are not tried."""
+LARGE_N_MIN_BLOCK_N = 32
+WAVE_CHOICES = (1, 2, 4)
+"""Waves of tiles that should fill all SMs."""
+WAVES_MIN_BLOCK_N = 128
+"""Least width of tiles in several waves: with narrower ones, tensor cores wait for shared memory."""
 
 
-def widths_of(extent: int, dtype: str, *, is_whole: bool) -> list[int]:
-    """Return the widths of tiles up to the first that covers the extent, and the one that fits it: in steps of 8, wide ones of 32.
+def block_n_choices(n: int, dtype: str, *, is_skinny: bool) -> list[int]:
+    """Return the widths to try for a GEMM of n columns, in ascending order: fixed ones below n, and the least that covers n.
 
-    An extent that is to stay whole is cut in two at most, and not where one wgmma's rows would do for it.
+    A skinny GEMM's n is small and its A large; each column of tiles reads all of A, so there are at most two, and a single one
+    where n is at most `MMA_TILE_ROWS`.
     """
-    unit = COLUMN_UNIT if extent <= WGMMA_ROWS else 4 * COLUMN_UNIT
-    least = extent // 2 if is_whole and extent > WGMMA_ROWS else extent if is_whole else LEAST if extent >= LARGE else 0
-    narrower = (size for size in COLUMNS if least <= size < extent)
-    return _taken({*narrower, min(MAX_COLUMNS, -(-extent // unit) * unit)}, dtype)
+    unit = N_UNIT if n <= MMA_TILE_ROWS else COARSE_N_UNIT
+    covering = min(MAX_BLOCK_N, -(-n // unit) * unit)
+    least = LARGE_N_MIN_BLOCK_N if n >= LARGE_N else 0
+    if is_skinny:
+        least = n if n <= MMA_TILE_ROWS else n // 2
+    return _supported({*(width for width in BLOCK_N_CHOICES if least <= width < n), covering}, dtype)
 
 
-def filling_widths(rows: int, extent: int, dtype: str, unit: int, gpu: Gpu) -> list[int]:
-    """Return the widths, in multiples of a unit, with which so many rows of tiles make one wave, two or four, that fill the SMs."""
-    return _taken(set(_filling(rows, extent, unit, gpu)), dtype)
+def filling_block_n(m_tiles: int, n: int, dtype: str, unit: int, gpu: Gpu) -> list[int]:
+    """Return the widths, in ascending order, with which `m_tiles` rows of tiles fill all SMs in one wave, two or four.
+
+    Before dtypes round them up, widths are multiples of `unit`.
+    """
+    return _supported(set(_filling(m_tiles, n, unit, gpu)), dtype)
 
 
-def _filling(rows: int, extent: int, unit: int, gpu: Gpu) -> Iterator[int]:
-    for waves in WAVES:
-        across = waves * gpu.sm_count // rows
-        width = -(-extent // (across * unit)) * unit if across else 0
-        if (1 if waves == 1 else WIDE) <= width <= min(extent, MAX_COLUMNS):
+def _filling(m_tiles: int, n: int, unit: int, gpu: Gpu) -> Iterator[int]:
+    for waves in WAVE_CHOICES:
+        n_tiles = waves * gpu.sm_count // m_tiles
+        if n_tiles == 0:
+            continue
+        width, least = -(-n // (n_tiles * unit)) * unit, 1 if waves == 1 else WAVES_MIN_BLOCK_N
+        if least <= width <= min(n, MAX_BLOCK_N):
             yield width
 
 
-def _taken(sizes: set[int], dtype: str) -> list[int]:
-    """Return the widths that wgmma takes, or the next wider ones."""
-    if dtype != "int8":
-        return sorted(sizes)
-    return sorted({next(width for width in (*INT8_COLUMNS, MAX_COLUMNS) if width >= size) for size in sizes})
+def _supported(widths: set[int], dtype: str) -> list[int]:
+    return sorted({_rounded_up(width, dtype) for width in widths})
 
 
-def can_share(extent: int, unit: int, blocks: int) -> bool:
-    """Say whether blocks can bring a tile of an operand together: each one some boxes, alike and of whole units, the last ones fewer."""
+@functools.cache
+def _rounded_up(width: int, dtype: str) -> int:
+    """Return the least width from this one on that one wgmma multiplies, or two side by side."""
+    return next(each for each in range(width, MAX_BLOCK_N + 1, N_UNIT) if wgmma_instructions(dtype, each))
+
+
+def can_multicast(extent: int, unit: int, ctas: int) -> bool:
+    """Say whether CTAs of a cluster can share the loads of a tile of `extent` rows or columns, of which `unit` cannot be divided.
+
+    All TMA boxes have one size, which divides the tile; each CTA loads at most `MAX_TMA_BOXES` of them, the last one maybe fewer.
+    """
+    if ctas == 1:
+        return True
     units = -(-extent // unit)
-    most = -(-units // blocks)
-    box = 1 if unit == WGMMA_ROWS else max(size for size in range(1, most + 1) if units % size == 0)
-    return blocks == 1 or -(-units // (box * blocks)) <= MOST_BOXES
+    units_per_cta = -(-units // ctas)
+    # Where k is not last, a box is one swizzled row of 64.
+    box_units = 1 if unit == MMA_TILE_ROWS else max(size for size in range(1, units_per_cta + 1) if units % size == 0)
+    return -(-units // (box_units * ctas)) <= MAX_TMA_BOXES

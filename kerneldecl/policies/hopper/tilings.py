@@ -1,4 +1,4 @@
-"""Owns which stages, raster and last waves a tile on wgmma may have, and how long a product takes in such tiles.
+"""Owns which stages, rasterization groups, PDL and stream-K a tile on wgmma may have, and how long a GEMM takes with them.
 
 Knows nothing of TVM or of which tiles there are.
 """
@@ -11,35 +11,52 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis.contraction import Contraction
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    EPILOGUE_BUFFER_CHOICES,
+    MAX_STAGES,
+    MIN_STAGES,
+    RESERVED_SMEM_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import gathered_bytes, is_box, step_items, unit_of
+from kerneldecl.policies.hopper.operands import are_tma_loadable, k_tile_items, register_load_bytes, smem_rows_unit
 
-ROWS = model.WGMMA_ROWS
-MIN_STAGES, MAX_STAGES = 2, 12
-STAGGERED_STAGES = 4
-"""At least, some of which the second consumer keeps longer."""
+STAGGERED_MIN_STAGES = 4
+"""Least stages of the staggered schedule, whose second consumer holds some of them longer."""
 FEWER_STAGES = (6, 4)
-RASTERS = (1, 2, 4, 8, 16)
-SOME_ROWS = 128
-"""Of a product, or columns: no more are few tiles."""
-ROWS_SHARED = 1.0005
-"""How much longer it takes where the blocks of a cluster share the rows' operand rather than the columns'."""
-SHORT_SECS, LONGER_SECS = 5e-5, 1.2e-4
-"""Products that take no longer at best start before the kernel in front has ended: of few rows, where it may cost more, and of more.
-
-Of longer ones those that fill an SM do: they gain up to 2 % at 4096 cubed on an H200, and lost nothing.
-"""
-FEW_WAVES = 4
-DEALT = "dealt"
-"""The schedule of tiles whose last waves are dealt evenly (stream-K)."""
-STREAM_FILL, STREAM_WAVES = 0.8, 64
-"""A last wave that is less full, of no more waves, may be worth dealing evenly over all SMs."""
+"""Stages to try besides the most that fit: fewer of them leave room for epilogue buffers and are filled earlier."""
+VIA_REGISTERS_FEWER_STAGES = (4,)
+"""The same where an operand is loaded through registers."""
+SKINNY_PDL_STAGES = 6
+"""Stages, besides the most that fit, with which skinny GEMMs are also tried with PDL."""
+RASTER_GROUPS = (1, 2, 4, 8, 16)
+SKINNY_EXTENT = 128
+"""Rows or columns up to which a GEMM is skinny, so that it has few tiles."""
+SHARED_A_FACTOR = 1.0005
+"""Ratio of the times of clusters that share tiles of A and of those that share tiles of B: it breaks ties."""
+SKINNY_PDL_SECS = 5e-5
+"""Least seconds of a skinny GEMM below which PDL is tried: it may gain or cost."""
+PDL_SECS = 1.2e-4
+"""Least seconds of other GEMMs below which PDL is always used. Longer ones use it where a CTA fills an SM: at 4096 x 4096 x 4096 they
+gained up to 2 %, and none lost (H200, 2026-11)."""
+PINGPONG_MANY_WAVES = 4
+"""Waves of tiles from which on each ping-pong consumer counts as a tile under way: both load at once."""
+STREAM_K = "stream_k"
+"""The name under which tilings with stream-K are ranked, as if it were a kernel schedule."""
+STREAM_K_CHOICES = (1, 2)
+"""Last waves that stream-K may spread."""
+STREAM_K_MAX_FILL = 0.8
+"""Part of the last wave from which on it is full enough to be left as it is."""
+STREAM_K_MAX_WAVES = 64
+"""Full waves from which on the last one hardly matters."""
 
 
 class Tiling(NamedTuple):
-    """The template's parameters."""
+    """The parameters of template `wgmma_matmul`."""
 
     block_m: int
     block_n: int
@@ -56,6 +73,10 @@ class Tiling(NamedTuple):
     stream_k: int = 0
 
     @property
+    def is_cooperative(self) -> bool:
+        return self.kernel_schedule == "cooperative"
+
+    @property
     def is_pingpong(self) -> bool:
         return self.kernel_schedule == "pingpong"
 
@@ -64,174 +85,252 @@ class Tiling(NamedTuple):
         return self.kernel_schedule == "staggered"
 
     @property
+    def cluster_ctas(self) -> int:
+        """Return the CTAs of a cluster without split-K."""
+        return self.cluster_m * self.cluster_n
+
+    @property
     def consumer_rows(self) -> int:
         return self.block_m if self.is_pingpong else self.block_m // self.consumers
 
     @property
-    def thread_sums(self) -> int:
-        return self.consumer_rows * self.block_n // model.WARPGROUP
+    def thread_accumulators(self) -> int:
+        return self.consumer_rows * self.block_n // WARPGROUP_THREADS
 
     def candidate(self) -> Candidate:
         return Candidate.of("wgmma_matmul", self._asdict())
 
 
-class Setting(NamedTuple):
-    """What all tilings of a product are for."""
+class Problem(NamedTuple):
+    """What all tilings of a GEMM have in common."""
 
     gemm: Contraction
     out_dtype: str
     gpu: Gpu
     packing_secs: float
-    """Of copies of operands, which come first."""
-    are_boxes: bool
-    are_few: bool
-    """Rows, or columns."""
+    """Seconds of the kernel that copies operands before the GEMM; 0 where none does."""
+    uses_tma: bool
+    """Whether TMA loads both operands."""
+    is_skinny: bool
+    """Whether m or n is at most `SKINNY_EXTENT`."""
     is_short: bool
+    """Whether a launch is a large part of the least time that the GEMM can take."""
 
 
-def setting_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Setting:
-    are_boxes, are_few = is_box(gemm.a) and is_box(gemm.b), min(gemm.extents[1:3]) <= SOME_ROWS
-    # Without so much time a product cannot be made, of multiplying or of reading its operands.
+def problem_of(gemm: Contraction, out_dtype: str, gpu: Gpu, packing_secs: float) -> Problem:
+    is_skinny = min(gemm.extents[1:3]) <= SKINNY_EXTENT
     multiplying = 2.0 * math.prod(gemm.extents) / gpu.tensor_rate(gemm.a.dtype)
     reading = (gemm.a.size_bytes + gemm.b.size_bytes) / gpu.dram_bytes_per_s
-    is_short = max(multiplying, reading) < (SHORT_SECS if are_few else LONGER_SECS)
-    return Setting(gemm, out_dtype, gpu, packing_secs, are_boxes, are_few, is_short)
+    return Problem(
+        gemm=gemm,
+        out_dtype=out_dtype,
+        gpu=gpu,
+        packing_secs=packing_secs,
+        uses_tma=are_tma_loadable(gemm),
+        is_skinny=is_skinny,
+        is_short=max(multiplying, reading) < (SKINNY_PDL_SECS if is_skinny else PDL_SECS),
+    )
 
 
-def timed(setting: Setting, bare: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
-    """Yield a tiling with its schedule, to be timed with its stages; and with its last waves dealt evenly, which is a schedule, too."""
-    work = _work(setting, bare)
-    if work.most_stages < MIN_STAGES:
-        return
-    yield bare.kernel_schedule, Group(_least_secs(setting, work), functools.partial(_staged, setting, work))
-    for waves in _dealt(setting, work):
-        tiling = work.bare._replace(stages=work.most_stages, stream_k=waves, pdl=1)
-        pipeline = _pipeline(work, tiling.stages, setting.gpu)._replace(stream_k=waves)
-        yield DEALT, _estimate(setting, work, tiling, model.tiles_secs(setting.gpu, work.pace, pipeline), pipeline)
+class _TileWork(NamedTuple):
+    """What a tiling does, whatever its stages."""
+
+    tiling: Tiling
+    """The tiling with its rasterization group, its stages still to be chosen."""
+    cost: model.TileCost
+    accum_registers: int
+    """Registers of a thread that hold accumulators."""
+    stage_bytes: int
+    other_smem_bytes: int
+    """Least shared memory besides the stages; where more is free, the epilogue has more buffers."""
+    max_stages: int
+    """Most stages that fit shared memory and have a k-tile to hold."""
+
+    def smem_bytes(self, stages: int) -> int:
+        """Return the least shared memory of a CTA."""
+        return stages * self.stage_bytes + self.other_smem_bytes
 
 
-def _staged(setting: Setting, work: _Work) -> Iterator[Estimate]:
-    """Yield a tiling with the most stages that fit, and with less, which leave room for results and are filled earlier."""
-    gpu, bare, most = setting.gpu, work.bare, work.most_stages
-    are_few, is_short = setting.are_few, setting.is_short
-    fewer = (most,) if is_short and not are_few else (most - 1, *FEWER_STAGES)
-    for stages in sorted({most, *fewer} if setting.are_boxes else {most, FEWER_STAGES[-1]}):
-        if (STAGGERED_STAGES if bare.is_staggered else MIN_STAGES) <= stages <= min(most, work.pace.tiles.steps + 1 - bare.is_staggered):
-            pipeline = _pipeline(work, stages, gpu)
-            secs = model.tiles_secs(gpu, work.pace, pipeline)
-            if are_few or not is_short:
-                fills = 2 * (stages * work.stage_bytes + work.beside_bytes) > gpu.smem_per_block_optin_bytes
-                yield _estimate(setting, work, bare._replace(stages=stages, pdl=int(fills and not are_few)), secs, pipeline)
-            if is_short and (not are_few or stages in (most, FEWER_STAGES[0])):
-                yield _estimate(setting, work, bare._replace(stages=stages, pdl=1), secs, pipeline)
+def timed(problem: Problem, tiling: Tiling) -> Iterator[tuple[str, Group | Estimate]]:
+    """Yield the tilings that differ from one in stages, PDL and stream-K, each under the name of its kernel schedule or `STREAM_K`.
 
-
-def _dealt(setting: Setting, work: _Work) -> list[int]:
-    """Return how many last waves may be dealt evenly (stream-K): one, and two, where the very last would leave SMs idle.
-
-    Neighbours' pieces begin at different steps, so that what they share must stay in L2: of a product that does not, not all is dealt.
+    Those without stream-K are yielded as one group with a lower bound of their times.
     """
-    gemm, gpu, tiles = setting.gemm, setting.gpu, work.pace.tiles
-    if (
-        work.bare.kernel_schedule != "cooperative"
-        or tiles.split_k > 1
-        or work.bare.consumers == 1
-        or model.sums_a_register(gemm.accum_dtype) > 1
-    ):
-        return []
-    cluster = tiles.cluster_m * tiles.cluster_n
-    clusters, at_once = tiles.total // cluster, model.workers(gpu, cluster)
-    full, rest = divmod(clusters, at_once)
-    most = full + int(gemm.a.size_bytes + gemm.b.size_bytes <= gpu.l2_bytes)
-    return [waves for waves in (1, 2) if waves <= most] if 0 < rest < STREAM_FILL * at_once and full < STREAM_WAVES else []
+    work = _tile_work(problem, tiling)
+    if work.max_stages < MIN_STAGES:
+        return
+    yield tiling.kernel_schedule, Group(_least_secs(problem, work), functools.partial(_by_stages, problem, work))
+    for stream_k in _stream_k_choices(problem, work):
+        pipeline = _pipeline(problem.gpu, work, work.max_stages)._replace(stream_k=stream_k)
+        chosen = work.tiling._replace(stages=work.max_stages, stream_k=stream_k, pdl=1)
+        yield STREAM_K, _estimate(problem, work, chosen, pipeline, model.tiles_secs(problem.gpu, work.cost, pipeline))
 
 
-def _raster(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
+def _tile_work(problem: Problem, tiling: Tiling) -> _TileWork:
+    gemm, gpu = problem.gemm, problem.gpu
+    tiling = tiling._replace(raster_group=_raster_group(gemm, tiling, gpu))
+    cta = model.CtaTile(
+        block_m=tiling.block_m,
+        block_n=tiling.block_n,
+        is_pingpong=tiling.is_pingpong,
+        register_load_bytes=register_load_bytes(gemm.a, tiling.block_m) + register_load_bytes(gemm.b, tiling.block_n),
+        is_staggered=tiling.is_staggered,
+    )
+    grid, unit = _grid(problem, tiling), smem_rows_unit(gemm.b)
+    stored_columns = -(-tiling.block_n // unit) * unit
+    epilogue_bytes = model.epilogue_smem_bytes(tiling.block_m * tiling.block_n, tiling.consumers, tiling.split_k, grid.out_bytes)
+    fitting = model.fitting_stages(gpu.smem_per_block_optin_bytes, tiling.block_m, stored_columns, epilogue_bytes)
+    return _TileWork(
+        tiling=tiling,
+        cost=model.tile_cost(gpu, gemm.a.dtype, grid, cta),
+        accum_registers=tiling.thread_accumulators // accumulators_per_register(gemm.accum_dtype),
+        stage_bytes=model.stage_bytes(tiling.block_m, stored_columns),
+        other_smem_bytes=epilogue_bytes + RESERVED_SMEM_BYTES,
+        max_stages=min(MAX_STAGES, grid.k_tiles + 1, fitting),
+    )
+
+
+def _grid(problem: Problem, tiling: Tiling) -> model.TileGrid:
+    gemm, gpu = problem.gemm, problem.gpu
+    batch, _, _, k = gemm.extents
+    rows, columns = _clusters(gemm, tiling)
+    return model.TileGrid(
+        tiles=batch * rows * columns * tiling.cluster_ctas,
+        k_tiles=-(-k // (k_tile_items(gemm) * tiling.split_k)),
+        cluster_m=tiling.cluster_m,
+        cluster_n=tiling.cluster_n,
+        split_k=tiling.split_k,
+        out_bytes=dtype_bytes(problem.out_dtype),
+        dram_bytes=dram_bytes(gemm, gpu, (tiling.block_m, tiling.block_n, tiling.raster_group * tiling.cluster_m), gpu.sm_count),
+        operand_bytes=(gemm.a.size_bytes, gemm.b.size_bytes),
+    )
+
+
+def _clusters(gemm: Contraction, tiling: Tiling) -> tuple[int, int]:
+    """Return the rows and columns of clusters that cover one batch's result."""
     _, m, n, _ = gemm.extents
-    rows = -(-m // (tiling.block_m * tiling.cluster_m))
-    columns = -(-n // (tiling.block_n * tiling.cluster_n))
-    tile = (tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
-    # Of ping-pong's two tiles one is multiplied after the other; of many, both are asked for at once.
-    is_double = tiling.is_pingpong and rows * columns * tiling.cluster_m * tiling.cluster_n > FEW_WAVES * gpu.sm_count
-    at_work = gpu.sm_count * (tiling.consumers if is_double else 1)
-    return _best_raster(rows, columns, at_work // (tiling.cluster_m * tiling.cluster_n), *tile)
+    return -(-m // (tiling.block_m * tiling.cluster_m)), -(-n // (tiling.block_n * tiling.cluster_n))
+
+
+# Rasterization
+
+
+def _raster_group(gemm: Contraction, tiling: Tiling, gpu: Gpu) -> int:
+    rows, columns = _clusters(gemm, tiling)
+    has_many_waves = rows * columns * tiling.cluster_ctas > PINGPONG_MANY_WAVES * gpu.sm_count
+    sm_tiles = tiling.consumers if tiling.is_pingpong and has_many_waves else 1
+    resident = gpu.sm_count * sm_tiles // tiling.cluster_ctas
+    return _best_raster_group(rows, columns, resident, tiling.block_m * tiling.cluster_m, tiling.block_n * tiling.cluster_n)
 
 
 @functools.cache
-def _best_raster(rows: int, columns: int, resident: int, block_m: int, block_n: int) -> int:
-    """Return after how many rows of tiles the walk goes on with the next column, so that the tiles at work need least."""
-    groups = [group for group in RASTERS if group <= rows] or [1]
-    return min(groups, key=lambda group: (wave_items(group, columns, resident, block_m, block_n), group))
+def _best_raster_group(rows: int, columns: int, resident: int, rows_each: int, columns_each: int) -> int:
+    """Return the rasterization group with which the resident clusters read least of the operands, the smallest of equal ones."""
+    groups = [group for group in RASTER_GROUPS if group <= rows] or [1]
+    return min(groups, key=lambda group: (wave_items(group, columns, resident, rows_each, columns_each), group))
 
 
-class _Work(NamedTuple):
-    """What a tiling does, whatever its stages."""
-
-    bare: Tiling
-    pace: model.Pace
-    sums_registers: int
-    """Of a thread."""
-    stage_bytes: int
-    beside_bytes: int
-    """Of shared memory, at least, beside the stages: where there is more, results have more buffers."""
-    most_stages: int
-    """That fit, and find something to do."""
+# Stages and PDL
 
 
-def _work(setting: Setting, bare: Tiling) -> _Work:
-    gemm, out_dtype, gpu, *_ = setting
-    batch, m, n, k = gemm.extents
-    bare = bare._replace(raster_group=_raster(gemm, bare, gpu))
-    across, down = bare.block_n * bare.cluster_n, bare.block_m * bare.cluster_m
-    steps = -(-k // (step_items(gemm) * bare.split_k))
-    tiles = model.Tiles(
-        batch * -(-m // down) * -(-n // across) * bare.cluster_m * bare.cluster_n,
-        steps,
-        bare.cluster_m,
-        bare.cluster_n,
-        bare.split_k,
-        dtype_bytes(out_dtype),
-        dram_bytes(gemm, gpu, (bare.block_m, bare.block_n, bare.raster_group * bare.cluster_m), gpu.sm_count),
-        (gemm.a.size_bytes, gemm.b.size_bytes),
-    )
-    gathered = gathered_bytes(gemm.a, bare.block_m) + gathered_bytes(gemm.b, bare.block_n)
-    ring = model.Ring(bare.block_m, bare.block_n, bare.is_pingpong, gathered, bare.is_staggered)
-    unit = unit_of(gemm.b)
-    stored = bare.block_m, -(-bare.block_n // unit) * unit
-    beside_bytes = model.beside_bytes(bare.block_m * bare.block_n, bare.consumers, bare.split_k, tiles.out_bytes)
-    return _Work(
-        bare,
-        model.pace_of(gpu, gemm.a.dtype, tiles, ring),
-        bare.thread_sums // model.sums_a_register(gemm.accum_dtype),
-        model.stage_bytes(*stored),
-        beside_bytes + model.RESERVED_BYTES,
-        min(MAX_STAGES, steps + 1, model.most_stages(gpu.smem_per_block_optin_bytes, *stored, beside_bytes)),
-    )
+def _by_stages(problem: Problem, work: _TileWork) -> Iterator[Estimate]:
+    """Yield a tiling with each sensible number of stages, with and without PDL."""
+    for stages in _stage_choices(problem, work):
+        pipeline = _pipeline(problem.gpu, work, stages)
+        secs = model.tiles_secs(problem.gpu, work.cost, pipeline)
+        for pdl in _pdl_choices(problem, work, stages):
+            yield _estimate(problem, work, work.tiling._replace(stages=stages, pdl=pdl), pipeline, secs)
 
 
-def _pipeline(work: _Work, stages: int, gpu: Gpu) -> model.Pipeline:
-    """Return so many stages with as many buffers of results as there is room for."""
-    bare, used = work.bare, stages * work.stage_bytes + work.beside_bytes
-    buffers = model.buffers_of(gpu.smem_per_block_optin_bytes - used, bare.consumers, bare.thread_sums)
-    held = used + (max(1, buffers) - 1) * model.BUFFER_BYTES
-    return model.Pipeline(stages, buffers, model.resident(gpu, held, work.sums_registers) if bare.consumers == 1 else 1)
+def _stage_choices(problem: Problem, work: _TileWork) -> list[int]:
+    """Return the stages to try, in ascending order: the most that fit and, but for short GEMMs with many tiles, fewer."""
+    most, staggered = work.max_stages, work.tiling.is_staggered
+    if not problem.uses_tma:
+        fewer: tuple[int, ...] = VIA_REGISTERS_FEWER_STAGES
+    elif problem.is_short and not problem.is_skinny:
+        fewer = ()
+    else:
+        fewer = (most - 1, *FEWER_STAGES)
+    # The second staggered consumer is behind by some stages, all of one tile.
+    least, limit = (STAGGERED_MIN_STAGES, work.cost.grid.k_tiles) if staggered else (MIN_STAGES, work.cost.grid.k_tiles + 1)
+    return [stages for stages in sorted({most, *fewer}) if least <= stages <= min(most, limit)]
 
 
-def _least_secs(setting: Setting, work: _Work) -> float:
-    """Return a time that no number of stages is below."""
-    smem_bytes = MIN_STAGES * work.stage_bytes + work.beside_bytes
-    resident = model.resident(setting.gpu, smem_bytes, work.sums_registers) if work.bare.consumers == 1 else 1
-    secs = model.least_secs(setting.gpu, work.pace, model.Pipeline(work.most_stages, model.MOST_BUFFERS, resident))
-    return secs + model.launch_secs(setting.gpu, is_early=True) + setting.packing_secs
+def _pdl_choices(problem: Problem, work: _TileWork, stages: int) -> tuple[int, ...]:
+    """Return the values of `pdl` to try. A GEMM that is not short uses PDL where no second CTA fits an SM."""
+    if problem.is_skinny:
+        is_tried = problem.is_short and stages in (work.max_stages, SKINNY_PDL_STAGES)
+        return (0, 1) if is_tried else (0,)
+    if problem.is_short:
+        return (1,)
+    return (int(2 * work.smem_bytes(stages) > problem.gpu.smem_per_block_optin_bytes),)
 
 
-def _estimate(setting: Setting, work: _Work, tiling: Tiling, secs: float, pipeline: model.Pipeline) -> Estimate:
-    """Return the time of a tiling that takes so long from its first block's start to its last one's end."""
+def _pipeline(gpu: Gpu, work: _TileWork, stages: int) -> model.Pipeline:
+    """Return a pipeline with so many stages and as many epilogue buffers as there is room for."""
+    tiling, used = work.tiling, work.smem_bytes(stages)
+    buffers = model.epilogue_buffers(gpu.smem_per_block_optin_bytes - used, tiling.consumers, tiling.thread_accumulators)
+    smem_bytes = used + (max(1, buffers) - 1) * EPILOGUE_BUFFER_BYTES
+    return model.Pipeline(stages, buffers, _resident_ctas(gpu, work, smem_bytes))
+
+
+def _resident_ctas(gpu: Gpu, work: _TileWork, smem_bytes: int) -> int:
+    return model.resident_ctas(gpu, smem_bytes, work.accum_registers) if work.tiling.consumers == 1 else 1
+
+
+# Stream-K
+
+
+def _stream_k_choices(problem: Problem, work: _TileWork) -> tuple[int, ...]:
+    """Return how many last waves stream-K may spread: one or two, where the very last one would leave SMs idle."""
+    if not _allows_stream_k(problem, work.tiling):
+        return ()
+    resident = model.resident_clusters(problem.gpu, work.tiling.cluster_ctas)
+    full_waves, rest = divmod(work.cost.grid.tiles // work.tiling.cluster_ctas, resident)
+    is_last_wave_short = 0 < rest < STREAM_K_MAX_FILL * resident and full_waves < STREAM_K_MAX_WAVES
+    if not is_last_wave_short:
+        return ()
+    # Neighbours begin at different k-tiles, so that they share operands only through L2: what exceeds it keeps a wave of whole tiles.
+    fits_l2 = problem.gemm.a.size_bytes + problem.gemm.b.size_bytes <= problem.gpu.l2_bytes
+    return tuple(waves for waves in STREAM_K_CHOICES if waves <= full_waves + int(fits_l2))
+
+
+def _allows_stream_k(problem: Problem, tiling: Tiling) -> bool:
+    """Say whether the template has stream-K for a tiling: several consumers share each tile, without split-K, with 32-bit accumulators."""
+    is_shared = tiling.is_cooperative and tiling.consumers > 1
+    return is_shared and tiling.split_k == 1 and accumulators_per_register(problem.gemm.accum_dtype) == 1
+
+
+# Times
+
+
+def _least_secs(problem: Problem, work: _TileWork) -> float:
+    """Return a lower bound of a tiling's time for all numbers of stages, with or without PDL."""
+    resident = _resident_ctas(problem.gpu, work, work.smem_bytes(MIN_STAGES))
+    secs = model.least_secs(problem.gpu, work.cost, model.Pipeline(work.max_stages, max(EPILOGUE_BUFFER_CHOICES), resident))
+    return secs + model.launch_secs(problem.gpu, has_pdl=True) + problem.packing_secs
+
+
+def _estimate(problem: Problem, work: _TileWork, tiling: Tiling, pipeline: model.Pipeline, secs: float) -> Estimate:
+    """Return a tiling with its predicted time, given the seconds from its first CTA's start to its last one's end."""
     if tiling.pdl and not tiling.stream_k:
-        secs *= model.early_share(setting.gpu, work.pace.tiles.total * tiling.split_k, pipeline.resident)
-    secs += model.launch_secs(setting.gpu, is_early=bool(tiling.pdl))
-    secs *= ROWS_SHARED if tiling.cluster_n > 1 else 1.0
-    # With waves that are dealt evenly all clusters are alike.
-    clusters = (0, 0) if tiling.stream_k > 0 else (tiling.cluster_m, tiling.cluster_n)
-    form = (*clusters, tiling.consumers, tiling.is_pingpong, tiling.is_staggered, tiling.swap_ab, tiling.pack, tiling.pdl)
-    return Estimate(tiling, secs + setting.packing_secs, (tiling.block_m, tiling.block_n, tiling.split_k, *form))
+        secs *= model.pdl_factor(problem.gpu, work.cost.grid.tiles * tiling.split_k, pipeline.resident_ctas)
+    secs += model.launch_secs(problem.gpu, has_pdl=bool(tiling.pdl))
+    secs *= SHARED_A_FACTOR if tiling.cluster_n > 1 else 1.0
+    return Estimate(tiling, secs + problem.packing_secs, _same_tile_key(tiling))
+
+
+def _same_tile_key(tiling: Tiling) -> tuple[int, ...]:
+    """Return what tilings have in common that count as one tile, of which few are proposed. With stream-K all clusters count as one."""
+    return (
+        tiling.block_m,
+        tiling.block_n,
+        tiling.split_k,
+        *((0, 0) if tiling.stream_k > 0 else (tiling.cluster_m, tiling.cluster_n)),
+        tiling.consumers,
+        tiling.is_pingpong,
+        tiling.is_staggered,
+        tiling.swap_ab,
+        tiling.pack,
+        tiling.pdl,
+    )

@@ -1,262 +1,314 @@
-"""Owns how long a GPU with wgmma takes for tiles that warpgroups multiply out of a ring of stages in shared memory.
+"""Owns how long a GPU takes for tiles that consumer warpgroups multiply by wgmma out of a pipeline of stages in shared memory.
 
-Knows nothing of TVM, of templates or of where tiles come from: a convolution's rows are as good as a matrix's.
+Knows nothing of TVM, of templates or of where tiles come from: pixels of a convolution are as good as rows of a matrix.
+
+Constants called fitted were fitted together to 500 kernels on an H200 (2026-11): GEMMs of 1024 to 8192 with 8- and 16-bit operands,
+of 16 and 64 rows with wide weights, of 512 with short k, and convolutions.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    K_TILE_BYTES,
+    MMA_TILE_ROWS,
+    RESERVED_SMEM_BYTES,
+    RESIDENT_OTHER_REGISTERS,
+    WARPGROUP_THREADS,
+    fitting_epilogue_buffers,
+)
 from kerneldecl.model import Gpu, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import ROUNDED_DOWN, SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, SM_BYTES_PER_CLOCK, p_norm
 
-STEP_BYTES = 128
-"""Of the reduction in one stage: the row that TMA permutes and wgmma reads."""
-WARPGROUP = 128
-"""Threads that multiply together."""
-WGMMA_ROWS = 64
-RESERVED_BYTES = 1024
-"""Of shared memory, for barriers and alignment."""
-CLOCKED, POWERED = 0.87, 0.70
-"""Of the tensor cores' rate, which NVIDIA gives at 1.83 GHz, what one SM reaches, and what all sustain together: more would take
-too much power: float16 products of 4096 to 16384 ran at 0.66 of it. The first one and the next ones are fitted to 500 kernels on an
-H200: products of 1024 to 8192 in 8 and 16 bits, of 16 and 64 rows with wide weights, of 512 with short sums, and convolutions."""
-LOAD_SECS = 8.8e-7
-"""From asking for a stage to its arrival while all SMs ask."""
-START_SECS = 1.5e-7
-"""Before the first multiplication: barriers set up, a cluster met, the first stage from DRAM."""
-STAGE_SECS = 2.2e-8
-"""Of each stage, before all of them are on their way."""
-STORE_BYTES_PER_CYCLE = 34.0
-"""At which results leave registers, through shared memory."""
-SPLIT_SECS = 4.8e-7
-"""Of the blocks of a cluster to meet and add their parts up, for each beyond the first."""
-FRESH_L2, SHARED_L2, L2_PARTS = 0.83, 2.0, 2
-"""What L2 delivers of its rate of what comes from DRAM, and of what many SMs ask for again: products of 1024 on an H200 read over
-12 TB/s of it, two SMs that read the same weights at once 6. Each of its parts fetches what it does not have."""
-STAGGERED_SHARE = 0.4
-"""Of the time in which results leave, what shows where a second consumer multiplies meanwhile what it is behind. Assumed."""
-PART_BYTES_PER_CYCLE = 8.6
-"""At which the parts of a sum go from block to block."""
-LEAST_STEP_SECS = 1.41e-7
-"""Of a step, however little there is to multiply: its barrier, and four wgmmas one after the other."""
-STEP_OVERLAP, OVERLAP = 7.1, 6.1
-"""How well the times of a step, and those of the whole, overlap: 1 would be not at all, infinity perfectly."""
-STREAM_SECS, PIECE_SECS, STREAM_BYTES_PER_CYCLE = 5e-6, 6e-7, 70.0
-"""Where the last waves are dealt evenly: of the kernel that clears flags and of a tile more to begin and to end, of each piece to be
-found by who adds it, one after the other, and the rate at which a block brings sums to L2 and from there. Fitted to 16 products of 512 to
-8192 rows on an H200, with 2 to 17 pieces a tile."""
+ACCUM_BYTES = 4
+"""Bytes of an accumulator at most."""
+
+# Tensor cores
+
+SM_TENSOR_RATE_FRACTION = 0.87
+"""Part of the data sheet's tensor-core rate, which NVIDIA gives at 1.83 GHz, that one SM reaches. Fitted."""
+GPU_TENSOR_RATE_FRACTION = 0.70
+"""Part of the data sheet's rate that all SMs sustain together under the power limit. Fitted; float16 GEMMs of 4096 to 16384 ran at 0.66
+(H200, 2026-11)."""
+
+# The mainloop
+
+LOAD_LATENCY_SECS = 8.8e-7
+"""Seconds from a stage's TMA load to its arrival, while all SMs load. Fitted."""
+MIN_K_TILE_SECS = 1.41e-7
+"""Least seconds of a k-tile, however narrow its tile: a barrier, and four wgmmas one after the other. Fitted."""
+K_TILE_P_NORM = 7.1
+"""Exponent (1 to infinity) with which the times of a k-tile overlap: 1 is not at all, infinity is perfectly. Fitted."""
+KERNEL_P_NORM = 6.1
+"""Exponent (1 to infinity) with which the SMs' time, the power limit, L2 and DRAM overlap. Fitted."""
+
+# L2
+
+L2_MISS_RATE_FRACTION = 0.83
+"""Part of L2's rate at which it delivers what comes from DRAM. Fitted."""
+L2_HIT_RATE_FACTOR = 2.0
+"""Multiple of L2's rate at which it delivers what several SMs read. Fitted; GEMMs of 1024 read over 12 TB/s, two SMs that read the same
+weights at once 6 TB/s (H200, 2026-11)."""
+L2_PARTITIONS = 2
+"""Partitions of L2; each of them fetches what it does not hold."""
+
+# Prologue, epilogue and clusters
+
+PROLOGUE_SECS = 1.5e-7
+"""Seconds before the first wgmma: barriers, the cluster's first synchronisation, the first stage from DRAM. Fitted."""
+STAGE_FILL_SECS = 2.2e-8
+"""Seconds per stage to start the loads that fill the pipeline. Fitted."""
+EPILOGUE_BYTES_PER_CYCLE = 34.0
+"""Bytes per SM and cycle at which results leave registers through shared memory. Fitted."""
+STAGGERED_EXPOSED_EPILOGUE = 0.4
+"""Part of an epilogue that is not hidden by the other consumer in the staggered schedule. Assumed."""
 CLUSTER_SECS = 7.5e-7
-"""Of the blocks of a cluster to start and to end together."""
-EARLY_SHARE = 0.5
-"""Of a launch, what shows where it began before the kernel in front had ended."""
-GATHER_SECS, GATHERED_BYTES, GATHER_INSTRUCTIONS = 7e-7, 64, 60.0
-"""Where TMA cannot bring an operand: from asking for elements to their arrival, what each thread of a warpgroup asks for at once,
-and what it does with every 16 bytes of it. Assumed, and within a quarter of ten products of odd sizes on
-an H200; a smaller one took half as long again."""
-PIECE_BYTES = 16
-SCHEDULERS = 4
-CLUSTERS_LOST = 11
-"""Of so many clusters of more than 2 one finds no room, since a cluster lies within one processing cluster (GPC), and those are of 16 or
-18 SMs: an H200 holds 30 of 4 at once."""
-TORN_SHARE = 1.08
-"""How much longer it takes where only some of a kernel's blocks can come early, or so many that they pile up on a part of the SMs: by
-0 to 20 percent in products of 8 to 128 rows on an H200."""
-FULL_SHARE = 0.9
-"""Of the SMs that have a block: then all may have one."""
-OWN_REGISTERS = 48
-"""Of a thread beside its sums, where an SM has several blocks."""
-SUM_BYTES = 4
-"""Of one sum, at most."""
-BUFFER_BYTES = 8192
-"""For 64 x 64 results of 16 bits."""
-MOST_BUFFERS = 4
+"""Seconds for which the CTAs of a cluster wait for each other at the start and at the end. Fitted."""
+LARGE_CLUSTERS_PER_UNPLACED = 11
+"""Clusters of more than 2 CTAs that would fill the SMs, for each one that finds no room: a cluster lies within one GPC, and those have
+16 or 18 SMs. An H200 holds 30 clusters of 4 at once (2026-11)."""
+
+# Split-K and stream-K
+
+SPLIT_K_CTA_SECS = 4.8e-7
+"""Seconds to synchronise and to reduce, for each CTA of a split-K cluster beyond the first. Fitted."""
+SPLIT_K_BYTES_PER_CYCLE = 8.6
+"""Bytes per CTA and cycle at which accumulators go to another CTA of a split-K cluster. Fitted."""
+STREAM_K_SECS = 5e-6
+"""Seconds that stream-K takes once: the kernel that clears flags, and one more tile to begin and to end. Fitted, as the next two, to 16
+GEMMs of 512 to 8192 rows with 2 to 17 pieces per tile (H200, 2026-11)."""
+STREAM_K_PIECE_SECS = 6e-7
+"""Seconds for each piece of a tile that the CTA which adds them waits for and finds, one after the other."""
+STREAM_K_BYTES_PER_CYCLE = 70.0
+"""Bytes per CTA and cycle at which accumulators go to L2 and come from there."""
+
+# Launches
+
+PDL_LAUNCH_FRACTION = 0.5
+"""Part of a launch's time that remains with PDL. Fitted."""
+UNEVEN_PDL_FACTOR = 1.08
+"""Ratio of times where PDL spreads CTAs unevenly: only some start early, or many pile up on a part of the SMs. Measured 1.0 to 1.2 for
+GEMMs of 8 to 128 rows (H200, 2026-11)."""
+FULL_GPU_FRACTION = 0.9
+"""Part of the SMs (or of all places for CTAs) from which on having a CTA counts as all having one. Assumed."""
+
+# Operands that TMA cannot load
+
+REGISTER_LOAD_LATENCY_SECS = 7e-7
+"""Seconds from a thread's load to its arrival. Assumed, as the next two: predictions were within a quarter of ten GEMMs of odd sizes,
+a smaller one took half as long again (H200, 2026-11)."""
+REGISTER_LOAD_BYTES_IN_FLIGHT = 64
+"""Bytes that each thread of the producer warpgroup loads at once."""
+REGISTER_LOAD_INSTRUCTIONS = 60.0
+"""Instructions for each `VECTOR_BYTES` that go through registers."""
+VECTOR_BYTES = 16
+"""Bytes that a thread stores to shared memory at once."""
+SM_SCHEDULERS = 4
+"""Warp schedulers of an SM, each of which issues an instruction per cycle."""
 
 
-class Ring(NamedTuple):
-    """What one block holds: a tile's rows and columns, a stage of each operand for every `STEP_BYTES` of the reduction."""
+class CtaTile(NamedTuple):
+    """The tile that one CTA computes at a time; its stages hold `K_TILE_BYTES` of each row of both operands."""
 
-    rows: int
-    columns: int
+    block_m: int
+    block_n: int
     is_pingpong: bool = False
-    """Whether each consumer has a tile of its own, so that results leave behind the other one's multiplications."""
-    gathered_bytes: float = 0.0
-    """Of one stage, that threads load; those that are to be turned count as often as they take longer."""
+    """Whether each consumer has a tile of its own, so that one's epilogue is hidden by the other's mainloop."""
+    register_load_bytes: float = 0.0
+    """Bytes of a k-tile that threads load through registers; see `operands.register_load_bytes`."""
     is_staggered: bool = False
-    """Whether the second of two consumers is some steps behind the first."""
+    """Whether the second of two consumers is some k-tiles behind the first."""
 
 
-class Tiles(NamedTuple):
-    """What there is to do: tiles of so many steps each, by blocks of clusters."""
+class TileGrid(NamedTuple):
+    """All tiles of a kernel."""
 
-    total: int
-    """In all batches, those that clusters of 2 add at the edge included."""
-    steps: int
-    """In each part of the reduction."""
+    tiles: int
+    """Tiles of all batches; those outside the result that fill clusters are included."""
+    k_tiles: int
+    """K-tiles of each tile and split-K part."""
     cluster_m: int
     cluster_n: int
     split_k: int
-    """Parts of the reduction, each on one block of a cluster."""
+    """CTAs of a cluster that share a tile's k."""
     out_bytes: int
-    """Of one result."""
+    """Bytes of one result."""
     dram_bytes: float
-    operands_bytes: tuple[float, float] = (0.0, 0.0)
-    """Of the rows' operand and of the columns', each once."""
+    operand_bytes: tuple[float, float] = (0.0, 0.0)
+    """Bytes of A and of B; 0 where nothing is known of what L2 misses."""
+
+    @property
+    def cluster_ctas(self) -> int:
+        return self.cluster_m * self.cluster_n * self.split_k
 
 
 class Pipeline(NamedTuple):
-    """How blocks go through their tiles."""
+    """How CTAs go through their tiles."""
 
     stages: int
-    buffers: int
-    """For results of 64 x 64, of each consumer."""
-    resident: int = 1
-    """Blocks that an SM holds at once."""
+    epilogue_buffers: int
+    """Buffers of 64 x 64 results of each consumer."""
+    resident_ctas: int = 1
+    """CTAs on an SM at once."""
     stream_k: int = 0
-    """Last waves whose steps are dealt evenly over all SMs."""
+    """Last waves whose k-tiles stream-K spreads over all SMs."""
 
 
-class Pace(NamedTuple):
-    """What the time of tiles comes of, whatever their pipeline."""
+class TileCost(NamedTuple):
+    """What tiles cost, whatever their pipeline."""
 
-    tiles: Tiles
-    ring: Ring
-    turns: int
-    """Tiles that the busiest SM takes, one after the other."""
-    step_secs: tuple[float, float, float, float]
-    """Of one stage: multiplying, reading shared memory, bringing it in by TMA and by threads."""
-    whole_secs: tuple[float, float, float]
-    """Of all tiles: as much as power lets multiply, L2, DRAM."""
-    store_secs: float
-    """Of one tile's results."""
-    parts_secs: float
-    """Of one tile's parts to be added up."""
-
-
-def workers(gpu: Gpu, cluster: int) -> int:
-    """Return the clusters that the GPU holds at once, one block on each SM."""
-    at_once = gpu.sm_count // cluster
-    return at_once if cluster <= 2 else at_once - at_once // CLUSTERS_LOST
+    grid: TileGrid
+    cta: CtaTile
+    sm_tiles: int
+    """Tiles of the busiest SM, one after the other."""
+    k_tile_secs: tuple[float, float, float, float]
+    """Seconds of one k-tile: wgmma, its reads of shared memory, TMA loads, loads through registers."""
+    kernel_secs: tuple[float, float, float]
+    """Least seconds of all tiles: by the power limit, by L2, by DRAM."""
+    epilogue_secs: float
+    """Seconds to store one tile."""
+    split_k_secs: float
+    """Seconds to reduce one tile over the CTAs of its cluster."""
 
 
-def resident(gpu: Gpu, smem_bytes: int, sums_registers: int) -> int:
-    """Return how many blocks of one consumer an SM holds at once."""
-    threads = 2 * WARPGROUP
+def resident_clusters(gpu: Gpu, cluster_ctas: int) -> int:
+    """Return how many clusters the GPU holds at once, one CTA on each SM."""
+    clusters = gpu.sm_count // cluster_ctas
+    return clusters if cluster_ctas <= 2 else clusters - clusters // LARGE_CLUSTERS_PER_UNPLACED
+
+
+def resident_ctas(gpu: Gpu, smem_bytes: int, accum_registers: int) -> int:
+    """Return how many CTAs of one consumer an SM holds at once."""
+    threads = 2 * WARPGROUP_THREADS
     by_smem = gpu.smem_per_sm_bytes // (smem_bytes + gpu.smem_reserved_per_block_bytes)
-    return max(1, min(by_smem, gpu.registers_per_sm // (threads * (OWN_REGISTERS + sums_registers))))
+    return max(1, min(by_smem, gpu.registers_per_sm // (threads * (RESIDENT_OTHER_REGISTERS + accum_registers))))
 
 
-def early_share(gpu: Gpu, total: int, resident: int) -> float:
-    """Return how much longer blocks take that start early: all of them should find room beside those of the kernel in front, or none."""
-    room, full = resident * gpu.sm_count, FULL_SHARE * gpu.sm_count
-    blocks = min(room, total)
-    if blocks < full:
-        is_sound = resident == 1 and full <= 2 * blocks <= room
+def pdl_factor(gpu: Gpu, ctas: int, resident: int) -> float:
+    """Return the ratio by which PDL makes CTAs slower that an SM holds `resident` of: 1 where PDL spreads them evenly.
+
+    That is so where all CTAs find room beside those of the preceding kernel, or none.
+    """
+    places, full = resident * gpu.sm_count, FULL_GPU_FRACTION * gpu.sm_count
+    running = min(places, ctas)
+    if running < full:
+        is_even = resident == 1 and full <= 2 * running <= places
     else:
-        is_sound = 2 * blocks <= room or blocks >= FULL_SHARE * room or blocks <= gpu.sm_count
-    return 1.0 if is_sound else TORN_SHARE
-
-
-def sums_a_register(accum_dtype: str) -> int:
-    """Return how many sums share a register of 32 bits."""
-    return 2 if accum_dtype == "float16" else 1
+        is_even = 2 * running <= places or running >= FULL_GPU_FRACTION * places or running <= gpu.sm_count
+    return 1.0 if is_even else UNEVEN_PDL_FACTOR
 
 
 def stage_bytes(rows: int, columns: int) -> int:
-    return (rows + columns) * STEP_BYTES
+    return (rows + columns) * K_TILE_BYTES
 
 
-def pace_of(gpu: Gpu, dtype: str, tiles: Tiles, ring: Ring) -> Pace:
-    """Return what the time of tiles comes of.
+def tile_cost(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> TileCost:
+    """Return what tiles cost. Each wgmma reads its 64 rows of A and all columns of B, so that narrow tiles wait for shared memory.
 
-    Each wgmma reads its 64 rows and all columns, so that narrow tiles wait for shared memory. Blocks without parts stay and
-    take tile after tile; a cluster for parts of a sum takes one.
+    CTAs are persistent, but for split-K, where each cluster computes one tile.
     """
-    cycles_per_s, rate = gpu.clock_hz * SUSTAINED_CLOCK, gpu.tensor_rate(dtype)
-    cluster, sums = tiles.cluster_m * tiles.cluster_n * tiles.split_k, ring.rows * ring.columns
-    products = sums * STEP_BYTES / dtype_bytes(dtype)
-    read = ring.rows / WGMMA_ROWS * (WGMMA_ROWS + ring.columns) * STEP_BYTES / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s)
-    gather = ring.gathered_bytes * GATHER_SECS / (WARPGROUP * GATHERED_BYTES)
-    gather += ring.gathered_bytes / PIECE_BYTES * GATHER_INSTRUCTIONS / (gpu.warp_size * SCHEDULERS * cycles_per_s)
-    steps = tiles.total * tiles.split_k * tiles.steps
-    loaded = (steps * STEP_BYTES * ring.rows / tiles.cluster_n, steps * STEP_BYTES * ring.columns / tiles.cluster_m)
-    fresh = sum(min(of, L2_PARTS * once) for of, once in zip(loaded, tiles.operands_bytes, strict=True))
-    stored = tiles.total * sums * tiles.out_bytes
-    return Pace(
-        tiles,
-        ring,
-        turns=-(-tiles.total * tiles.split_k // (cluster * workers(gpu, cluster))),
-        step_secs=(
-            products * 2 * gpu.sm_count / (rate * CLOCKED),
-            read,
-            stage_bytes(ring.rows, ring.columns) / (SM_BYTES_PER_CLOCK * cycles_per_s),
-            gather,
-        ),
-        whole_secs=(
-            2 * steps * products / (rate * POWERED),
-            (fresh / FRESH_L2 + (sum(loaded) - fresh) / SHARED_L2 + stored) / gpu.l2_bytes_per_s,
-            tiles.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
-        ),
-        store_secs=sums * tiles.out_bytes / (STORE_BYTES_PER_CYCLE * cycles_per_s),
-        parts_secs=SPLIT_SECS * (tiles.split_k - 1) + sums * SUM_BYTES / (PART_BYTES_PER_CYCLE * cycles_per_s)
-        if tiles.split_k > 1
-        else 0.0,
+    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
+    results = cta.block_m * cta.block_n
+    split_k_secs = 0.0
+    if grid.split_k > 1:
+        split_k_secs = SPLIT_K_CTA_SECS * (grid.split_k - 1) + results * ACCUM_BYTES / (SPLIT_K_BYTES_PER_CYCLE * cycles_per_s)
+    return TileCost(
+        grid=grid,
+        cta=cta,
+        sm_tiles=-(-grid.tiles * grid.split_k // (grid.cluster_ctas * resident_clusters(gpu, grid.cluster_ctas))),
+        k_tile_secs=_k_tile_costs(gpu, dtype, cta),
+        kernel_secs=_kernel_costs(gpu, dtype, grid, cta),
+        epilogue_secs=results * grid.out_bytes / (EPILOGUE_BYTES_PER_CYCLE * cycles_per_s),
+        split_k_secs=split_k_secs,
     )
 
 
-def tiles_secs(gpu: Gpu, pace: Pace, pipeline: Pipeline) -> float:
-    """Return the time from the first block's start to the last one's end: the busiest SM decides, unless L2 or DRAM are slower."""
-    blocks = min(pipeline.resident, pace.turns)
-    return _secs(gpu, pace, pipeline, blocks, -(-pace.turns // blocks))
+def _k_tile_costs(gpu: Gpu, dtype: str, cta: CtaTile) -> tuple[float, float, float, float]:
+    """Return the seconds of one k-tile on one SM: wgmma, its reads of shared memory, TMA loads, loads through registers."""
+    cycles_per_s = gpu.clock_hz * SUSTAINED_CLOCK
+    multiply_adds = cta.block_m * cta.block_n * K_TILE_BYTES / dtype_bytes(dtype)
+    smem_bytes = cta.block_m / MMA_TILE_ROWS * (MMA_TILE_ROWS + cta.block_n) * K_TILE_BYTES
+    via_registers = cta.register_load_bytes * REGISTER_LOAD_LATENCY_SECS / (WARPGROUP_THREADS * REGISTER_LOAD_BYTES_IN_FLIGHT)
+    instructions = cta.register_load_bytes / VECTOR_BYTES * REGISTER_LOAD_INSTRUCTIONS
+    via_registers += instructions / (gpu.warp_size * SM_SCHEDULERS * cycles_per_s)
+    return (
+        multiply_adds * 2 * gpu.sm_count / (gpu.tensor_rate(dtype) * SM_TENSOR_RATE_FRACTION),
+        smem_bytes / (gpu.smem_bytes_per_clock_per_sm * cycles_per_s),
+        stage_bytes(cta.block_m, cta.block_n) / (SM_BYTES_PER_CLOCK * cycles_per_s),
+        via_registers,
+    )
 
 
-def least_secs(gpu: Gpu, pace: Pace, pipeline: Pipeline) -> float:
-    """Return a time that `tiles_secs` is not below for any lesser pipeline."""
-    blocks = min(pipeline.resident, pace.turns)
-    return ROUNDED_DOWN * (_secs(gpu, pace, pipeline, blocks, pace.turns / blocks) - pipeline.stages * STAGE_SECS)
+def _kernel_costs(gpu: Gpu, dtype: str, grid: TileGrid, cta: CtaTile) -> tuple[float, float, float]:
+    """Return the least seconds of all tiles: by the power limit, by L2, by DRAM."""
+    k_tiles = grid.tiles * grid.split_k * grid.k_tiles
+    results = cta.block_m * cta.block_n
+    multiply_adds = results * K_TILE_BYTES / dtype_bytes(dtype)
+    loaded = (k_tiles * K_TILE_BYTES * cta.block_m / grid.cluster_n, k_tiles * K_TILE_BYTES * cta.block_n / grid.cluster_m)
+    missed = sum(min(each, L2_PARTITIONS * once) for each, once in zip(loaded, grid.operand_bytes, strict=True))
+    stored = grid.tiles * results * grid.out_bytes
+    return (
+        2 * k_tiles * multiply_adds / (gpu.tensor_rate(dtype) * GPU_TENSOR_RATE_FRACTION),
+        (missed / L2_MISS_RATE_FRACTION + (sum(loaded) - missed) / L2_HIT_RATE_FACTOR + stored) / gpu.l2_bytes_per_s,
+        grid.dram_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE),
+    )
 
 
-def _secs(gpu: Gpu, pace: Pace, pipeline: Pipeline, blocks: int, turns: float) -> float:
-    """Return the time in which each SM has so many blocks at once, so many times."""
-    tiles, ring = pace.tiles, pace.ring
-    edge = pace.store_secs * (1 + 1 / max(1, pipeline.buffers))
-    between = 0.0 if ring.is_pingpong else edge * STAGGERED_SHARE if ring.is_staggered else edge
-    if tiles.split_k > 1:
-        edge += pace.parts_secs
-        between = edge + START_SECS
-    steps, ends, meeting = turns * tiles.steps, turns - 1, 0.0
+def tiles_secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline) -> float:
+    """Return the time from the first CTA's start to the last one's end: the busiest SM decides, unless power, L2 or DRAM are slower."""
+    ctas = min(pipeline.resident_ctas, cost.sm_tiles)
+    return _secs(gpu, cost, pipeline, ctas, -(-cost.sm_tiles // ctas))
+
+
+def least_secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline) -> float:
+    """Return a lower bound of `tiles_secs` for all pipelines with at most as many stages, buffers and CTAs as this one."""
+    ctas = min(pipeline.resident_ctas, cost.sm_tiles)
+    return ROUNDED_DOWN * (_secs(gpu, cost, pipeline, ctas, cost.sm_tiles / ctas) - pipeline.stages * STAGE_FILL_SECS)
+
+
+def _secs(gpu: Gpu, cost: TileCost, pipeline: Pipeline, ctas: int, cta_tiles: float) -> float:
+    """Return the time in which each of an SM's `ctas` CTAs computes `cta_tiles` tiles."""
+    grid, cta = cost.grid, cost.cta
+    epilogue = cost.epilogue_secs * (1 + 1 / max(1, pipeline.epilogue_buffers))
+    between_tiles = 0.0 if cta.is_pingpong else epilogue * STAGGERED_EXPOSED_EPILOGUE if cta.is_staggered else epilogue
+    if grid.split_k > 1:
+        epilogue += cost.split_k_secs
+        between_tiles = epilogue + PROLOGUE_SECS
+    k_tiles, tile_ends, reduction = cta_tiles * grid.k_tiles, cta_tiles - 1, 0.0
     if pipeline.stream_k > 0:
-        steps, ends, meeting = _dealt(gpu, tiles, ring, pipeline.stream_k)
-    moving = p_norm(steps * _step_secs(pace, pipeline, blocks) + ends * between, *pace.whole_secs, exponent=OVERLAP)
-    is_cluster = tiles.cluster_m * tiles.cluster_n * tiles.split_k > 1
-    return START_SECS + pipeline.stages * STAGE_SECS + moving + edge + meeting + (CLUSTER_SECS if is_cluster else 0.0)
+        k_tiles, tile_ends, reduction = _stream_k(gpu, grid, cta, pipeline.stream_k)
+    sm_secs = k_tiles * _k_tile_secs(cost, pipeline, ctas) + tile_ends * between_tiles
+    steady_secs = p_norm(sm_secs, *cost.kernel_secs, exponent=KERNEL_P_NORM)
+    cluster = CLUSTER_SECS if grid.cluster_ctas > 1 else 0.0
+    return PROLOGUE_SECS + pipeline.stages * STAGE_FILL_SECS + steady_secs + epilogue + reduction + cluster
 
 
-def _step_secs(pace: Pace, pipeline: Pipeline, blocks: int) -> float:
-    """Return how long an SM is busy with one stage of each block, which wait at once."""
-    busy = [secs * blocks for secs in pace.step_secs]
-    return p_norm(*busy, LOAD_SECS / (pipeline.stages - 1), LEAST_STEP_SECS, exponent=STEP_OVERLAP)
+def _k_tile_secs(cost: TileCost, pipeline: Pipeline, ctas: int) -> float:
+    """Return how long an SM is busy with one k-tile of each of its CTAs, which wait for loads at the same time."""
+    busy = [secs * ctas for secs in cost.k_tile_secs]
+    return p_norm(*busy, LOAD_LATENCY_SECS / (pipeline.stages - 1), MIN_K_TILE_SECS, exponent=K_TILE_P_NORM)
 
 
-def _dealt(gpu: Gpu, tiles: Tiles, ring: Ring, stream_k: int) -> tuple[int, int, float]:
-    """Return what each SM does where the last waves are dealt evenly: steps, tiles before the last that it ends, time to add pieces.
+def _stream_k(gpu: Gpu, grid: TileGrid, cta: CtaTile, stream_k: int) -> tuple[int, int, float]:
+    """Return what each CTA does where stream-K spreads the last waves: its k-tiles, its whole tiles, its seconds to add pieces.
 
-    A block leaves the sums of one piece in L2 at most, and reads those of all that share the tile that it began. Tiles are of one part.
+    A CTA leaves the accumulators of at most one piece in L2, and reads those of all pieces of the tile that it began.
     """
-    cluster = tiles.cluster_m * tiles.cluster_n
-    clusters = workers(gpu, cluster)
-    full, rest = divmod(-(-tiles.total // cluster), clusters)
-    whole = max(0, full - (stream_k - 1))
-    share = -(-((full - whole) * clusters + rest) * tiles.steps // clusters)
-    pieces = 1 + -(-tiles.steps // share)
-    piece_bytes = ring.rows * ring.columns * SUM_BYTES
-    moved = pieces * piece_bytes / (STREAM_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK)
-    return whole * tiles.steps + share, whole, STREAM_SECS + pieces * PIECE_SECS + moved
+    clusters = resident_clusters(gpu, grid.cluster_ctas)
+    full_waves, rest = divmod(-(-grid.tiles // grid.cluster_ctas), clusters)
+    whole_tiles = max(0, full_waves - (stream_k - 1))
+    k_tiles = -(-((full_waves - whole_tiles) * clusters + rest) * grid.k_tiles // clusters)
+    pieces = 1 + -(-grid.k_tiles // k_tiles)
+    piece_bytes = cta.block_m * cta.block_n * ACCUM_BYTES
+    moving = pieces * piece_bytes / (STREAM_K_BYTES_PER_CYCLE * gpu.clock_hz * SUSTAINED_CLOCK)
+    return whole_tiles * grid.k_tiles + k_tiles, whole_tiles, STREAM_K_SECS + pieces * STREAM_K_PIECE_SECS + moving
 
 
-def launch_secs(gpu: Gpu, *, is_early: bool) -> float:
-    return gpu.launch_secs * (EARLY_SHARE if is_early else 1.0)
+def launch_secs(gpu: Gpu, *, has_pdl: bool) -> float:
+    return gpu.launch_secs * (PDL_LAUNCH_FRACTION if has_pdl else 1.0)
 
 
 def packing_secs(gpu: Gpu, size_bytes: float) -> float:
@@ -264,20 +316,17 @@ def packing_secs(gpu: Gpu, size_bytes: float) -> float:
     return gpu.launch_secs + size_bytes * (1 / (gpu.dram_bytes_per_s * DRAM_SHARE) + 1 / gpu.l2_bytes_per_s)
 
 
-def most_stages(limit_bytes: int, rows: int, columns: int, beside_bytes: int) -> int:
-    """Return how many stages shared memory holds beside so many bytes."""
-    return (limit_bytes - RESERVED_BYTES - beside_bytes) // stage_bytes(rows, columns)
+def fitting_stages(limit_bytes: int, rows: int, columns: int, epilogue_bytes: int) -> int:
+    """Return how many stages shared memory holds besides the epilogue's bytes."""
+    return (limit_bytes - RESERVED_SMEM_BYTES - epilogue_bytes) // stage_bytes(rows, columns)
 
 
-def beside_bytes(sums: int, consumers: int, split_k: int, out_bytes: int) -> int:
-    """Return the least bytes that a block of so many sums needs beside its stages: its part of them, and a buffer for each consumer."""
-    return (sums * SUM_BYTES if split_k > 1 else 0) + (consumers * BUFFER_BYTES if out_bytes == 2 else 0)
+def epilogue_smem_bytes(results: int, consumers: int, split_k: int, out_bytes: int) -> int:
+    """Return the least shared memory of a CTA's epilogue: accumulators that split-K reduces, and a buffer for each consumer."""
+    return (results * ACCUM_BYTES if split_k > 1 else 0) + (consumers * EPILOGUE_BUFFER_BYTES if out_bytes == 2 else 0)
 
 
-def buffers_of(free_bytes: int, consumers: int, thread_sums: int) -> int:
-    """Return how many buffers of results each consumer has, one of them apart from what is free.
-
-    That is the most of 1, 2, 4 that fit and divide its chunks of 64 x 64; 0 if none fits.
-    """
-    chunks, held = max(1, thread_sums * WARPGROUP // WGMMA_ROWS**2), free_bytes // consumers + BUFFER_BYTES
-    return next((count for count in (MOST_BUFFERS, 2, 1) if count * BUFFER_BYTES <= held and chunks % count == 0), 0)
+def epilogue_buffers(free_bytes: int, consumers: int, thread_accumulators: int) -> int:
+    """Return how many buffers for results each consumer has, where `free_bytes` are free besides one for each; 0 if none fits."""
+    chunks = max(1, thread_accumulators * WARPGROUP_THREADS // MMA_TILE_ROWS**2)
+    return fitting_epilogue_buffers(chunks, consumers, free_bytes + consumers * EPILOGUE_BUFFER_BYTES)

@@ -1,9 +1,9 @@
-// Owns how a kernel's output is compared with its reference on a GPU, how memory that no kernel may change is watched, and the
-// copy that tells how fast memory is.
-// Knows nothing of kernels, arguments or how they came about.
+// Owns the checks that run on a GPU: the error of outputs against their reference, checksums of memory, and the copy with
+// which bandwidth is measured.
+// Knows nothing of kernels under test.
 //
-// checks.ptx beside this is what nvcc makes of it (tests/null/test_checks.py says how); the driver compiles that for the
-// GPU at hand, so that no compiler is needed where kernels are measured. Compiled as C++, the same arithmetic runs on a CPU.
+// checks.ptx is nvcc's output for this file (tests/null/test_checks.py has the command). The driver compiles it for the
+// current GPU, so that measuring needs no compiler. Compiled as C++, the same arithmetic runs on a CPU.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -17,7 +17,7 @@ typedef unsigned long long u64;
 #define DEVICE static inline
 #endif
 
-// Numbered as DTYPES of checks.py.
+// In the order of DTYPES in checks.py.
 enum Dtype { BOOL, UINT8, INT8, UINT16, INT16, UINT32, INT32, UINT64, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, FLOAT8_E4M3FN, FLOAT8_E5M2 };
 
 DEVICE double from_bits(u64 bits) {
@@ -28,7 +28,7 @@ DEVICE double from_bits(u64 bits) {
 
 DEVICE double power_of_two(int exponent) { return from_bits((u64)(exponent + 1023) << 52); }
 
-// The value of a float narrower than float32: sign, exponent, mantissa. Without infinity, all ones but the sign is the only NaN.
+// The value of a float narrower than float32. A format without infinity has one NaN: all bits of exponent and mantissa set.
 DEVICE double narrow(u32 bits, int exponent_bits, int mantissa_bits, bool has_infinity) {
   const u32 mantissas = (1u << mantissa_bits) - 1, exponents = (1u << exponent_bits) - 1;
   const u32 mantissa = bits & mantissas, exponent = (bits >> mantissa_bits) & exponents;
@@ -46,7 +46,7 @@ DEVICE double narrow(u32 bits, int exponent_bits, int mantissa_bits, bool has_in
 
 DEVICE double element(const void* array, int dtype, u64 at) {
   switch (dtype) {
-    case BOOL:  // as it lies there: a byte that is neither 0 nor 1 equals none of them
+    case BOOL:  // the byte itself: one that is neither 0 nor 1 equals neither
     case UINT8: return ((const u8*)array)[at];
     case INT8: return ((const signed char*)array)[at];
     case UINT16: return ((const u16*)array)[at];
@@ -66,7 +66,7 @@ DEVICE double element(const void* array, int dtype, u64 at) {
 
 DEVICE bool is_finite(double value) { return value - value == 0; }
 
-// arrays.relative_error of one element.
+// The error of one element, as in arrays.relative_error.
 DEVICE double error_of(double got, double want, double rms) {
   if (got == want || (got != got && want != want)) return 0;
   const double error = fabs(got - want) / (fabs(want) + rms);
@@ -75,7 +75,7 @@ DEVICE double error_of(double got, double want, double rms) {
 
 DEVICE double larger(double a, double b) { return a < b ? b : a; }
 
-// Depends on each word and on its place.
+// A hash of a word and its index.
 DEVICE u64 mixed(u64 word, u64 at) {
   u64 mix = (word ^ (at * 0x9e3779b97f4a7c15ull)) * 0xbf58476d1ce4e5b9ull;
   mix ^= mix >> 31;
@@ -84,7 +84,7 @@ DEVICE u64 mixed(u64 word, u64 at) {
 
 #ifdef __CUDACC__
 
-// Each block of 256 threads leaves one partial result; what is left to add up is the host's to do.
+// Each block of 256 threads leaves one partial result; the host combines them.
 template <typename T, typename Join>
 DEVICE void leave(T value, T* partial, Join join) {
   __shared__ T values[256];
@@ -127,7 +127,7 @@ extern "C" __global__ __launch_bounds__(256) void checksums(const u64* words, u6
   leave(sum, partial, [](u64 a, u64 b) { return a + b; });
 }
 
-// One thread for 16 bytes, as the fastest kernels copy.
+// One thread copies 16 bytes, as in the fastest copy kernels.
 extern "C" __global__ __launch_bounds__(256) void copy(const uint4* source, uint4* target) {
   const u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
   target[at] = source[at];

@@ -1,9 +1,10 @@
-"""Owns comparing outputs with their reference, and watching memory, on the GPU itself: reading results back would take seconds.
+"""Owns the checks that run on the GPU: the error of outputs against their reference, and checksums of memory.
 
-Knows nothing of what is compared. Results are those of arrays.relative_error; checks.cu says how.
+Knows nothing of kernels under test. Reading results back to the host would take seconds. The error is that of
+arrays.relative_error; checks.cu computes it.
 
-The kernels are PTX of nvcc 13.0 for sm_75, the lowest that it knows and the lowest that CUDA 13's runtime, which TVM
-needs, runs on. The driver compiles them when they are first needed.
+The kernels are PTX of nvcc 13.0 for sm_75, the lowest target of nvcc 13 and of CUDA 13's runtime, which TVM needs. The
+driver compiles them when they are first needed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DTYPES = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
 )
-"""Numbered as in checks.cu."""
+"""Dtypes in the order of checks.cu's enum."""
 _BLOCKS, _THREADS = 1024, 256
 
 
@@ -48,26 +49,26 @@ class Checks:
         return math.sqrt(float(self._results("float64").sum()) / finite) if finite else 0.0
 
     def relative_error(self, got: tuple[int, str], want: tuple[int, str], count: int, rms: float) -> float:
-        """Return the largest |got - want| / (|want| + rms), infinity for a NaN; both are given as address and dtype."""
+        """Return the largest |got - want| / (|want| + rms), infinity for a NaN; both arrays are given as address and dtype."""
         arrays = (c_ulonglong(got[0]), c_int(DTYPES.index(got[1])), c_ulonglong(want[0]), c_int(DTYPES.index(want[1])))
         self._launch("largest_errors", *arrays, c_ulonglong(count), c_double(rms))
         return float(self._results("float64").max())
 
     def checksum(self, address: int, size_bytes: int) -> int:
-        """Return a number that changes with any byte; the size is rounded up to whole words of 8 bytes."""
+        """Return a number that changes with any byte; the size is rounded up to a multiple of 8 bytes."""
         self.read(address, size_bytes)
         return int(self._results("uint64").sum())
 
     def read(self, address: int, size_bytes: int) -> None:
-        """Read memory, and leave it in the caches instead of what was there. Returns at once."""
+        """Read memory, which evicts other data from the caches. Returns at once."""
         self._launch("checksums", c_ulonglong(address), c_ulonglong(-(-size_bytes // 8)))
 
     def copy(self, source: int, target: int, size_bytes: int) -> None:
-        """Copy a multiple of 4096 bytes as fast as memory takes it; the driver's own copy does not come near. Returns at once."""
+        """Copy a multiple of 4096 bytes at the memory's bandwidth, which the driver's own copy does not reach. Returns at once."""
         blocks = size_bytes // (_THREADS * 16)
         self._device.launch(self._functions["copy"], blocks, _THREADS, [c_ulonglong(source), c_ulonglong(target)])
 
     def other_bytes(self, address: int, size_bytes: int, byte: int) -> int:
-        """Return how many bytes are not `byte`."""
+        """Return how many bytes differ from `byte`."""
         self._launch("other_bytes", c_ulonglong(address), c_ulonglong(size_bytes), c_int(byte))
         return int(self._results("uint64").sum())

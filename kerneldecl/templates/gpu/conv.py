@@ -1,6 +1,6 @@
-"""Owns what templates share that keep a block's part of an image in shared memory: the normal form, and the copy of the image.
+"""Owns what convolution templates share whose blocks keep a receptive field in shared memory: the normal form and that copy.
 
-Knows nothing of policies, tile sizes, or which unit computes.
+Knows nothing of policies, of tile sizes, or of whether tensor cores or CUDA cores compute.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.templates.gpu.gemm import flat, fuse_dims, inline_sources
 
 
-def normalize_windows(sch: Schedule, block: Any, gemm: Contraction, window: Sequence[Sequence[int]]) -> None:
-    """Bring a convolution into normal form: image, row, column and channel of the result, and the window's axes, in groups."""
-    lines = [(axis,) for axis in gemm.m]
-    operands = ((("read", gemm.a.position), [*lines, *window]), (("read", gemm.b.position), [(), *window, gemm.n]))
-    for operand, groups in (*operands, (("write", 0), [*lines, gemm.n])):
+def normalize_conv(sch: Schedule, block: Any, gemm: Contraction, reduction: Sequence[Sequence[int]]) -> None:
+    """Bring a convolution into normal form: image, row, column and channel of the output, and the reduction axes in the given groups."""
+    pixel = [(axis,) for axis in gemm.m]
+    operands = ((("read", gemm.a.position), [*pixel, *reduction]), (("read", gemm.b.position), [(), *reduction, gemm.n]))
+    for operand, groups in (*operands, (("write", 0), [*pixel, gemm.n])):
         sch.reindex(block, operand)
         fuse_dims(sch, block, operand, groups)
     sizes = [int(axis.dom.extent) for axis in sch.get(block).iter_vars]
-    groups = [*lines, gemm.n, *window]
+    groups = [*pixel, gemm.n, *reduction]
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
     normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)
 
 
-def staged_image(sch: Schedule, held: Any, margin: list[Any]) -> Any:
-    """Return the block that keeps the image in shared memory, from where `held` reads: the one that adds its margin, where there is one."""
-    inline_sources(sch, held, but=margin)
-    if margin:
-        sch.set_scope(margin[0], 0, "shared.dyn")
-        return margin[0]
-    return sch.cache_read(held, 0, "shared.dyn")
+def receptive_field(sch: Schedule, load: Any, padding: list[Any]) -> Any:
+    """Return the block that copies the receptive field to shared memory, from where `load` reads: the padding block, where there is one."""
+    inline_sources(sch, load, but=padding)
+    if padding:
+        sch.set_scope(padding[0], 0, "shared.dyn")
+        return padding[0]
+    return sch.cache_read(load, 0, "shared.dyn")

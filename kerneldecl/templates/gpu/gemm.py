@@ -1,4 +1,4 @@
-"""Owns what the GPU's contraction templates share: the normal form of a product, its copies, its results' way out.
+"""Owns what GPU templates of GEMMs share: the normal form, split-K, copies of operands, the epilogue, software pipelines.
 
 Knows nothing of policies, tile sizes, tensor cores or any one operator.
 """
@@ -7,54 +7,46 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import IRModule
-from tvm.error import InternalError
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IndexMap
 
 from kerneldecl.analysis.contraction import Contraction, Operand, contraction_of
+from kerneldecl.analysis.gpu_limits import MIN_ASYNC_COPY_BYTES, WARP_LANES
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
 
-WARP = 32
-SUMMED_AT_ONCE = 4
-MANY_RESULTS = 1 << 16
-SUMMING_THREADS = 256
-SUMMING_BLOCKS = 128
-"""Of threads at least, where there are so many warps: few blocks would draw from L2 what few SMs can."""
-MAX_GRID_Z = 65535
-"""The launch's limit (CUDA C++ Programming Guide, table of technical specifications)."""
+SPLIT_K_VECTOR = 4
+"""Results per thread of the split-K reduction at most."""
+SPLIT_K_THREADS_WANTED = 1 << 16
+"""Threads below which the split-K reduction has fewer results per thread."""
+SPLIT_K_BLOCK = 256
+"""Threads per block of the split-K reduction at most."""
+SPLIT_K_BLOCKS_WANTED = 128
+"""Blocks below which the split-K reduction has smaller blocks: a few SMs alone do not saturate L2."""
 
 
 @dataclass(frozen=True)
-class Normal:
-    """A product in normal form: C[batch, m, n] += A[batch, m or k, …] * B[batch, n or k, …]."""
+class NormalForm:
+    """A GEMM in normal form: C[batch, m, n] += A[batch, m or k, …] * B[batch, n or k, …]."""
 
     gemm: Contraction
     block: Any
     store: Any
-    """The block that takes the sums out of where they are kept; `place_store` puts it in its place."""
-    whole: Any = None
-    """Where the reduction is cut into parts, which are as the batch's axis: the block that adds their sums."""
+    """The block that reads the accumulators; `place_store` moves it to its loop."""
+    split_k: Any = None
+    """With split-K, whose parts are then a batch axis: the block that adds the accumulators of all parts."""
 
 
-def attempt(mod: IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
-    """Return the schedule that a recipe makes of the module, None where the recipe says no or a primitive refuses."""
-    sch = Schedule(mod)
-    try:
-        return sch if recipe(sch) else None
-    except (ScheduleError, InternalError):
-        return None
-
-
-def product_of(mod: IRModule) -> Contraction | None:
-    """Return the product that a module's function is, or None."""
+def read_gemm(mod: IRModule) -> Contraction | None:
+    """Return the GEMM that a module's function computes, or None."""
     try:
         found = contraction_of(iter_space(mod))
     except ValueError:
@@ -62,14 +54,12 @@ def product_of(mod: IRModule) -> Contraction | None:
     return found if isinstance(found, Contraction) else None
 
 
-def normalize(
-    sch: Schedule, gemm: Contraction, tile: Sequence[int], scope: str, *, k_first: bool = False, split_k: int = 1
-) -> Normal | None:
-    """Bring a product into normal form, padded to multiples of the tile (m, n, k), its sums kept in `scope`.
+def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first: bool = False, split_k: int = 1) -> NormalForm | None:
+    """Bring a GEMM into normal form, padded to multiples of the tile (m, n, k), with accumulators in registers.
 
-    Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k comes
-    before it in any case. Sums of more than one part are left in global memory for `sum_parts`. None where what follows
-    the product cannot be merged into one block.
+    Operands keep their own order of k and the other axis, so that what is contiguous stays so; with `k_first`, k always comes
+    first. With split-K, accumulators are stored in global memory for `reduce_split_k`. None where the epilogue cannot be merged
+    into one block.
     """
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -77,7 +67,7 @@ def normalize(
         return None
     if epilogue:
         merge(sch, epilogue)
-    # 1. Copies indexed by the block's own axes, which are to disappear again; each group of axes becomes one.
+    # 1. Copies indexed by the block's own axes, which are inlined later; each group of axes is fused.
     for operand, spatial in ((gemm.a, gemm.m), (gemm.b, gemm.n)):
         sch.reindex(block, ("read", operand.position))
         groups = [gemm.k, spatial] if k_first or not operand.is_k_last else [spatial, gemm.k]
@@ -89,32 +79,32 @@ def normalize(
     index_dtype = str(sch.get(block).iter_vars[0].var.ty.dtype)
     normal = IndexMap.from_func(lambda *axes: [flat(group, axes, sizes) for group in groups], ndim=len(sizes), index_dtype=index_dtype)
     sch.transform_block_layout(block, normal)
-    # 2. Whole tiles; the copies that pad disappear as well.
+    # 2. Whole tiles; the copies that pad are inlined later, too.
     m, n, k = tile
     sch.pad_einsum(block, [*([1] if gemm.batch else []), m, n, k * split_k])
     if split_k == 1:
-        return Normal(gemm, block, sch.cache_write(block, 0, scope))
-    # 3. Parts.
+        return NormalForm(gemm, block, sch.cache_write(block, 0, "local"))
+    # 3. Split-K.
     part, _ = sch.split(sch.get_loops(block)[-1], [split_k, None])
-    part_sums = sch.rfactor(part, 0)
-    *batch, row, column, part, step = sch.get_loops(part_sums)
-    sch.reorder(part, *batch, row, column, step)
+    partial = sch.rfactor(part, 0)
+    *batch, row, column, part, k = sch.get_loops(partial)
+    sch.reorder(part, *batch, row, column, k)
     if batch:
         sch.fuse(part, *batch)
-    return Normal(gemm, part_sums, sch.cache_write(part_sums, 0, scope), block)
+    return NormalForm(gemm, partial, sch.cache_write(partial, 0, "local"), block)
 
 
-def sum_parts(sch: Schedule, whole: Any, gemm: Contraction) -> None:
-    """Add the sums of all parts, always in one order, in a kernel of its own that stores the result through the epilogue."""
-    store = sch.cache_write(whole, 0, "local")
-    *places, column, part = sch.get_loops(whole)
-    results = math.prod(int(sch.get(loop).extent) for loop in (*places, column))
-    # A thread has a few loads on its way, however wide they are: few results want many threads.
-    vector = math.gcd(gemm.out_contiguous, SUMMED_AT_ONCE, max(1, results // MANY_RESULTS))
+def reduce_split_k(sch: Schedule, block: Any, gemm: Contraction) -> None:
+    """Add the accumulators of all parts, always in the same order, in a second kernel that stores results through the epilogue."""
+    store = sch.cache_write(block, 0, "local")
+    *outer, column, part = sch.get_loops(block)
+    results = math.prod(int(sch.get(loop).extent) for loop in (*outer, column))
+    # A thread has a few loads in flight, however wide they are: few results need many threads.
+    vector = math.gcd(gemm.out_contiguous, SPLIT_K_VECTOR, max(1, results // SPLIT_K_THREADS_WANTED))
     column, element = sch.split(column, [None, vector])
-    place = sch.fuse(*places, column)
-    place, thread = sch.split(place, [None, _summing_threads(int(sch.get(place).extent))])
-    sch.bind(place, "blockIdx.x")
+    grid = sch.fuse(*outer, column)
+    grid, thread = sch.split(grid, [None, _split_k_block(int(sch.get(grid).extent))])
+    sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     sch.reorder(part, element)
     place_store(sch, store, thread)
@@ -122,19 +112,20 @@ def sum_parts(sch: Schedule, whole: Any, gemm: Contraction) -> None:
     if vector > 1:
         sch.vectorize(sch.get_loops(store)[-1])
         sch.vectorize(element)
-    start = sch.decompose_reduction(whole, part)
+    init = sch.decompose_reduction(block, part)
     if vector > 1:
-        sch.vectorize(sch.get_loops(start)[-1])
+        sch.vectorize(sch.get_loops(init)[-1])
 
 
-def _summing_threads(places: int) -> int:
-    return min(SUMMING_THREADS, max(WARP, places // SUMMING_BLOCKS // WARP * WARP))
+def _split_k_block(threads: int) -> int:
+    """Return the threads per block of a split-K reduction with so many threads."""
+    return min(SPLIT_K_BLOCK, max(WARP_LANES, threads // SPLIT_K_BLOCKS_WANTED // WARP_LANES * WARP_LANES))
 
 
 def place_store(sch: Schedule, store: Any, loop: Any) -> None:
-    """Have a loop store the results of its sums, through the epilogue, and nothing beyond the result's bounds.
+    """Move the store of accumulators under a loop, through the epilogue, with the bounds of the result.
 
-    The bounds come with what follows the sums; TVM drops those of a block that it moves, so the block moves first.
+    The blocks after the store bring the bounds. TVM drops the predicate of a block that it moves, so they are inlined after the move.
     """
     sch.reverse_compute_at(store, loop)
     while (following := sch.get_consumers(store)) and not is_reduction(sch.get(following[0])):
@@ -142,15 +133,15 @@ def place_store(sch: Schedule, store: Any, loop: Any) -> None:
 
 
 def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Sequence[Sequence[int]]) -> None:
-    """Lay an operand out with one dimension for each group of the block's axes, in their order; none for an empty first group."""
-    stage = sch.get(block)
-    variables = [axis.var for axis in stage.iter_vars]
-    sizes = [int(axis.dom.extent) for axis in stage.iter_vars]
-    region = (stage.reads if operand[0] == "read" else stage.writes)[operand[1]]
-    place = {next(at for at, var in enumerate(variables) if dim.min.same_as(var)): dim_at for dim_at, dim in enumerate(region.region)}
+    """Lay an operand out with one dimension per group of the block's axes, in their order; an empty first group has none."""
+    sblock = sch.get(block)
+    variables = [axis.var for axis in sblock.iter_vars]
+    sizes = [int(axis.dom.extent) for axis in sblock.iter_vars]
+    region = (sblock.reads if operand[0] == "read" else sblock.writes)[operand[1]]
+    dims = {next(at for at, var in enumerate(variables) if dim.min.same_as(var)): dim_at for dim_at, dim in enumerate(region.region)}
 
     def fused(*index: Any) -> list[Any]:
-        axes = {at: index[dim_at] for at, dim_at in place.items()}
+        axes = {at: index[dim_at] for at, dim_at in dims.items()}
         kept = [group for at, group in enumerate(groups) if group or at]
         return [flat([at for at in group if at in axes], axes, sizes) for group in kept]
 
@@ -158,7 +149,7 @@ def fuse_dims(sch: Schedule, block: Any, operand: tuple[str, int], groups: Seque
 
 
 def flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
-    """Return one index over a group of axes. Those of extent 1 count only where there are no others: TVM makes 0 of two."""
+    """Return one index over a group of axes, without those of extent 1 where there are others: TVM simplifies two of them to 0."""
     flat: Any = 0
     for at in [at for at in group if sizes[at] > 1] or group[-1:]:
         flat = axes[at] if isinstance(flat, int) else flat * sizes[at] + axes[at]
@@ -166,7 +157,7 @@ def flat(group: Sequence[int], axes: Any, sizes: Sequence[int]) -> Any:
 
 
 def inline_sources(sch: Schedule, copy: Any, but: Sequence[Any] = ()) -> None:
-    """Inline all that a copy is made from, so that it reads the function's arguments or the results of the blocks in `but`."""
+    """Inline all producers of a copy except the blocks in `but`, so that it reads these or the function's arguments."""
     while True:
         inlined = False
         kept = [sch.get(block) for block in but]
@@ -180,21 +171,21 @@ def inline_sources(sch: Schedule, copy: Any, but: Sequence[Any] = ()) -> None:
             return
 
 
-def vector_of(operand: Operand, elements: int, threads: int) -> int:
-    """Return how many elements each thread copies at once, so that all threads copy a whole tile in whole steps."""
+def copy_vector(operand: Operand, elements: int, threads: int) -> int:
+    """Return the elements per copy instruction of a thread with which all threads copy a tile in whole passes."""
     return math.gcd(operand.vector(), max(1, elements // threads))
 
 
-def is_async(operand: Operand, vector: int) -> bool:
-    """Say whether cp.async can copy vectors: it takes 4, 8 or 16 bytes, and TVM counts bytes for it in 32 bits."""
-    return vector * dtype_bytes(operand.dtype) >= 4 and operand.size_bytes < 2**31
+def can_copy_async(operand: Operand, vector: int) -> bool:
+    """Say whether cp.async can copy vectors of an operand: 4, 8 or 16 bytes at offsets that TVM computes in 32 bits."""
+    return vector * dtype_bytes(operand.dtype) >= MIN_ASYNC_COPY_BYTES and operand.size_bytes < 2**31
 
 
-def interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
-    """Return the lanes of a warp, innermost last, so that lanes 1 apart share a row and lanes 2 apart a column.
+def interleave_lanes(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
+    """Return the loops over a warp's lanes, innermost last: lanes that differ by 1 share a row, lanes that differ by 2 a column.
 
-    Shared memory serves 16-byte loads of half a warp at once if each address is wanted by a pair of lanes whose numbers
-    differ by 1, or by 2; else a quarter of a warp.
+    Shared memory serves 16-byte loads of half a warp at once where each address is loaded by a pair of lanes that differ by 1 or
+    by 2; otherwise those of a quarter of a warp.
     """
     row, row_pair = sch.split(rows, [None, 2])
     column, column_pair = sch.split(columns, [None, 2])
@@ -203,17 +194,17 @@ def interleaved(sch: Schedule, rows: Any, columns: Any) -> list[Any]:
 
 
 def rasterize(sch: Schedule, rows: Any, columns: Any, group: int) -> Any:
-    """Return one loop over tiles that walks `group` rows of a column before the next column: what both read stays in L2."""
+    """Return one loop over tiles that visits `group` rows of tiles in a column before the next column, for reuse in L2."""
     outer, inner = sch.split(rows, [None, group])
     sch.reorder(outer, columns, inner)
     return sch.fuse(outer, columns, inner)
 
 
 def pipeline(sch: Schedule, loop: Any, stages: int, *, asynchronous: bool, within: Any = None) -> None:
-    """Have a loop of two copies and a computation copy `stages - 1` iterations ahead.
+    """Software-pipeline a k-loop of two copies and a computation with `stages` stages: copies run `stages - 1` iterations ahead.
 
-    Where the computation is a loop `within` of two loads and a computation, that one loads an iteration ahead, across the
-    outer loop's iterations as well: its first loads come between the others and its last computation.
+    Where the computation is a loop `within` of two loads and an MMA, its loads are double-buffered in registers, also across
+    iterations of the k-loop: its first loads come between its other loads and its last MMA.
     """
     if stages < 2:
         return

@@ -1,6 +1,6 @@
-"""Owns how schedules hold fragments of mma.sync: which lane has which element, how fragments are loaded, cleared and stored.
+"""Owns fragments of mma.sync in schedules: their layout over lanes, loads by ldmatrix, initial accumulators, stores.
 
-Knows nothing of policies, tile sizes or how operands come into shared memory.
+Knows nothing of policies, of tile sizes or of when operands are copied to shared memory.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 
 from kerneldecl.analysis.contraction import Contraction, Operand
-from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, Tensorized, fragment_place, tensorized
+from kerneldecl.analysis.params import PERMUTED_ROWS, ConvTcParams, GemmTcParams
+from kerneldecl.compiler.intrinsics.mma import LANES, ROWS, MmaIntrinsics, fragment_place, mma_intrinsics
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.gpu.gemm import place_store
 
-STORED_AT_ONCE = 4
-"""Sums that a thread takes from shared memory in one go: 16 bytes."""
-PERMUTED_ROWS = (32, 64, 128, 256)
-"""Lengths of rows of 16-bit elements in shared memory that are permuted; others are padded."""
+STORE_VECTOR = 4
+"""Accumulators that a thread reads from shared memory with one instruction: 16 bytes."""
 
 
-def intrinsics_of(sch: Schedule, block: Any, gemm: Contraction, *, left_k_last: bool) -> Tensorized:
-    """Return the intrinsics for the product as its author wrote it; `left_k_last` says how its left operand is held."""
-    total = sch.get(block).body
-    is_sum_first = isinstance(total.value.a, TensorLoad) and total.value.a.source.same_as(total.buffer)
+def intrinsics_of(sch: Schedule, block: Any, gemm: Contraction, *, a_k_last: bool) -> MmaIntrinsics:
+    """Return the intrinsics for the multiply-accumulate as the function writes it; `a_k_last` says that A is contiguous along k."""
+    update = sch.get(block).body
+    is_accum_first = isinstance(update.value.a, TensorLoad) and update.value.a.source.same_as(update.buffer)
     operands = "ab" if gemm.a.position == 0 else "ba"
-    written = f"c+{operands}" if is_sum_first else f"{operands}+c"
-    return tensorized(gemm.a.dtype, gemm.accum_dtype, left_k_last=left_k_last, right_k_last=gemm.b.is_k_last, written=written)
+    order = f"c+{operands}" if is_accum_first else f"{operands}+c"
+    return mma_intrinsics(gemm.a.dtype, gemm.accum_dtype, a_k_last=a_k_last, b_k_last=gemm.b.is_k_last, order=order)
 
 
-def placed(dtype: str) -> Any:
-    """Return the layout of a buffer whose last two dimensions are cut into fragments, each spread over a warp."""
+def fragment_layout(dtype: str) -> Any:
+    """Return the layout of a buffer whose last two dimensions are split into fragments, each distributed over a warp's lanes."""
     columns = 32 // dtype_bytes(dtype) if dtype_bytes(dtype) == 1 else ROWS
 
     def layout(*index: Any) -> list[Any]:
@@ -42,65 +41,65 @@ def placed(dtype: str) -> Any:
     return layout
 
 
-def spread(sch: Schedule, block: Any, below: Any, *, is_paired: bool) -> Any:
-    """Have each lane work on the elements that it holds, pairs of neighbours in two rows and two columns of each fragment.
+def distribute_fragments(sch: Schedule, block: Any, outer_loop: Any, *, vectorize: bool) -> Any:
+    """Bind a block's loops so that each lane handles its own elements: of a fragment, pairs of adjacent ones in two rows and two columns.
 
-    The loops below `below` are unrolled: TVM's CUDA reads a pair into a variable that it takes for the next pair as well where both
-    are in one loop. Return the loop around a pair.
+    The loops within `outer_loop` are unrolled: where two pairs are in one loop, TVM's CUDA reads the first into a variable and uses it
+    for the second as well. Return the loop around a pair, which `vectorize` makes one access.
     """
-    *outer, row, column = _below(sch, block, below)
+    *outer, row, column = _loops_within(sch, block, outer_loop)
     m, m_half, m_lane = sch.split(row, [None, 2, 8])
     n, n_half, n_lane, pair = sch.split(column, [None, 2, 4, 2])
     sch.reorder(m, n, m_lane, n_lane, m_half, n_half, pair)
     sch.bind(sch.fuse(m_lane, n_lane), "threadIdx.x")
     for loop in (*outer, m, n, m_half, n_half):
         sch.unroll(loop)
-    if is_paired:
+    if vectorize:
         sch.vectorize(pair)
     else:
         sch.unroll(pair)
     return n_half
 
 
-def _below(sch: Schedule, block: Any, outer: Any) -> list[Any]:
-    """Return the loops between a loop around a block and the block."""
+def _loops_within(sch: Schedule, block: Any, outer: Any) -> list[Any]:
+    """Return a block's loops within an outer one."""
     loops: list[Any] = list(sch.get_loops(block))
     return loops[1 + next(at for at, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(outer))) :]
 
 
-def load_by_matrices(sch: Schedule, load: Any, operand: Operand, steps: int, intrinsic: str) -> Any:
-    """Have ldmatrix load an operand's fragments; return the block that is one fragment."""
-    rows, columns = (ROWS, steps) if operand.is_k_last else (steps, ROWS)
-    sch.transform_layout(load, ("write", 0), placed(operand.dtype))
+def load_fragments(sch: Schedule, load: Any, operand: Operand, k: int, intrinsic: str) -> Any:
+    """Load an operand's fragments, of extent `k` along k, by ldmatrix; return the block that is one fragment."""
+    rows, columns = (ROWS, k) if operand.is_k_last else (k, ROWS)
+    sch.transform_layout(load, ("write", 0), fragment_layout(operand.dtype))
     row, column = sch.get_loops(load)[-2:]
     row, row_in = sch.split(row, [None, rows])
     column, column_in = sch.split(column, [None, columns])
     sch.reorder(row, column, row_in, column_in)
-    whole = sch.blockize(row_in)
-    sch.tensorize(whole, intrinsic)
-    return whole
+    fragment = sch.blockize(row_in)
+    sch.tensorize(fragment, intrinsic)
+    return fragment
 
 
-def spread_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
-    """Spread a copy over a block's threads, in vectors; return the loop around them.
+def distribute_copy(sch: Schedule, copy: Any, warps: int, vector: int) -> Any:
+    """Distribute a copy over a block's threads, in vectors; return the loop around the threads.
 
-    TVM must see that a vector lies within the operand or beyond it, and within one run of channels, or it takes it apart.
-    With rows of a power of 2 it sees both where rows are joined first; with others, the former where they are cut first.
+    TVM splits a vector into elements unless it can prove that the vector is within the operand or beyond it, and in contiguous
+    channels. With rows of a power of 2 it proves both where rows are fused first; with others, the former where they are split first.
     """
     row, column = sch.get_loops(copy)[-2:]
     if int(sch.get(column).extent).bit_count() == 1:
-        step, by_warp, lane, element = sch.split(sch.fuse(row, column), [None, warps, LANES, vector])
+        iteration, by_warp, lane, element = sch.split(sch.fuse(row, column), [None, warps, LANES, vector])
     else:
         column, element = sch.split(column, [None, vector])
-        step, by_warp, lane = sch.split(sch.fuse(row, column), [None, warps, LANES])
+        iteration, by_warp, lane = sch.split(sch.fuse(row, column), [None, warps, LANES])
     sch.bind(by_warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
     sch.vectorize(element)
-    return step
+    return iteration
 
 
-def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str) -> None:
-    """Have rows of a tile in shared memory lie so that ldmatrix reads eight of them from different banks."""
+def avoid_bank_conflicts(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str) -> None:
+    """Permute or pad a tile's rows in shared memory so that ldmatrix reads eight of them from different banks."""
     if dtype_bytes(dtype) == 2 and row_length in PERMUTED_ROWS:
         sch.annotate(copy, "permuted_layout", 1)
         sch.annotate(load, "permuted_layout", 1)
@@ -108,42 +107,50 @@ def keep_apart(sch: Schedule, copy: Any, load: Any, row_length: int, dtype: str)
         sch.storage_align(copy, 0, axis=-2, factor=32, offset=16 // dtype_bytes(dtype))
 
 
-def store_sums(sch: Schedule, store: Any, warp: Any, gemm: Contraction) -> Any:
-    """Have each lane store the sums that mma.sync leaves with it; return the block that takes them from there."""
-    sums = sch.cache_read(store, 0, "local")
-    sch.reverse_compute_at(sums, warp)
+def store_accumulators(sch: Schedule, store: Any, loops: tuple[Any, Any], tiles: GemmTcParams | ConvTcParams, gemm: Contraction) -> Any:
+    """Store the accumulators as the parameters say; return the block that reads them in registers. `loops` are over blocks and warps."""
+    if tiles.smem_epilogue:
+        return _store_through_smem(sch, store, loops, tiles.warps, gemm)
+    return _store_from_registers(sch, store, loops[1], gemm)
+
+
+def _store_from_registers(sch: Schedule, store: Any, warp: Any, gemm: Contraction) -> Any:
+    """Have each lane store the accumulators in its registers."""
+    accum = sch.cache_read(store, 0, "local")
+    sch.reverse_compute_at(accum, warp)
     place_store(sch, store, warp)
-    sch.compute_at(sums, spread(sch, store, warp, is_paired=gemm.out_contiguous % 2 == 0), preserve_unit_loops=True)
-    sch.unroll(sch.get_loops(sums)[-1])
-    return sums
+    pair = distribute_fragments(sch, store, warp, vectorize=gemm.out_contiguous % 2 == 0)
+    sch.compute_at(accum, pair, preserve_unit_loops=True)
+    sch.unroll(sch.get_loops(accum)[-1])
+    return accum
 
 
-def store_tile(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, gemm: Contraction) -> Any:
-    """Have a block gather its sums in shared memory and store whole rows of them; return the block that takes them from the lanes.
+def _store_through_smem(sch: Schedule, store: Any, loops: tuple[Any, Any], warps: int, gemm: Contraction) -> Any:
+    """Have a block store whole rows of its tile, through shared memory.
 
-    `loops` are those over blocks and over warps. A lane alone stores 4 to 8 bytes here and there; L2 takes 32 in one go.
+    A lane's own stores are scattered pieces of 4 to 8 bytes; sectors of L2 have 32.
     """
     tile, warp = loops
-    gathered = sch.cache_read(store, 0, "shared.dyn")
-    sums = sch.cache_read(gathered, 0, "local")
-    for following in (sums, gathered):
+    staged = sch.cache_read(store, 0, "shared.dyn")
+    accum = sch.cache_read(staged, 0, "local")
+    for following in (accum, staged):
         sch.reverse_compute_at(following, warp)
-    sch.compute_at(sums, spread(sch, gathered, warp, is_paired=True), preserve_unit_loops=True)
-    sch.unroll(sch.get_loops(sums)[-1])
-    sch.storage_align(gathered, 0, axis=-2, factor=32, offset=8)
+    sch.compute_at(accum, distribute_fragments(sch, staged, warp, vectorize=True), preserve_unit_loops=True)
+    sch.unroll(sch.get_loops(accum)[-1])
+    sch.storage_align(staged, 0, axis=-2, factor=32, offset=8)
     place_store(sch, store, tile)
-    places = _below(sch, store, tile)
-    vector = math.gcd(gemm.out_contiguous, STORED_AT_ONCE)
-    step, by_warp, lane, element = sch.split(sch.fuse(*places), [None, warps, LANES, vector])
+    elements = sch.fuse(*_loops_within(sch, store, tile))
+    vector = math.gcd(gemm.out_contiguous, STORE_VECTOR)
+    iteration, by_warp, lane, element = sch.split(elements, [None, warps, LANES, vector])
     sch.bind(by_warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
     sch.vectorize(element)
-    sch.unroll(step)
-    return sums
+    sch.unroll(iteration)
+    return accum
 
 
-def clear_sums(sch: Schedule, fragment: Any, sums: Any, reduction: Any, names: Tensorized, dtype: str) -> None:
-    """Have fragments of sums be zero before the reduction's loop."""
-    start = sch.decompose_reduction(fragment, reduction)
-    sch.transform_layout(sums, ("read", 0), placed(dtype))
-    sch.tensorize(sch.get_loops(sch.get_child_blocks(start)[0])[-2], names.clear)
+def clear_accumulators(sch: Schedule, mma: Any, accum: Any, k_loop: Any, intrinsics: MmaIntrinsics, dtype: str) -> None:
+    """Set accumulator fragments to zero before the k-loop; `mma` is the block that updates them and `accum` the one that reads them."""
+    init = sch.decompose_reduction(mma, k_loop)
+    sch.transform_layout(accum, ("read", 0), fragment_layout(dtype))
+    sch.tensorize(sch.get_loops(sch.get_child_blocks(init)[0])[-2], intrinsics.clear)

@@ -1,4 +1,4 @@
-"""Owns how tiles of a convolution cover pixels, in boxes of images, rows and columns, and how their results leave.
+"""Owns how tiles of a convolution cover pixels, in boxes of images, rows and columns, and how their results are stored.
 
 Knows nothing of operands or of how tiles are chosen.
 """
@@ -12,15 +12,16 @@ from typing import Any
 
 from tvm import tirx
 
+from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.hopper.epilogue import STAGED, Results, chunk_shape
-from kerneldecl.templates.hopper.operands import PITCH_BYTES, SWIZZLES, TensorMap
+from kerneldecl.templates.hopper.epilogue import SMEM_DTYPES, Epilogue, chunk_shape
+from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap
 from kerneldecl.templates.hopper.read_conv import Convolution
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """How tiles of pixels cover results: (images, rows, columns) of the result, and of a tile."""
+class PixelBoxes:
+    """How tiles, each a box of pixels, cover a convolution's results: (images, rows, columns) of all and of a tile."""
 
     results: tuple[int, int, int]
     tile: tuple[int, int, int]
@@ -39,13 +40,13 @@ class Boxes:
         return math.prod(self.counts)
 
     def part(self, pixels: int) -> tuple[int, int, int]:
-        """Return the box of so many neighbouring rows of a tile, a power of two."""
+        """Return the box of so many neighbouring pixels of a tile, a power of two."""
         columns = min(self.tile[2], pixels)
         rows = min(self.tile[1], pixels // columns)
         return pixels // (columns * rows), rows, columns
 
     def pixel(self, row: Any) -> tuple[Any, Any, Any]:
-        """Return image, row and column of the result that a row of the product is."""
+        """Return image, row and column of the result that a row of the GEMM is."""
         _, rows, columns = self.counts
         _, tile_rows, tile_columns = self.tile
         tile, within = row // self.pixels, row % self.pixels
@@ -57,18 +58,12 @@ class Boxes:
         )
 
 
-def results_of_boxes(convolution: Convolution, boxes: Boxes, tile_filters: int, *, is_swapped: bool) -> Results:
-    """Return how the results of a convolution leave tiles of boxes of pixels: some pixels at a time, which are a box, too."""
-    out, filters = convolution.out, convolution.filters
-    dtype = str(out.dtype)
-    images, height, width, _ = (int(extent) for extent in out.shape)
-    line, lines = chunk_shape(boxes.pixels if is_swapped else tile_filters, is_swapped=is_swapped)
-    pitch, in_pairs = filters * dtype_bytes(dtype), filters % 2 == 0
-    tensor_map = None
-    if dtype in STAGED and pitch % PITCH_BYTES == 0:
-        strides = (pitch, width * pitch, height * width * pitch)
-        box = (line, *reversed(boxes.part(lines)))
-        tensor_map = TensorMap(out, dtype, (filters, width, height, images), strides, box, SWIZZLES[line * 2], promotion=0)
+def conv_epilogue(convolution: Convolution, boxes: PixelBoxes, tile_filters: int, *, is_swapped: bool) -> Epilogue:
+    """Return the epilogue of a convolution in tiles of boxes of pixels: chunks hold some of the pixels, which are a box, too."""
+    filters = convolution.filters
+    extents = tuple(int(extent) for extent in convolution.out.shape)
+    width, lines = chunk_shape(boxes.pixels if is_swapped else tile_filters, is_swapped=is_swapped)
+    in_pairs = filters % 2 == 0
 
     def index(_: Any, row: Any, column: Any) -> list[Any]:
         pixel, channel = (column, row) if is_swapped else (row, column)
@@ -77,19 +72,50 @@ def results_of_boxes(convolution: Convolution, boxes: Boxes, tile_filters: int, 
     def coords(batch: Any, row: Any, column: Any) -> tuple[Any, ...]:
         return tuple(reversed(index(batch, row, column)))
 
-    def value(total: Any, batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        return convolution.value(total, index(batch, row, column), addends)
+    def value(total: Any, batch: Any, row: Any, column: Any, aux: Sequence[Any]) -> Any:
+        return convolution.value(total, index(batch, row, column), aux)
 
-    def addends(batch: Any, row: Any, column: Any) -> list[Any]:
+    def aux(batch: Any, row: Any, column: Any) -> list[Any]:
         *pixel, channel = index(batch, row, column)
         places = zip(pixel, boxes.results, boxes.tile, strict=True)
         within = [tirx.min(at, extent - 1) if extent % side else at for at, extent, side in places]
         # Pairs stay pairs.
         last = filters - 2 + channel % 2 if in_pairs else filters - 1
-        return convolution.addends([*within, tirx.min(channel, last) if filters % tile_filters else channel])
+        return convolution.aux([*within, tirx.min(channel, last) if filters % tile_filters else channel])
 
     def inside(row: Any, column: Any) -> Any:
-        places = zip(index(0, row, column), (images, height, width, filters), strict=True)
-        return tirx.all(*(at < extent for at, extent in places))
+        return tirx.all(*(at < extent for at, extent in zip(index(0, row, column), extents, strict=True)))
 
-    return Results(dtype, out, tensor_map, coords, index, value, addends, inside, is_swapped, line, lines, in_pairs)
+    return Epilogue(
+        dtype=str(convolution.out.dtype),
+        buffer=convolution.out,
+        map=_store_map(convolution, (width, *reversed(boxes.part(lines)))),
+        coords=coords,
+        index=index,
+        value=value,
+        aux=aux,
+        inside=inside,
+        is_swapped=is_swapped,
+        width=width,
+        lines=lines,
+        in_pairs=in_pairs,
+    )
+
+
+def _store_map(convolution: Convolution, box: tuple[int, ...]) -> TensorMap | None:
+    """Return the tensor map by which TMA stores boxes of filters, columns, rows and images, None where it cannot."""
+    out, filters = convolution.out, convolution.filters
+    dtype = str(out.dtype)
+    images, height, width, _ = (int(extent) for extent in out.shape)
+    pitch = filters * dtype_bytes(dtype)
+    if dtype not in SMEM_DTYPES or pitch % TMA_ALIGN_BYTES:
+        return None
+    return TensorMap(
+        buffer=out,
+        dtype=dtype,
+        dims=(filters, width, height, images),
+        strides_bytes=(pitch, width * pitch, height * width * pitch),
+        box=box,
+        swizzle=SWIZZLES[box[0] * 2],
+        promotion=0,
+    )

@@ -1,6 +1,6 @@
-"""Owns loading an operand of wgmma through registers: what TMA does not take, such as rows of odd length or bytes to be transposed.
+"""Owns loading an operand of wgmma through registers: what TMA does not take, such as rows of odd length or 8-bit elements to transpose.
 
-Knows nothing of pipelines, results or how tiles are chosen.
+Knows nothing of pipelines, epilogues or how tiles are chosen.
 """
 
 from __future__ import annotations
@@ -11,50 +11,50 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.hopper.epilogue import each
-from kerneldecl.templates.hopper.operands import ROW_BYTES, SLAB, Operand
-from kerneldecl.templates.hopper.params import WARPGROUP
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, WARPGROUP_THREADS
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.hopper.operands import Operand
 
 PIECE_BYTES = 16
-ROW_PIECES = ROW_BYTES // PIECE_BYTES
+ROW_PIECES = K_TILE_BYTES // PIECE_BYTES
 PIECES_AT_ONCE = {4: 4, 2: 4, 1: 2}
-"""That a thread has on their way, by the bytes of an element."""
+"""Pieces whose loads a thread has under way, by the bytes of an element."""
 TRANSPOSED_AT_ONCE = {4: 8, 1: 2}
-"""The same where it loads them element by element."""
+"""The same, where a thread loads them element by element."""
 
 
 def place_of(operand: Operand, piece: Any) -> tuple[Any, Any, Any]:
-    """Return of a piece of 16 bytes of a stage: its first row of the operand, its first term, and where it lies, in elements.
+    """Return the operand's row and the k at which a piece of 16 bytes of a stage begins, and where it is in the stage, in elements.
 
     Neighbouring threads take neighbours in memory: along a row of shared memory, or across rows where elements are transposed.
     """
-    assert operand.gather is not None
+    assert operand.register_loads is not None
     width = PIECE_BYTES // operand.item_bytes
-    if operand.gather.is_transposed:
+    if operand.register_loads.is_transposed:
         line, at = piece % operand.stage_rows, piece // operand.stage_rows
     else:
         line, at = piece // ROW_PIECES, piece % ROW_PIECES
     place = line * operand.row_elements + T.bitwise_xor(at, line % ROW_PIECES) * width
     if operand.is_k_last:
         return line, at * width, place
-    return line // SLAB * SLAB + at * width, line % SLAB, place
+    return line // MMA_TILE_ROWS * MMA_TILE_ROWS + at * width, line % MMA_TILE_ROWS, place
 
 
-def element_at(operand: Operand, batch: Any, row: Any, term: Any) -> Any:
-    """Return where an element lies in memory, in elements."""
-    assert operand.gather is not None
-    matrix = operand.gather.matrix
+def element_at(operand: Operand, batch: Any, row: Any, k: Any) -> Any:
+    """Return the offset of an element in memory, in elements."""
+    assert operand.register_loads is not None
+    matrix = operand.register_loads.matrix
     strides = [stride for _, stride in reversed(matrix.batch)]
     outer = sum((index * stride for index, stride in zip(matrix.batch_index(batch), strides, strict=True)), tirx.const(0, "int32"))
-    return outer + row * matrix.rows[1] + term * matrix.columns[1]
+    return outer + row * matrix.rows[1] + k * matrix.columns[1]
 
 
-class Source:
+class FlatMemory:
     """An operand's memory as one row of elements, and as one of words of 4 bytes."""
 
     def __init__(self, operand: Operand) -> None:
-        assert operand.gather is not None
-        buffer = operand.gather.matrix.buffer
+        assert operand.register_loads is not None
+        buffer = operand.register_loads.matrix.buffer
         self.count = math.prod(int(extent) for extent in buffer.shape)
         self.bytes = self.count * operand.item_bytes
         self.elements = T.decl_buffer((self.count,), operand.dtype, data=buffer.data)
@@ -82,57 +82,57 @@ def hold(buffer: Any, values: list[Any]) -> None:
 
 
 @T.inline
-def load_aligned(operand, source, raw, at, place):
-    """Load the 16 bytes that a multiple of 16 bytes into memory start with, what lies beyond it element by element."""
+def load_aligned(operand, memory, raw, at, place):
+    """Load the 16 bytes that a multiple of 16 bytes into memory start with, beyond its end element by element."""
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
     elements = T.decl_buffer((raw.shape[0] * 4 // operand.item_bytes,), operand.dtype, data=raw.data, scope="local")
-    if place * width + width <= source.count:
+    if place * width + width <= memory.count:
         for v in T.vectorized(4):
-            raw[at + v] = source.words[place * 4 + v]
+            raw[at + v] = memory.words[place * 4 + v]
     else:
         for e in T.unroll(width):
-            if place * width + e < source.count:
-                elements[at * 4 // operand.item_bytes + e] = source.elements[place * width + e]
+            if place * width + e < memory.count:
+                elements[at * 4 // operand.item_bytes + e] = memory.elements[place * width + e]
             else:
                 elements[at * 4 // operand.item_bytes + e] = tirx.const(0, operand.dtype)
 
 
 @T.inline
-def _gather_side_by_side(operand, source, buffer, stage, first, thread):
-    """Load pieces of 16 bytes that lie side by side, from wherever they start."""
-    batch, first_row, first_term = each(first)
-    matrix = T.meta_var(operand.gather.matrix)
+def _load_contiguous(operand, memory, buffer, stage, first, thread):
+    """Load pieces of 16 contiguous bytes, from wherever they start."""
+    batch, first_row, first_k = meta_vars(first)
+    matrix = T.meta_var(operand.register_loads.matrix)
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
-    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
-    is_aligned = T.meta_var(operand.gather.align_bytes == PIECE_BYTES)
-    for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
+    at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP_THREADS)))
+    is_aligned = T.meta_var(operand.register_loads.align_bytes == PIECE_BYTES)
+    for i in T.serial(-(-pieces // (WARPGROUP_THREADS * at_once))):
         raw = T.alloc_local((at_once * 8,), "uint32")
         for u in T.unroll(at_once):
-            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP + thread))
+            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP_THREADS + thread))
             row = T.meta_var(first_row + place[0])
-            term = T.meta_var(first_term + place[1])
-            start = T.meta_var(element_at(operand, batch, row, term))
-            if T.And(row < matrix.rows[0], term < matrix.columns[0]):
-                load_aligned(operand, source, raw, u * 8, start // width)
+            k = T.meta_var(first_k + place[1])
+            start = T.meta_var(element_at(operand, batch, row, k))
+            if T.And(row < matrix.rows[0], k < matrix.columns[0]):
+                load_aligned(operand, memory, raw, u * 8, start // width)
                 if not is_aligned:
-                    load_aligned(operand, source, raw, u * 8 + 4, start // width + 1)
+                    load_aligned(operand, memory, raw, u * 8 + 4, start // width + 1)
             else:
                 for v in T.unroll(8):
                     raw[u * 8 + v] = T.uint32(0)
         packed = T.alloc_local((4,), "uint32")
         elements = T.decl_buffer((width,), operand.dtype, data=packed.data, scope="local")
         for u in T.unroll(at_once):
-            piece = T.meta_var((i * at_once + u) * WARPGROUP + thread)
+            piece = T.meta_var((i * at_once + u) * WARPGROUP_THREADS + thread)
             place = T.meta_var(place_of(operand, piece))
-            term = T.meta_var(first_term + place[1])
-            start = T.meta_var(element_at(operand, batch, first_row + place[0], term))
-            words = T.meta_var(shifted(raw, u * 8, start % width * operand.item_bytes, operand.gather.align_bytes))
+            k = T.meta_var(first_k + place[1])
+            start = T.meta_var(element_at(operand, batch, first_row + place[0], k))
+            words = T.meta_var(shifted(raw, u * 8, start % width * operand.item_bytes, operand.register_loads.align_bytes))
             hold(packed, words)
             if operand.is_k_last:
-                if term + width > matrix.columns[0]:
+                if k + width > matrix.columns[0]:
                     for e in T.unroll(width):
-                        if term + e >= matrix.columns[0]:
+                        if k + e >= matrix.columns[0]:
                             elements[e] = tirx.const(0, operand.dtype)
             if piece < pieces:
                 T.ptx["st.shared.v4.u32"](
@@ -141,27 +141,27 @@ def _gather_side_by_side(operand, source, buffer, stage, first, thread):
 
 
 @T.inline
-def _gather_transposed(operand, source, buffer, stage, first, thread):
+def _load_transposed(operand, memory, buffer, stage, first, thread):
     """Load pieces of 16 bytes element by element."""
-    batch, first_row, first_term = each(first)
-    matrix = T.meta_var(operand.gather.matrix)
+    batch, first_row, first_k = meta_vars(first)
+    matrix = T.meta_var(operand.register_loads.matrix)
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
-    at_once = T.meta_var(min(TRANSPOSED_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP)))
-    for i in T.serial(-(-pieces // (WARPGROUP * at_once))):
+    at_once = T.meta_var(min(TRANSPOSED_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP_THREADS)))
+    for i in T.serial(-(-pieces // (WARPGROUP_THREADS * at_once))):
         words = T.alloc_local((at_once * 4,), "uint32")
         elements = T.decl_buffer((at_once * width,), operand.dtype, data=words.data, scope="local")
         for u in T.unroll(at_once):
-            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP + thread))
+            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP_THREADS + thread))
             row = T.meta_var(first_row + place[0])
             for e in T.unroll(width):
-                term = T.meta_var(first_term + place[1] + e)
-                if T.And(row < matrix.rows[0], term < matrix.columns[0]):
-                    elements[u * width + e] = source.elements[element_at(operand, batch, row, term)]
+                k = T.meta_var(first_k + place[1] + e)
+                if T.And(row < matrix.rows[0], k < matrix.columns[0]):
+                    elements[u * width + e] = memory.elements[element_at(operand, batch, row, k)]
                 else:
                     elements[u * width + e] = tirx.const(0, operand.dtype)
         for u in T.unroll(at_once):
-            piece = T.meta_var((i * at_once + u) * WARPGROUP + thread)
+            piece = T.meta_var((i * at_once + u) * WARPGROUP_THREADS + thread)
             place = T.meta_var(place_of(operand, piece))
             if piece < pieces:
                 T.ptx["st.shared.v4.u32"](
@@ -170,9 +170,9 @@ def _gather_transposed(operand, source, buffer, stage, first, thread):
 
 
 @T.inline
-def gather(operand, source, buffer, stage, first, thread):
-    """Have the threads of a warpgroup load a tile to a stage; `first` is its batch, row and term."""
-    if operand.gather.is_transposed:
-        _gather_transposed(operand, source, buffer, stage, first, thread)
+def load_through_registers(operand, memory, buffer, stage, first, thread):
+    """Have the threads of a warpgroup load a tile to a stage; `first` is its batch, row and k."""
+    if operand.register_loads.is_transposed:
+        _load_transposed(operand, memory, buffer, stage, first, thread)
     else:
-        _gather_side_by_side(operand, source, buffer, stage, first, thread)
+        _load_contiguous(operand, memory, buffer, stage, first, thread)

@@ -1,4 +1,4 @@
-"""Owns the sizes of one kernel on wgmma: how many clusters, blocks, threads, registers and bytes, and which instructions fit them.
+"""Owns the sizes of one GEMM kernel on wgmma: clusters, CTAs, registers and bytes, and which instructions fit them.
 
 Knows nothing of the kernel's statements.
 """
@@ -7,238 +7,303 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates.hopper.epilogue import Results
-from kerneldecl.templates.hopper.gather import Source
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    RESERVED_SMEM_BYTES,
+    RESIDENT_OTHER_REGISTERS,
+    SM_REGISTERS,
+    SM_SMEM_BYTES,
+    SYSTEM_SMEM_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES, accumulators_per_register
+from kerneldecl.templates.hopper.epilogue import Epilogue
+from kerneldecl.templates.hopper.gather import FlatMemory
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import Packing
-from kerneldecl.templates.hopper.params import BUFFER_BYTES, REGISTERS, RESERVED_BYTES, WARPGROUP, Tiles, sums_a_register
+from kerneldecl.templates.hopper.params import SETMAXNREG, SETMAXNREG_VIA_REGISTERS, GemmParams
 
-SM_BYTES = 228 * 1024
-SYSTEM_BYTES = 1024
-"""Of shared memory in each block."""
-AHEAD_BYTES = 32 * 1024
-"""That the blocks of an SM ask for together before the kernel in front has ended. Of 17 products on an H200 none lost more than 0.5 % by
-it, one of 1024 gained 2.5 %; with 128 KB most were slower than with nothing, since loads wait behind what was asked for."""
-LATE_STEPS = 3
-"""Their products keep the tensor cores busy about as long as gelu takes on half of a tile."""
-MAX_REGISTERS, OTHER_REGISTERS = 255, 40
-"""Of a thread, and of it those that hold neither sums nor what is added to them, about."""
-SM_REGISTERS = 65536
-OWN_REGISTERS = 48
-"""Of a thread beside its sums, where an SM has several blocks."""
-PTX_DTYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "tfloat32": "tf32"}
-PTX_SUMS = {"float16": "f16", "float32": "f32", "int32": "s32"}
+L2_PREFETCH_BYTES = 32 * 1024
+"""Bytes that the CTAs of an SM prefetch to L2 before the preceding kernel has ended. Of 17 GEMMs on an H200 none lost more than 0.5 % by
+it, one of 1024 gained 2.5 %; with 128 KB most were slower than with nothing, since loads wait behind prefetches."""
+TAIL_K_TILES = 3
+"""K-tiles whose MMAs keep the tensor cores busy about as long as gelu takes on half of a tile."""
+MAX_REGISTERS = 255
+"""Registers that a thread may have (CUDA programming guide)."""
+OTHER_REGISTERS = 40
+"""Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
+CLUSTERS_LOST = 11
+"""Of so many clusters of more than two CTAs one finds no room, since the SMs that can make one up come in groups of 16 or 18."""
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel: sizes in rows and columns of wgmma, whatever they are of the product."""
+class AccumulatorLayout:
+    """How a consumer thread holds the accumulators of its MMA tiles in registers."""
 
-    params: tuple[Any, ...]
     dtype: str
-    """Of the operands."""
-    accum_dtype: str
-    rows: Operand
-    columns: Operand
-    results: Results
-    tiles: Tiles
-    grid: tuple[int, int, int]
-    """Batch, tiles along rows, tiles along columns."""
-    steps: int
-    """Stages' worth of reduction."""
-    sms: int
-    packings: tuple[Packing, ...] = ()
-    """Copies of operands that are made before."""
+    block_n: int
+    mma_tiles: int = 1
 
     @property
-    def is_early(self) -> bool:
-        """Say whether the kernel may start before the one in front has ended, and so waits for it itself."""
-        return bool(self.tiles.pdl or self.packings)
+    def count(self) -> int:
+        return self.mma_tiles * self.per_mma_tile
 
     @property
-    def ahead_steps(self) -> int:
-        """Return how many steps of its tile a block asks for before the kernel in front has ended.
-
-        Where blocks have one tile each, which begins and ends while DRAM has little to do, and TMA brings both operands as they are.
-        """
-        if not self.tiles.pdl or self.tiles.stream_k > 0 or self.packings or self.is_gathered or self.clusters < self.total:
-            return 0
-        share_bytes = self.rows.stage_bytes // self.tiles.cluster_n + self.columns.stage_bytes // self.tiles.cluster_m
-        return min(self.part_steps, self.tiles.stages, AHEAD_BYTES // (self.resident * share_bytes))
+    def per_mma_tile(self) -> int:
+        return self.block_n // 2
 
     @property
-    def registers_dtype(self) -> str:
-        """Return how TVM holds what wgmma adds to: sums in float32, others as the bits they are."""
-        return "float32" if self.accum_dtype == "float32" else "uint32"
-
-    @property
-    def packing(self) -> int:
-        """Return how many sums share a register."""
-        return sums_a_register(self.accum_dtype)
+    def per_register(self) -> int:
+        return accumulators_per_register(self.dtype)
 
     @property
     def registers(self) -> int:
-        """Return how many registers of a thread hold its sums."""
-        return self.tiles.sums // self.packing
+        return self.count // self.per_register
 
     @property
-    def total_dtype(self) -> str:
-        """Return what the parts of a sum are added in: float32 at least."""
-        return "float32" if self.accum_dtype == "float16" else self.accum_dtype
+    def register_dtype(self) -> str:
+        """Return how TVM holds what wgmma accumulates in: float32 as it is, others as the bits they are."""
+        return "float32" if self.dtype == "float32" else "uint32"
 
-    def as_sums(self, registers: Any) -> Any:
-        """Return a local buffer of registers as one of sums."""
-        if self.accum_dtype == self.registers_dtype:
+    @property
+    def ptx_type(self) -> str:
+        """Return how PTX loads and stores a register of accumulators."""
+        return "f32" if self.register_dtype == "float32" else "u32"
+
+    @property
+    def reduce_dtype(self) -> str:
+        """Return the data type in which split-K adds partial accumulators: float32 at least."""
+        return "float32" if self.dtype == "float16" else self.dtype
+
+    def of_registers(self, registers: Any) -> Any:
+        """Return a local buffer of registers as one of accumulators."""
+        if self.dtype == self.register_dtype:
             return registers
-        count = registers.shape[0] * self.packing
-        return T.decl_buffer((count,), self.accum_dtype, data=registers.data, scope="local")
+        return T.decl_buffer((registers.shape[0] * self.per_register,), self.dtype, data=registers.data, scope="local")
+
+
+class EpiloguePlan(NamedTuple):
+    """How a consumer stores the results of its MMA tiles."""
+
+    epilogue: Epilogue
+    accum: AccumulatorLayout
+    buffers: int
+    """Chunks of results that a consumer has in shared memory; 0 where threads store directly."""
+    aux_buffers: int
+    """Chunks whose auxiliary operands threads hold; 2 is double buffering."""
+
+    @property
+    def chunks(self) -> int:
+        return self.epilogue.chunks(self.accum.count)
+
+    @property
+    def chunk_accumulators(self) -> int:
+        return self.epilogue.chunk_accumulators
+
+    @property
+    def stores_by_tma(self) -> bool:
+        return self.epilogue.map is not None and self.buffers > 0
+
+    @property
+    def staging_shape(self) -> tuple[int, int]:
+        return self.buffers, self.epilogue.chunk_elements
+
+    def aux_registers(self) -> list[Any]:
+        """Return a thread's buffers for the auxiliary operands of chunks; none where it stores directly."""
+        held = self.aux_buffers * self.chunk_accumulators
+        return [T.alloc_local((held,), dtype) for dtype in self.epilogue.aux_dtypes] if self.buffers > 0 else []
+
+
+@dataclass(frozen=True)
+class GemmKernel:
+    """One kernel. A, m and rows are those of wgmma, whichever operand of the problem that is: `swap_ab` exchanges them."""
+
+    func_params: tuple[Any, ...]
+    dtype: str
+    """Data type of the operands."""
+    accum_dtype: str
+    a: Operand
+    b: Operand
+    epilogue: Epilogue
+    params: GemmParams
+    grid: tuple[int, int, int]
+    """Batch, tiles along m, tiles along n."""
+    k_tiles: int
+    sm_count: int
+    packings: tuple[Packing, ...] = ()
+    """Copies of operands that a kernel of their own makes before."""
+
+    @property
+    def is_pdl_secondary(self) -> bool:
+        """Say whether the kernel may start before the preceding one has ended (PDL), and so waits for it itself."""
+        return bool(self.params.pdl or self.packings)
+
+    @property
+    def prefetched_k_tiles(self) -> int:
+        """Return how many k-tiles of its tile a CTA prefetches to L2 before the preceding kernel has ended.
+
+        Where CTAs have one tile each, which begins and ends while DRAM has little to do, and TMA loads both operands as they are.
+        """
+        if not self.params.pdl or self.params.stream_k > 0 or self.packings or self.via_registers or self.clusters < self.cluster_tiles:
+            return 0
+        cta_bytes = self.a.stage_bytes // self.params.cluster_n + self.b.stage_bytes // self.params.cluster_m
+        return min(self.k_tiles_per_cta, self.params.stages, L2_PREFETCH_BYTES // (self.ctas_per_sm * cta_bytes))
+
+    @property
+    def accum(self) -> AccumulatorLayout:
+        return AccumulatorLayout(self.accum_dtype, self.params.block_n, self.params.mma_tiles)
 
     @property
     def stage_bytes(self) -> int:
-        return self.rows.stage_bytes + self.columns.stage_bytes
+        return self.a.stage_bytes + self.b.stage_bytes
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Return how many clusters' tiles there are along rows and columns."""
-        return -(-self.grid[1] // self.tiles.cluster_m), -(-self.grid[2] // self.tiles.cluster_n)
+    def cluster_grid(self) -> tuple[int, int]:
+        """Return how many clusters' tiles there are along m and n."""
+        return -(-self.grid[1] // self.params.cluster_m), -(-self.grid[2] // self.params.cluster_n)
 
     @property
-    def total(self) -> int:
-        return self.grid[0] * self.blocks[0] * self.blocks[1]
+    def cluster_tiles(self) -> int:
+        return self.grid[0] * self.cluster_grid[0] * self.cluster_grid[1]
 
     @property
     def clusters(self) -> int:
-        """Return how many clusters are launched: one for each tile where the reduction is split, else as many as run at once."""
-        if self.tiles.split_k > 1:
-            return self.total
-        at_once = self.resident * self.sms // self.tiles.cluster
-        if self.tiles.stream_k == 0 and self.total <= at_once:
-            return self.total
-        # Clusters of four leave SMs idle, since the SMs that can make one up come in groups of 16 or 18.
-        return max(1, at_once - (at_once // 11 if self.tiles.cluster > 2 else 0))
+        """Return how many clusters are launched: one for each tile with split-K, else as many as run at once."""
+        if self.params.split_k > 1:
+            return self.cluster_tiles
+        at_once = self.ctas_per_sm * self.sm_count // self.params.cluster_ctas
+        if self.params.stream_k == 0 and self.cluster_tiles <= at_once:
+            return self.cluster_tiles
+        return max(1, at_once - (at_once // CLUSTERS_LOST if self.params.cluster_ctas > 2 else 0))
 
     @property
-    def whole(self) -> int:
-        """Return how many tiles each have one cluster: all of them, or the waves before those whose steps are dealt evenly."""
-        if self.tiles.stream_k == 0:
-            return self.total
-        return max(0, self.total // self.clusters - (self.tiles.stream_k - 1)) * self.clusters
+    def data_parallel_tiles(self) -> int:
+        """Return how many tiles each have one cluster: all of them, or those of the waves before stream-K's."""
+        if self.params.stream_k == 0:
+            return self.cluster_tiles
+        return max(0, self.cluster_tiles // self.clusters - (self.params.stream_k - 1)) * self.clusters
 
     @property
-    def is_dealt(self) -> bool:
-        """Say whether there are waves to deal: a last one that is not full, and the one before it where two are asked for."""
-        return self.total % self.clusters > 0 and self.total // self.clusters >= self.tiles.stream_k - 1
+    def has_stream_k_tiles(self) -> bool:
+        """Say whether there are waves for stream-K: a last one that is not full, and the one before it where two are asked for."""
+        full_waves, rest = divmod(self.cluster_tiles, self.clusters)
+        return rest > 0 and full_waves >= self.params.stream_k - 1
 
     @property
-    def shared_steps(self) -> int:
-        """Return the steps of all tiles that are dealt evenly."""
-        return (self.total - self.whole) * self.steps
+    def stream_k_iterations(self) -> int:
+        """Return the k-tiles of all stream-K tiles."""
+        return (self.cluster_tiles - self.data_parallel_tiles) * self.k_tiles
 
     @property
-    def share(self) -> int:
-        """Return the steps that each cluster has of those; the last share may be smaller, and shares may be left over."""
-        return -(-self.shared_steps // self.clusters)
+    def cluster_iterations(self) -> int:
+        """Return the k-tiles that each cluster has of those; the last one may have fewer, and some none."""
+        return -(-self.stream_k_iterations // self.clusters)
 
     @property
-    def resident(self) -> int:
-        """Return how many blocks an SM has at once, as far as shared memory and registers tell; a block more only waits."""
-        if self.tiles.consumers > 1:
+    def ctas_per_sm(self) -> int:
+        """Return how many CTAs an SM has at once, as far as shared memory and registers tell; one more only waits."""
+        if self.params.consumers > 1:
             return 1
-        used = self.tiles.stages * self.stage_bytes + self.buffers * BUFFER_BYTES + RESERVED_BYTES
-        registers = self.tiles.threads * (OWN_REGISTERS + self.registers)
-        return max(1, min(SM_BYTES // (used + SYSTEM_BYTES), SM_REGISTERS // registers))
+        smem_bytes = self.params.stages * self.stage_bytes + self.epilogue_buffers * EPILOGUE_BUFFER_BYTES + RESERVED_SMEM_BYTES
+        registers = self.params.threads * (RESIDENT_OTHER_REGISTERS + self.accum.registers)
+        return max(1, min(SM_SMEM_BYTES // (smem_bytes + SYSTEM_SMEM_BYTES), SM_REGISTERS // registers))
 
     @property
-    def is_gathered(self) -> bool:
-        return self.rows.gather is not None or self.columns.gather is not None
+    def via_registers(self) -> bool:
+        """Say whether threads load an operand through registers."""
+        return self.a.via_registers or self.b.via_registers
 
     @property
-    def copied_bytes(self) -> int:
-        """Return what TMA brings of a stage."""
-        return sum(operand.stage_bytes for operand in (self.rows, self.columns) if operand.gather is None)
+    def maxnreg(self) -> tuple[int, int]:
+        """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
+        return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
     @property
-    def fillers(self) -> int:
-        """Return how many threads say that a stage is full."""
-        copied = self.rows.gather is None or self.columns.gather is None
-        return (WARPGROUP if self.is_gathered else 0) + int(copied)
+    def tma_bytes(self) -> int:
+        """Return the bytes of a stage that TMA loads."""
+        return sum(operand.stage_bytes for operand in (self.a, self.b) if not operand.via_registers)
 
     @property
-    def sources(self) -> list[Any]:
-        """Return the operands as one row of elements each, where they are gathered."""
-        return [None if operand.gather is None else Source(operand) for operand in (self.rows, self.columns)]
+    def full_arrivals(self) -> int:
+        """Return how many threads arrive at a stage's barrier when they have filled it."""
+        return (WARPGROUP_THREADS if self.via_registers else 0) + int(self.tma_bytes > 0)
 
-    @property
-    def mma_k(self) -> int:
-        return 32 // self.rows.item_bytes
-
-    @property
-    def mma(self) -> str:
-        kind = PTX_DTYPES[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{self.mma_k}.{PTX_SUMS[self.accum_dtype]}.{kind}.{kind}"
+    def flat_memory(self) -> list[Any]:
+        """Return the memory of each operand that is loaded through registers as one row; within the kernel alone."""
+        return [FlatMemory(operand) if operand.via_registers else None for operand in (self.a, self.b)]
 
     @property
     def mma_n(self) -> int:
-        return self.tiles.block_n // self.tiles.parts_n(self.dtype)
+        return self.params.block_n // self.params.n_instructions(self.dtype)
+
+    @property
+    def mma(self) -> str:
+        kind, accum = PTX_TYPES[self.dtype], PTX_TYPES[self.accum_dtype]
+        return f"wgmma.mma_async.sync.aligned.m64n{self.mma_n}k{K_BYTES // self.a.item_bytes}.{accum}.{kind}.{kind}"
 
     @property
     def mma_flags(self) -> tuple[int, ...]:
         """Return wgmma's immediates: no negation, and for 16 bits whether operands are transposed."""
         if self.dtype == "int8":
             return ()
-        return (1, 1, int(not self.rows.is_k_last), int(not self.columns.is_k_last)) if self.dtype.endswith("16") else (1, 1)
+        return (1, 1, int(not self.a.is_k_last), int(not self.b.is_k_last)) if self.dtype.endswith("16") else (1, 1)
 
     @property
-    def part_steps(self) -> int:
-        """Return the steps of each part of the reduction; the last part's may lie beyond it, where there are zeros."""
-        return -(-self.steps // self.tiles.split_k)
+    def k_tiles_per_cta(self) -> int:
+        """Return the k-tiles of each CTA with split-K; the last one's may lie beyond k, where there are zeros."""
+        return -(-self.k_tiles // self.params.split_k)
 
     @property
-    def sent_at_once(self) -> int:
-        """Return how many registers of sums go to another block in one store: 16 bytes where they make whole ones."""
-        return math.gcd(4, self.registers // self.tiles.split_k)
+    def registers_per_store(self) -> int:
+        """Return how many registers of accumulators split-K stores at once to another CTA: 16 bytes where they make whole ones."""
+        return math.gcd(4, self.accum.registers // self.params.split_k)
 
     @property
-    def send(self) -> str:
-        vector = f".v{self.sent_at_once}" if self.sent_at_once > 1 else ""
-        return f"st.shared::cluster{vector}.{self.word}"
+    def remote_store(self) -> str:
+        """Return the instruction by which split-K stores accumulators to another CTA's shared memory."""
+        vector = f".v{self.registers_per_store}" if self.registers_per_store > 1 else ""
+        return f"st.shared::cluster{vector}.{self.accum.ptx_type}"
 
     @property
-    def word(self) -> str:
-        """Return how PTX calls a sum's bits."""
-        return "f32" if self.registers_dtype == "float32" else "u32"
+    def split_k_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape of the shared memory to which the CTAs of a cluster send accumulators: sender, store, thread, register."""
+        stores = self.accum.registers // self.params.split_k // self.registers_per_store
+        return self.params.split_k, stores, self.params.consumers_per_tile * WARPGROUP_THREADS, self.registers_per_store
 
     @property
-    def buffers(self) -> int:
+    def epilogue_buffers(self) -> int:
         """Return how many chunks of results each consumer has in shared memory."""
-        if not self.results.is_staged or self.tiles.split_k > 1:
+        if not self.epilogue.via_smem or self.params.split_k > 1:
             return 0
-        return self.tiles.buffers(self.results.chunks(self.tiles.sums), self.stage_bytes, self.accum_dtype)
+        return self.params.epilogue_buffers(self.epilogue.chunks(self.params.accumulators), self.stage_bytes, self.accum_dtype)
 
     @property
-    def chunk_sums(self) -> int:
-        """Return how many sums of a thread leave at once, where results go through shared memory."""
-        return self.results.chunk_elements // WARPGROUP
+    def epilogue_plan(self) -> EpiloguePlan:
+        """Return how consumers store results: auxiliary operands are double-buffered where registers allow, so that nobody waits."""
+        held = self.epilogue.aux_registers(self.epilogue.chunk_accumulators)
+        most = SETMAXNREG[self.params.consumers][1] or MAX_REGISTERS
+        is_double = held and self.accum.registers + 2 * held + OTHER_REGISTERS <= most and self.epilogue_buffers > 0
+        return EpiloguePlan(self.epilogue, self.accum, self.epilogue_buffers, aux_buffers=2 if is_double else 1)
 
     @property
-    def addend_sets(self) -> int:
-        """Return for how many chunks threads hold what the epilogue adds: two where registers allow, so that nobody waits for it."""
-        held = self.results.addend_registers(self.chunk_sums)
-        fits = self.registers + 2 * held + OTHER_REGISTERS <= (REGISTERS[self.tiles.consumers][1] or MAX_REGISTERS)
-        return 2 if held and fits and self.buffers > 0 else 1
+    def can_store(self) -> bool:
+        """Say whether results that go through shared memory have room there, if only that of split-K."""
+        return self.epilogue_buffers > 0 or not self.epilogue.via_smem or self.params.split_k > 1
 
     @property
-    def late_steps(self) -> int:
-        """Return how many last steps of a tile are multiplied slab by slab, so that results are computed meanwhile: where they take long.
+    def tail_k_tiles(self) -> int:
+        """Return how many last k-tiles are multiplied for one MMA tile after the other.
 
-        Halves of a slab's columns do not do: nvcc keeps sums apart for each shape of wgmma, which takes twice the registers.
+        The first one's epilogue then overlaps the second one's MMAs, which pays where the epilogue takes long. Halves of an MMA tile's
+        columns do not do: nvcc keeps accumulators of each shape of wgmma in registers of their own, which takes twice as many.
         """
-        tiles = self.tiles
-        is_apart = tiles.is_pingpong or tiles.split_k > 1 or tiles.stream_k > 0
-        if tiles.mma_tiles < 2 or is_apart or not self.buffers or self.steps < 2 * tiles.stages or not self.results.takes_long:
+        params = self.params
+        is_divided = params.is_pingpong or params.split_k > 1 or params.stream_k > 0
+        is_short = self.k_tiles < 2 * params.stages
+        if params.mma_tiles < 2 or is_divided or not self.epilogue_buffers or is_short or not self.epilogue.has_calls:
             return 0
-        return min(LATE_STEPS, tiles.stages - 1)
+        return min(TAIL_K_TILES, params.stages - 1)

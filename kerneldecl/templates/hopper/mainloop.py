@@ -1,73 +1,108 @@
-"""Owns how a consumer of a wgmma kernel adds up the products of a tile, and gives stages back.
+"""Owns the mainloop of a consumer: wgmma over the stages of a tile's k-tiles, each given back to producers when the next one is multiplied.
 
-Knows nothing of loading, of tiles' order or of what becomes of sums.
+Where the epilogue takes long, the last k-tiles are multiplied for one MMA tile after the other: the first one's epilogue is computed
+while tensor cores are busy with the second.
 
-Where results take long to be computed, the last steps of a tile are multiplied for the first of two slabs, then for the second: the results
-of the first one are computed while the tensor cores are busy with the second.
+Knows nothing of how operands come to shared memory or what becomes of accumulators.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.hopper.epilogue import each
-from kerneldecl.templates.hopper.kernel_config import Kernel
-from kerneldecl.templates.hopper.operands import ROW_BYTES
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
+from kerneldecl.analysis.tensor_cores import K_BYTES
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.hopper.kernel_config import GemmKernel
 
 FENCE_SOURCE = """
 __device__ __forceinline__ void tvm_wgmma_fence_operand(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volatile("" : "+r"(x) :: "memory"); }
 """
-"""Keeps nvcc from reading sums before wgmma has written them."""
+"""Keeps nvcc from reading accumulators before wgmma has written them."""
 
 
-def _before(kernel: Kernel, stage: Any, steps: int) -> Any:
-    """Return the stage so many steps before another."""
-    return T.Select(stage >= steps, stage - steps, stage + (kernel.tiles.stages - steps))
+class CtaRank(NamedTuple):
+    """Where a CTA is in its cluster: along m, along n, and which part of k it has with split-K."""
+
+    m: Any
+    n: Any
+    split: Any
+
+
+class Consumer(NamedTuple):
+    """What a consumer warpgroup multiplies with, while a kernel's script is read."""
+
+    kernel: GemmKernel
+    acc: Any
+    descriptors: tuple[Any, Any]
+    """wgmma's descriptors of the first stage of A and of B."""
+    state: Any
+    """Which stage comes next, and its phase."""
+    barriers: Any
+    """`full` and `empty`, one of each for every stage, and `order` between consumers."""
+    index: Any
+    """Index of the warpgroup among the consumers."""
+    lane: Any
+    rank: CtaRank
+
+    @property
+    def first_mma_tile(self) -> Any:
+        """Return the first of its MMA tiles among the CTA's."""
+        return 0 if self.kernel.params.is_pingpong else self.index * self.kernel.params.mma_tiles
+
+    @property
+    def first_row(self) -> Any:
+        """Return the first of its rows among the CTA's."""
+        return 0 if self.kernel.params.is_pingpong else self.index * (self.kernel.params.mma_tiles * MMA_TILE_ROWS)
+
+    def stage_before(self, k_tiles: int) -> Any:
+        """Return the stage so many k-tiles before the next one."""
+        stage = self.state.stage
+        return T.Select(stage >= k_tiles, stage - k_tiles, stage + (self.kernel.params.stages - k_tiles))
 
 
 @T.inline
-def _release(kernel, empty, stage, lane, place):
-    """Have a warp tell all blocks that write to this one's stages that it has read one."""
-    tiles = T.meta_var(kernel.tiles)
-    rank_m, rank_n, _ = each(place)
-    count = T.meta_var(tiles.cluster_m * tiles.cluster_n)
+def _release(consumer, stage):
+    """Have a warp signal all CTAs that write to this one's stages that it has read one."""
+    params = T.meta_var(consumer.kernel.params)
+    lane, empty = T.meta_var((consumer.lane, consumer.barriers.empty))
+    count = T.meta_var(params.cluster_m * params.cluster_n)
     if count == 1:
         if lane == 0:
             empty.arrive(stage)
     elif count == 2:
         if lane < 2:
             empty.arrive(stage, remote=lane)
-    elif (lane < count) & ((lane % tiles.cluster_m == rank_m) | (lane // tiles.cluster_m == rank_n)):
+    elif (lane < count) & ((lane % params.cluster_m == consumer.rank.m) | (lane // params.cluster_m == consumer.rank.n)):
         empty.arrive(stage, remote=lane)
 
 
 @T.inline
-def _multiply(kernel, acc, descriptors, stage, slab, own, is_first):
-    """Start the multiplications of a stage for some of a consumer's slabs, the first of which is the block's `slab`."""
-    rows, columns = each(descriptors)
-    tiles = T.meta_var(kernel.tiles)
-    parts = T.meta_var(tiles.parts_n(kernel.dtype))
-    count = T.meta_var(tiles.block_n // parts // 2 // kernel.packing)
-    for k in T.unroll(ROW_BYTES // 32):
-        for number in T.unroll(len(own)):
-            s = T.meta_var(own[0] + number)
-            for part in T.unroll(parts):
+def _issue_mma(consumer, stage, mma_tiles, is_first):
+    """Start the MMAs of a stage for some of a consumer's MMA tiles, given as a range."""
+    kernel, acc = T.meta_var((consumer.kernel, consumer.acc))
+    a, b = meta_vars(consumer.descriptors)
+    first_mma_tile = T.meta_var(consumer.first_mma_tile)
+    instructions = T.meta_var(kernel.params.n_instructions(kernel.dtype))
+    count = T.meta_var(kernel.params.block_n // instructions // 2 // kernel.accum.per_register)
+    for k in T.unroll(K_TILE_BYTES // K_BYTES):
+        for number in T.unroll(len(mma_tiles)):
+            s = T.meta_var(mma_tiles[0] + number)
+            for part in T.unroll(instructions):
                 T.ptx[kernel.mma](
-                    *[acc[(s * parts + part) * count + i] for i in range(count)],
-                    rows
+                    *[acc[(s * instructions + part) * count + i] for i in range(count)],
+                    a
                     + T.cast(
-                        stage * (kernel.rows.stage_bytes // 16) + (slab + s) * kernel.rows.slab_offset + k * kernel.rows.step_offset,
+                        stage * (kernel.a.stage_bytes // 16) + (first_mma_tile + s) * kernel.a.mma_tile_offset + k * kernel.a.k_offset,
                         "uint64",
                     ),
-                    columns
+                    b
                     + T.cast(
-                        stage * (kernel.columns.stage_bytes // 16)
-                        + kernel.columns.row_offset(kernel.mma_n) * part
-                        + k * kernel.columns.step_offset,
+                        stage * (kernel.b.stage_bytes // 16) + kernel.b.row_offset(kernel.mma_n) * part + k * kernel.b.k_offset,
                         "uint64",
                     ),
                     T.Or(T.Not(is_first), k > 0),
@@ -77,58 +112,66 @@ def _multiply(kernel, acc, descriptors, stage, slab, own, is_first):
 
 @T.inline
 def _fence(acc, begin, end):
-    """Keep sums from being read earlier than here."""
+    """Keep accumulators from being read earlier than here."""
     for i in T.unroll(end - begin):
         T.cuda.func_call("tvm_wgmma_fence_operand", acc[begin + i], source_code=FENCE_SOURCE)
 
 
 @T.inline
-def start_sums(kernel, acc, descriptors, state, barriers, worker, lane, place, count):
-    """Start to add up the products of so many steps of a tile; a stage is given back while the next one is multiplied."""
-    full, empty, order = each(barriers)
-    slab = T.meta_var(0 if kernel.tiles.is_pingpong else worker * kernel.tiles.mma_tiles)
-    mma_tiles, late = T.meta_var(range(kernel.tiles.mma_tiles)), T.meta_var(kernel.late_steps)
-    for i in T.serial(count - late):
+def _tail(consumer):
+    """Multiply the last k-tiles for the first MMA tile, then for the second."""
+    kernel, state, full = T.meta_var((consumer.kernel, consumer.state, consumer.barriers.full))
+    mma_tiles, tail = T.meta_var((range(kernel.params.mma_tiles), kernel.tail_k_tiles))
+    for _ in T.unroll(tail):
         full.wait(state.stage, state.phase)
         T.ptx.wgmma.fence.sync.aligned()
-        _multiply(kernel, acc, descriptors, state.stage, slab, mma_tiles, i == 0)
+        _issue_mma(consumer, state.stage, mma_tiles[:1], tirx.const(False, "bool"))
+        state.advance()
+    T.ptx.wgmma.commit_group.sync.aligned()
+    T.ptx.wgmma.wait_group.sync.aligned(1)
+    _release(consumer, consumer.stage_before(tail + 1))
+    for s in T.unroll(tail):
+        _issue_mma(consumer, consumer.stage_before(tail - s), mma_tiles[1:], tirx.const(False, "bool"))
+    T.ptx.wgmma.commit_group.sync.aligned()
+
+
+@T.inline
+def run_mainloop(consumer, k_tiles):
+    """Multiply so many k-tiles of a tile; the last MMAs are still under way then, and the last stages not given back."""
+    kernel, state, barriers = T.meta_var((consumer.kernel, consumer.state, consumer.barriers))
+    mma_tiles, tail = T.meta_var((range(kernel.params.mma_tiles), kernel.tail_k_tiles))
+    for i in T.serial(k_tiles - tail):
+        barriers.full.wait(state.stage, state.phase)
+        T.ptx.wgmma.fence.sync.aligned()
+        _issue_mma(consumer, state.stage, mma_tiles, i == 0)
         T.ptx.wgmma.commit_group.sync.aligned()
-        if kernel.tiles.is_staggered:
-            if (worker == 0) & (i == kernel.tiles.lag) & (lane == 0):
-                order.arrive(1)
+        if kernel.params.is_staggered:
+            if (consumer.index == 0) & (i == kernel.params.stagger_k_tiles) & (consumer.lane == 0):
+                barriers.order.arrive(1)
         if i > 0:
             T.ptx.wgmma.wait_group.sync.aligned(1)
-            _release(kernel, empty, _before(kernel, state.stage, 1), lane, place)
+            _release(consumer, consumer.stage_before(1))
         state.advance()
-    if late > 0:
-        for _ in T.unroll(late):
-            full.wait(state.stage, state.phase)
-            T.ptx.wgmma.fence.sync.aligned()
-            _multiply(kernel, acc, descriptors, state.stage, slab, mma_tiles[:1], tirx.const(False, "bool"))
-            state.advance()
-        T.ptx.wgmma.commit_group.sync.aligned()
-        T.ptx.wgmma.wait_group.sync.aligned(1)
-        _release(kernel, empty, _before(kernel, state.stage, late + 1), lane, place)
-        for s in T.unroll(late):
-            _multiply(kernel, acc, descriptors, _before(kernel, state.stage, late - s), slab, mma_tiles[1:], tirx.const(False, "bool"))
-        T.ptx.wgmma.commit_group.sync.aligned()
-    if kernel.tiles.is_pingpong:
-        if lane == 0:
-            order.arrive(1 - worker)
+    if tail > 0:
+        _tail(consumer)
+    if kernel.params.is_pingpong:
+        if consumer.lane == 0:
+            barriers.order.arrive(1 - consumer.index)
 
 
 @T.inline
-def end_first_slab(kernel, acc):
-    """Wait for the sums of the first of two slabs."""
+def finish_first_mma_tile(consumer):
+    """Wait for the accumulators of the first of two MMA tiles."""
     T.ptx.wgmma.wait_group.sync.aligned(1)
-    _fence(acc, 0, kernel.registers // 2)
+    _fence(consumer.acc, 0, consumer.kernel.accum.registers // 2)
 
 
 @T.inline
-def end_sums(kernel, acc, state, empty, lane, place):
-    """Wait for a tile's sums, or for those of its second slab, and give the last stages back."""
-    late = T.meta_var(max(1, kernel.late_steps))
+def finish_mainloop(consumer):
+    """Wait for a tile's accumulators, or for those of its second MMA tile, and give the last stages back."""
+    kernel = T.meta_var(consumer.kernel)
+    k_tiles = T.meta_var(max(1, kernel.tail_k_tiles))
     T.ptx.wgmma.wait_group.sync.aligned(0)
-    for s in T.unroll(late):
-        _release(kernel, empty, _before(kernel, state.stage, late - s), lane, place)
-    _fence(acc, kernel.registers // 2 if kernel.late_steps > 0 else 0, kernel.registers)
+    for s in T.unroll(k_tiles):
+        _release(consumer, consumer.stage_before(k_tiles - s))
+    _fence(consumer.acc, kernel.accum.registers // 2 if kernel.tail_k_tiles > 0 else 0, kernel.accum.registers)

@@ -1,6 +1,6 @@
-"""Owns how wgmma's operands come from memory: tensor maps, the copies that fill a stage, the descriptors that wgmma reads it by.
+"""Owns how wgmma's operands come from memory: tensor maps, the TMA boxes that fill a stage, the descriptors that wgmma reads it by.
 
-Knows nothing of pipelines, results or how tiles are chosen.
+Knows nothing of pipelines, epilogues or how tiles are chosen.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kerneldecl.analysis.hopper_limits import (
+    K_TILE_BYTES,
+    MAX_TMA_BOX,
+    MAX_TMA_BOXES,
+    MAX_TMA_RANK,
+    MMA_TILE_ROWS,
+    SWIZZLE_ROWS,
+    TMA_ALIGN_BYTES,
+)
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.read_gemm import Matrix
 
-ROW_BYTES = 128
-"""Of a row in shared memory, which the 128-byte swizzle permutes: the part of the reduction that a stage holds."""
-PITCH_BYTES = 16
-"""What TMA wants strides to be multiples of (CUDA driver API, cuTensorMapEncodeTiled)."""
-MAX_BOX = 256
-MAX_RANK = 5
 SWIZZLES = {128: 3, 64: 2, 32: 1, 16: 0}
 """CUtensorMapSwizzle by the bytes of a box's rows."""
 PROMOTION_128B = 2
-SLAB = 64
-"""Rows that one wgmma multiplies, and those side by side in a row of shared memory where the reduction is not last."""
-SWIZZLED = 8
-"""Rows that the 128-byte swizzle permutes together: a box begins with the first of them."""
-MAX_COPIES = 4
-"""Of one block for a stage of an operand; more boxes take longer to start than a stage lasts."""
+"""CUtensorMapL2promotion: L2 fetches 128 bytes at once."""
+DESCRIPTOR_UNIT = 16
+"""Bytes in which wgmma's descriptors count addresses and offsets (PTX ISA, "Matrix Descriptor Format")."""
+MAX_OFFSET = 2**31
+"""Elements that 32-bit offsets address."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class TensorMap:
     dtype: str
     dims: tuple[int, ...]
     strides_bytes: tuple[int, ...]
-    """Of all dims but the innermost."""
+    """Strides of all dims but the innermost."""
     box: tuple[int, ...]
     swizzle: int
-    steps: tuple[int, ...] = ()
-    """By which a box walks through each dim; 1 by default."""
+    box_strides: tuple[int, ...] = ()
+    """Traversal stride of a box along each dim; 1 by default."""
     promotion: int = PROMOTION_128B
 
     @property
@@ -51,48 +53,53 @@ class TensorMap:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        steps = self.steps or (1,) * self.rank
-        return (self.rank, self.buffer.data, *self.dims, *self.strides_bytes, *self.box, *steps, 0, self.swizzle, self.promotion, 0)
+        box_strides = self.box_strides or (1,) * self.rank
+        return (self.rank, self.buffer.data, *self.dims, *self.strides_bytes, *self.box, *box_strides, 0, self.swizzle, self.promotion, 0)
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Boxes of one tensor map that make up a tile, or a block's share of it."""
+class TmaBoxes:
+    """Boxes of one tensor map that make up a tile. Where CTAs of a cluster share it, each loads some of them."""
 
     map: TensorMap
-    count: int
-    """Of a block's share, at most; numbers go on through the shares."""
-    place: Callable[[Any], Any]
-    """Number of a copy -> its first row in shared memory."""
+    per_cta: int
+    """Boxes that one CTA loads, at most; the next CTA's numbers follow."""
+    first_row: Callable[[Any], Any]
+    """Number of a box -> its first row in shared memory."""
     coords: Callable[[Any, Any, Any, Any], tuple[Any, ...]]
-    """(batch, the tile's first row, step of the reduction, number) -> where its box starts."""
+    """(batch, the tile's first row, k-tile, number of the box) -> where the box starts."""
     total: int = 0
-    """Of all shares where these are not alike: the last blocks have fewer boxes, or none."""
+    """Boxes of all CTAs where the last ones have fewer, or none; 0 where all have as many."""
 
 
 @dataclass(frozen=True)
-class Gather:
-    """How threads load what TMA does not take: where rows start anywhere, or bytes lie the wrong way round."""
+class RegisterLoads:
+    """How threads load an operand through registers that TMA does not take: rows start anywhere, or elements are transposed."""
 
     matrix: Matrix
     align_bytes: int
     """What every row's start is a multiple of, at most 16."""
     is_transposed: bool
-    """Whether what lies side by side is across the rows of shared memory, so that each element is loaded by itself."""
+    """Whether contiguous elements are across the rows of shared memory, so that each element is loaded by itself."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of wgmma: how a block copies its tile, or its share of it, to a stage, and how wgmma finds it there."""
+    """One operand of wgmma: how CTAs load its tile to a stage, and how wgmma finds it there."""
 
     dtype: str
-    """In shared memory: float8 lies there as bytes, TF32 as float32."""
-    copies: tuple[Copies, ...]
-    """One, none where it is gathered."""
+    """Data type in shared memory: float8 is held as bytes, TF32 as float32."""
     stage_rows: int
-    """Of the whole tile in shared memory."""
+    """Rows of the whole tile in shared memory, each of K_TILE_BYTES."""
     is_k_last: bool
-    gather: Gather | None = None
+    """Whether k is contiguous in shared memory."""
+    tma: TmaBoxes | None
+    """None where threads load it through registers."""
+    register_loads: RegisterLoads | None = None
+
+    @property
+    def via_registers(self) -> bool:
+        return self.register_loads is not None
 
     @property
     def item_bytes(self) -> int:
@@ -100,123 +107,137 @@ class Operand:
 
     @property
     def stage_elements(self) -> int:
-        return self.stage_rows * ROW_BYTES // self.item_bytes
+        return self.stage_rows * K_TILE_BYTES // self.item_bytes
 
     @property
     def stage_bytes(self) -> int:
-        return self.stage_rows * ROW_BYTES
+        return self.stage_rows * K_TILE_BYTES
 
     @property
     def row_elements(self) -> int:
-        return ROW_BYTES // self.item_bytes
+        return K_TILE_BYTES // self.item_bytes
 
     @property
     def descriptor(self) -> tuple[int, int, int]:
         """Return the leading and stride offsets of wgmma's descriptor, in units of 16 bytes, and the swizzle.
 
-        Rows of 128 bytes come in groups of eight, 1024 bytes apart; where the reduction is not last, slabs of 64 follow each other.
+        Rows of 128 bytes come in groups of eight, 1024 bytes from one to the next; where k is not last, MMA tiles follow each other.
         """
-        return (1 if self.is_k_last else SLAB * ROW_BYTES // 16), 64, SWIZZLES[ROW_BYTES]
+        return (1 if self.is_k_last else self.mma_tile_offset), K_TILE_BYTES * SWIZZLE_ROWS // DESCRIPTOR_UNIT, SWIZZLES[K_TILE_BYTES]
 
     @property
-    def slab_offset(self) -> int:
-        """Return how far apart slabs of 64 rows lie, in units of 16 bytes: the same in both orders."""
-        return SLAB * ROW_BYTES // 16
+    def mma_tile_offset(self) -> int:
+        """Return the offset from one 64-row MMA tile to the next, in units of 16 bytes: the same whether or not k is last."""
+        return self.row_offset(MMA_TILE_ROWS)
 
     def row_offset(self, rows: int) -> int:
-        """Return where a multiple of 8 rows (64 where the reduction is not last) starts, in units of 16 bytes."""
-        return rows * ROW_BYTES // 16
+        """Return where a multiple of 8 rows (64 where k is not last) starts, in units of 16 bytes."""
+        return rows * K_TILE_BYTES // DESCRIPTOR_UNIT
 
     @property
-    def step_offset(self) -> int:
-        """Return how far apart the parts of a stage are that one wgmma after the other takes: 32 bytes of k, or 16 rows of it."""
-        return 2 if self.is_k_last else 16 * ROW_BYTES // 16
+    def k_offset(self) -> int:
+        """Return the offset from one wgmma's k to the next one's, in units of 16 bytes: 32 bytes along a row, or 16 rows of k."""
+        return 2 if self.is_k_last else self.row_offset(16)
 
 
 def io_dtype(dtype: str) -> str:
-    """Return how elements are called where they are only moved."""
+    """Return the data type as which elements are moved: float8 as bytes, TF32 as float32."""
     return "uint8" if dtype.startswith("float8") else "float32" if dtype == "tfloat32" else dtype
 
 
-def operand_of(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
-    """Return how one of `share` parts of a matrix's tile is brought: by TMA, else through registers, None where neither can.
+def operand_of(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+    """Return how `ctas` CTAs of a cluster load a matrix's tile: by TMA, else through registers, None where neither can.
 
-    Reductions that are not last have boxes of 64 rows, so that a tile has whole ones of them.
+    Where k is not last boxes have 64 rows, so that a tile has whole ones of them.
     """
-    return _k_last(matrix, tile_rows, share) or _k_first(matrix, tile_rows, share) or gathered(matrix, tile_rows, share)
+    return _by_tma_k_last(matrix, tile_rows, ctas) or _by_tma_k_first(matrix, tile_rows, ctas) or through_registers(matrix, tile_rows, ctas)
 
 
-def is_copied(matrix: Matrix) -> bool:
-    """Say whether TMA brings a matrix."""
-    return (_k_last(matrix, SLAB, 1) or _k_first(matrix, SLAB, 1)) is not None
+def is_tma_loadable(matrix: Matrix) -> bool:
+    return (_by_tma_k_last(matrix, MMA_TILE_ROWS, 1) or _by_tma_k_first(matrix, MMA_TILE_ROWS, 1)) is not None
 
 
-def pitches(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
+def tma_strides(matrix: Matrix, pitch: int, extent: int, inner: int) -> tuple[int, ...] | None:
     """Return the strides of a matrix in bytes, None where TMA does not take them. One row has no pitch, so any will do."""
     item = matrix.item_bytes
-    first = pitch * item if extent > 1 else -(-inner * item // PITCH_BYTES) * PITCH_BYTES
+    first = pitch * item if extent > 1 else -(-inner * item // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES
     strides = (first, *(stride * item for _, stride in reversed(matrix.batch)))
-    return strides if all(stride % PITCH_BYTES == 0 for stride in strides) and len(strides) < MAX_RANK else None
+    return strides if all(stride % TMA_ALIGN_BYTES == 0 for stride in strides) and len(strides) < MAX_TMA_RANK else None
 
 
-def _k_last(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
-    (rows, pitch), (terms, step) = matrix.rows, matrix.columns
-    strides = pitches(matrix, pitch, rows, terms)
-    box_rows, count, total = (tile_rows, 1, 1) if share == 1 else shares(tile_rows, share)
-    if (step != 1 and terms > 1) or strides is None or box_rows > MAX_BOX or count > MAX_COPIES:
+def _by_tma_k_last(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+    (rows, pitch), (k, k_stride) = matrix.rows, matrix.columns
+    strides = tma_strides(matrix, pitch, rows, k)
+    box_rows, per_cta, total = (tile_rows, 1, 1) if ctas == 1 else shared_boxes(tile_rows, ctas)
+    if (k_stride != 1 and k > 1) or strides is None or box_rows > MAX_TMA_BOX or per_cta > MAX_TMA_BOXES:
         return None
-    dtype, block_k = io_dtype(matrix.dtype), ROW_BYTES // matrix.item_bytes
+    dtype, block_k = io_dtype(matrix.dtype), K_TILE_BYTES // matrix.item_bytes
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
-    box = (block_k, box_rows, *(1 for _ in extents))
-    tensor_map = TensorMap(matrix.buffer, dtype, (terms, rows, *extents), strides, box, SWIZZLES[ROW_BYTES])
+    tensor_map = TensorMap(
+        buffer=matrix.buffer,
+        dtype=dtype,
+        dims=(k, rows, *extents),
+        strides_bytes=strides,
+        box=(block_k, box_rows, *(1 for _ in extents)),
+        swizzle=SWIZZLES[K_TILE_BYTES],
+    )
 
-    def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
-        return (step * block_k, row + number * box_rows, *matrix.batch_index(batch))
+    def coords(batch: Any, row: Any, k_tile: Any, number: Any) -> tuple[Any, ...]:
+        return (k_tile * block_k, row + number * box_rows, *matrix.batch_index(batch))
 
-    copies = Copies(tensor_map, count, lambda number: number * box_rows, coords, total if total < count * share else 0)
-    return Operand(dtype, (copies,), tile_rows, is_k_last=True)
-
-
-def shares(tile_rows: int, share: int) -> tuple[int, int, int]:
-    """Return the rows of a box, and how many boxes a block brings at most and all of them, where blocks share a tile of whole swizzles."""
-    units = tile_rows // SWIZZLED
-    most = -(-units // share)
-    box = max(size for size in range(1, most + 1) if units % size == 0)
-    return box * SWIZZLED, -(-units // (box * share)), units // box
+    boxes = TmaBoxes(tensor_map, per_cta, lambda number: number * box_rows, coords, total=total if total < per_cta * ctas else 0)
+    return Operand(dtype, tile_rows, is_k_last=True, tma=boxes)
 
 
-def _k_first(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
-    (rows, step), (terms, pitch) = matrix.rows, matrix.columns
-    strides = pitches(matrix, pitch, terms, rows)
-    stage_rows = -(-tile_rows // SLAB) * SLAB
-    if (step != 1 and rows > 1) or strides is None or matrix.item_bytes != 2:
+def shared_boxes(tile_rows: int, ctas: int) -> tuple[int, int, int]:
+    """Return the rows of a box, how many boxes one of the CTAs that share a tile loads at most, and how many there are.
+
+    Boxes have whole groups of rows that the swizzle permutes together.
+    """
+    groups = tile_rows // SWIZZLE_ROWS
+    most = -(-groups // ctas)
+    box = max(size for size in range(1, most + 1) if groups % size == 0)
+    return box * SWIZZLE_ROWS, -(-groups // (box * ctas)), groups // box
+
+
+def _by_tma_k_first(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+    (rows, row_stride), (k, pitch) = matrix.rows, matrix.columns
+    strides = tma_strides(matrix, pitch, k, rows)
+    stage_rows = -(-tile_rows // MMA_TILE_ROWS) * MMA_TILE_ROWS
+    if (row_stride != 1 and rows > 1) or strides is None or matrix.item_bytes != 2:
         return None
-    block_k = ROW_BYTES // matrix.item_bytes
+    block_k = K_TILE_BYTES // matrix.item_bytes
     extents = tuple(extent for extent, _ in reversed(matrix.batch))
-    box = (SLAB, block_k, *(1 for _ in extents))
-    tensor_map = TensorMap(matrix.buffer, matrix.dtype, (rows, terms, *extents), strides, box, SWIZZLES[ROW_BYTES])
+    tensor_map = TensorMap(
+        buffer=matrix.buffer,
+        dtype=matrix.dtype,
+        dims=(rows, k, *extents),
+        strides_bytes=strides,
+        box=(MMA_TILE_ROWS, block_k, *(1 for _ in extents)),
+        swizzle=SWIZZLES[K_TILE_BYTES],
+    )
 
-    def coords(batch: Any, row: Any, step: Any, number: Any) -> tuple[Any, ...]:
-        return (row + number * SLAB, step * block_k, *matrix.batch_index(batch))
+    def coords(batch: Any, row: Any, k_tile: Any, number: Any) -> tuple[Any, ...]:
+        return (row + number * MMA_TILE_ROWS, k_tile * block_k, *matrix.batch_index(batch))
 
-    total = stage_rows // SLAB
-    copies = Copies(tensor_map, -(-total // share), lambda number: number * SLAB, coords, total if total % share else 0)
-    return Operand(matrix.dtype, (copies,), stage_rows, is_k_last=False)
+    total = stage_rows // MMA_TILE_ROWS
+    boxes = TmaBoxes(tensor_map, -(-total // ctas), lambda number: number * MMA_TILE_ROWS, coords, total=total if total % ctas else 0)
+    return Operand(matrix.dtype, stage_rows, is_k_last=False, tma=boxes)
 
 
-def gathered(matrix: Matrix, tile_rows: int, share: int) -> Operand | None:
-    """Return how threads bring an operand: 16-bit elements as they lie, others always with the reduction last, as wgmma wants them."""
-    (rows, row_step), (terms, step) = matrix.rows, matrix.columns
-    elements = rows * row_step + terms * step + sum(extent * stride for extent, stride in matrix.batch)
-    if share > 1 or elements >= 2**31:
+def through_registers(matrix: Matrix, tile_rows: int, ctas: int) -> Operand | None:
+    """Return how threads load an operand: 16-bit elements in their own order, others always with k last, as wgmma needs them."""
+    (rows, row_stride), (k, k_stride) = matrix.rows, matrix.columns
+    elements = rows * row_stride + k * k_stride + sum(extent * stride for extent, stride in matrix.batch)
+    if ctas > 1 or elements >= MAX_OFFSET:
         return None
     item = matrix.item_bytes
-    is_dense_k = step == 1 or terms == 1
+    is_dense_k = k_stride == 1 or k == 1
     is_k_last = item != 2 or is_dense_k
-    if not is_dense_k and row_step != 1 and rows > 1:
+    if not is_dense_k and row_stride != 1 and rows > 1:
         return None
-    pitch = row_step if is_dense_k else step
+    pitch = row_stride if is_dense_k else k_stride
     align_bytes = math.gcd(16, pitch * item, *(stride * item for _, stride in matrix.batch))
-    stage_rows = tile_rows if is_k_last else -(-tile_rows // SLAB) * SLAB
-    gather = Gather(matrix, align_bytes, is_k_last != is_dense_k)
-    return Operand(io_dtype(matrix.dtype), (), stage_rows, is_k_last=is_k_last, gather=gather)
+    stage_rows = tile_rows if is_k_last else -(-tile_rows // MMA_TILE_ROWS) * MMA_TILE_ROWS
+    loads = RegisterLoads(matrix, align_bytes, is_transposed=is_k_last != is_dense_k)
+    return Operand(io_dtype(matrix.dtype), stage_rows, is_k_last=is_k_last, tma=None, register_loads=loads)

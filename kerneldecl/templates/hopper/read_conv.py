@@ -1,4 +1,4 @@
-"""Owns the reading of a convolution of images whose channels lie side by side: where its operands lie, what becomes of each sum.
+"""Owns the reading of a convolution of images whose channels are contiguous: where its operands lie, what its epilogue computes.
 
 Knows nothing of tiles, instructions or targets.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -20,20 +20,21 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm_ffi import structural
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of
+from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.templates.hopper.read_gemm import _dense, _is_load_of, _loads_of, _replaced, _uncast
-from kerneldecl.templates.shared.contraction import epilogue_of, is_reduction, merge, only_reduction
-from kerneldecl.templates.shared.fast_math import quickened
+from kerneldecl.templates.hopper.read_gemm import dense_strides, is_load_of, loads_of, replaced, uncast
+from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Terms = tuple[dict[int, int], int]
-"""An index: axes with their coefficients, and its constant."""
+"""An index: coefficients by axis, and a constant."""
 _RANK = 4
 _COMPARISONS = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 
 
 @dataclass(frozen=True)
-class Window:
-    """How results walk over one side of an image."""
+class SlidingWindow:
+    """How a convolution's window moves along one side of an image."""
 
     image: int
     """Pixels along the side."""
@@ -49,28 +50,28 @@ class Window:
 class Convolution:
     """Y[n, h, w, f] = epilogue(sum over r, s, c of X[n, h * stride + r * dilation - padding, ..., c] * W[r, s, c, f])."""
 
-    params: tuple[Any, ...]
+    func_params: tuple[Any, ...]
     image: Any
     """[n, h, w, c], dense."""
     weights: Any
     weight_strides: tuple[int, int, int, int]
-    """Of f, c, columns and rows of taps, in elements."""
+    """Strides of f, c, columns and rows of taps, in elements."""
     out: Any
     """[n, h, w, f], dense."""
     images: int
     channels: int
     filters: int
-    rows: Window
-    columns: Window
+    rows: SlidingWindow
+    columns: SlidingWindow
     accum_dtype: str
     value: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
-    """(sum, indices of the result, what the operands of the epilogue are there) -> what is stored there."""
-    addends: Callable[[Sequence[Any]], list[Any]]
-    """Indices of the result -> the loads of the epilogue's operands, such as a bias."""
+    """(accumulator, indices of the result, values of the epilogue's operands there) -> the element to store there."""
+    aux: Callable[[Sequence[Any]], list[Any]]
+    """Indices of the result -> loads of the epilogue's operands, such as a bias."""
 
 
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
-    """Return the convolution that a module's function is, None where it is none or its images lie otherwise."""
+    """Return the convolution that a module's function is, None where it is none or its images have another layout."""
     sch = Schedule(mod)
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -90,67 +91,99 @@ def read_convolution(mod: tvm.IRModule) -> Convolution | None:
         return None
 
 
+class _Accesses(NamedTuple):
+    """What a convolution's reduction reads and writes."""
+
+    source: Any
+    """The image's buffer, without its zeros around."""
+    padding: list[int]
+    """Zeros before each dimension of the image."""
+    weights: Any
+    """The load of the weights."""
+    stored: Any
+    """The store of the results."""
+    image_index: list[Terms]
+    weight_index: list[Terms]
+    accum_index: list[Terms]
+
+
 def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contraction: Contraction) -> Convolution | None:
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
-    total = block.body.value
-    gemm = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    loads = [_uncast(gemm.a), _uncast(gemm.b)]
-    image, weights = loads[contraction.a.position], loads[contraction.b.position]
-    stored = last.body if last is not None else block.body
-    margin = _margin(producers[0]) if producers else None
-    if producers and (margin is None or not image.source.same_as(producers[0].writes[0].source)):
-        return None
-    source, padding = margin if margin is not None else (image.source, [0] * len(image.indices))
-    if any(buffer not in fresh for buffer in (source, weights.source, stored.buffer)):
-        return None
     axes = _Axes(block)
-    walked, met, made = (axes.all_terms(indices) for indices in (image.indices, weights.indices, block.body.indices))
-    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
-    if walked is None or met is None or made is None or not is_in_order:
+    found = _accesses(axes, block, last, producers, contraction)
+    if found is None or any(buffer not in fresh for buffer in (found.source, found.weights.source, found.stored.buffer)):
         return None
-    windows = _windows(axes, walked, made, [int(extent) for extent in source.shape], padding)
-    strides = _weight_strides(axes, met, walked, made, _dense(weights.source.shape))
+    windows = _windows(axes, found)
+    strides = _weight_strides(axes, found)
     if windows is None or strides is None:
         return None
+    return Convolution(
+        func_params=tuple(fresh[param] for param in func.params),
+        image=fresh[found.source],
+        weights=fresh[found.weights.source],
+        weight_strides=strides,
+        out=fresh[found.stored.buffer],
+        images=int(found.source.shape[0]),
+        channels=int(found.source.shape[3]),
+        filters=int(found.stored.buffer.shape[3]),
+        rows=windows[0],
+        columns=windows[1],
+        accum_dtype=contraction.accum_dtype,
+        **_epilogue(found.stored, None if last is None else block.body.buffer, fresh),
+    )
 
-    end = quickened(stored.value, str(stored.buffer.dtype))
-    loads = _loads_of(end, block.body.buffer) if last is not None else []
+
+def _accesses(axes: _Axes, block: Any, last: Any, producers: Sequence[Any], contraction: Contraction) -> _Accesses | None:
+    """Return what a reduction reads and writes, None where that is no convolution's order of dimensions."""
+    total = block.body.value
+    multiply = uncast(total.b if is_load_of(total.a, block.body.buffer) else total.a)
+    loads = [uncast(multiply.a), uncast(multiply.b)]
+    image, weights = loads[contraction.a.position], loads[contraction.b.position]
+    stored = last.body if last is not None else block.body
+    padded = _padding(producers[0]) if producers else (image.source, [0] * len(image.indices))
+    if padded is None or (producers and not image.source.same_as(producers[0].writes[0].source)):
+        return None
+    indices = [axes.all_terms(index) for index in (image.indices, weights.indices, block.body.indices)]
+    known = [index for index in indices if index is not None]
+    is_in_order = last is None or all(map(tvm_ffi.structural_equal, stored.indices, _read_at(last, block.body.buffer)))
+    if len(known) < len(indices) or not is_in_order:
+        return None
+    return _Accesses(
+        source=padded[0],
+        padding=padded[1],
+        weights=weights,
+        stored=stored,
+        image_index=known[0],
+        weight_index=known[1],
+        accum_index=known[2],
+    )
+
+
+def _epilogue(stored: Any, accum: Any, fresh: dict[Any, Any]) -> dict[str, Any]:
+    """Return a convolution's functions of a result's indices; `accum` is the buffer that the epilogue reads accumulators from, or None."""
+    end = with_fast_activations(stored.value, str(stored.buffer.dtype))
+    loads = [] if accum is None else loads_of(end, accum)
 
     def known(index: Sequence[Any]) -> dict[Any, Any]:
         places = zip(stored.indices, index, strict=True)
         return {**fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + at) for var, at in places}}
 
-    def value(found: Any, index: Sequence[Any], addends: Sequence[Any]) -> Any:
-        if last is None:
-            return found
-        return _replaced(end, block.body.buffer, found, dict(zip(loads, addends, strict=True)), known(index))
+    def value(total: Any, index: Sequence[Any], aux: Sequence[Any]) -> Any:
+        return total if accum is None else replaced(end, (accum, total), dict(zip(loads, aux, strict=True)), known(index))
 
-    def addends(index: Sequence[Any]) -> list[Any]:
-        return [_replaced(load, None, None, {}, known(index)) for load in loads]
+    def aux(index: Sequence[Any]) -> list[Any]:
+        return [replaced(load, None, {}, known(index)) for load in loads]
 
-    return Convolution(
-        tuple(fresh[param] for param in func.params),
-        fresh[source],
-        fresh[weights.source],
-        strides,
-        fresh[stored.buffer],
-        int(source.shape[0]),
-        int(source.shape[3]),
-        int(stored.buffer.shape[3]),
-        *windows,
-        contraction.accum_dtype,
-        value,
-        addends,
-    )
+    return {"value": value, "aux": aux}
 
 
-def _read_at(last: Any, sums: Any) -> list[Any]:
-    """Return the indices at which a block reads the sums."""
+def _read_at(last: Any, accum: Any) -> list[Any]:
+    """Return the indices at which a block reads the accumulators."""
     found: list[Any] = []
 
     def note(load: Any) -> None:
-        if load.source.same_as(sums):
+        if load.source.same_as(accum):
             found[:] = list(load.indices)
 
     structural.structural_walk(last.body, [(TensorLoad, note)])
@@ -158,7 +191,7 @@ def _read_at(last: Any, sums: Any) -> list[Any]:
 
 
 class _Axes:
-    """A block's axes, and what indexes in their terms are."""
+    """A block's axes, and indices as linear terms of them."""
 
     def __init__(self, block: Any) -> None:
         self._vars = [axis.var for axis in block.iter_vars]
@@ -183,35 +216,41 @@ class _Axes:
         return {at: c for at, c in enumerate(coefficients) if c and self.extents[at] > 1}, constant
 
 
-def _windows(axes: _Axes, walked: list[Terms], made: list[Terms], shape: list[int], padding: list[int]) -> tuple[Window, Window] | None:
+def _windows(axes: _Axes, found: _Accesses) -> tuple[SlidingWindow, SlidingWindow] | None:
     """Return the windows over rows and columns; None where the dimensions are not image, row, column, channel."""
     for dim in (0, 3):
-        terms, constant = walked[dim]
-        if constant or padding[dim] or any(coefficient != 1 for coefficient in terms.values()) or len(terms) > 1:
+        terms, constant = found.image_index[dim]
+        if constant or found.padding[dim] or any(coefficient != 1 for coefficient in terms.values()) or len(terms) > 1:
             return None
-    (image, _), (channel, _) = walked[0], walked[3]
-    if any(axes.is_reduced[at] for at in image) or not all(axes.is_reduced[at] for at in channel) or image != made[0][0]:
+    (image, _), (channel, _) = found.image_index[0], found.image_index[3]
+    is_image_first = image == found.accum_index[0][0] and not any(axes.is_reduced[at] for at in image)
+    if not is_image_first or not all(axes.is_reduced[at] for at in channel):
         return None
-    windows = []
-    for dim in (1, 2):
-        terms, constant = walked[dim]
-        spatial = {at: c for at, c in terms.items() if not axes.is_reduced[at]}
-        reduced = {at: c for at, c in terms.items() if axes.is_reduced[at]}
-        if len(spatial) > 1 or len(reduced) > 1 or set(spatial) != set(made[dim][0]) or any(c < 1 for c in terms.values()):
-            return None
-        results = next((axes.extents[at] for at in spatial), 1)
-        taps = next((axes.extents[at] for at in reduced), 1)
-        stride, dilation = next(iter(spatial.values()), 1), next(iter(reduced.values()), 1)
-        windows.append(Window(shape[dim], results, taps, stride, dilation, padding[dim] - constant))
-    return windows[0], windows[1]
+    rows, columns = (_window(axes, found, dim) for dim in (1, 2))
+    return None if rows is None or columns is None else (rows, columns)
 
 
-def _weight_strides(
-    axes: _Axes, met: list[Terms], walked: list[Terms], made: list[Terms], dense: list[int]
-) -> tuple[int, int, int, int] | None:
-    """Return how far apart neighbouring filters, channels and taps are; 0 where there is one."""
+def _window(axes: _Axes, found: _Accesses, dim: int) -> SlidingWindow | None:
+    terms, constant = found.image_index[dim]
+    spatial = {at: c for at, c in terms.items() if not axes.is_reduced[at]}
+    reduced = {at: c for at, c in terms.items() if axes.is_reduced[at]}
+    has_other_axes = len(spatial) > 1 or len(reduced) > 1 or set(spatial) != set(found.accum_index[dim][0])
+    if has_other_axes or any(c < 1 for c in terms.values()):
+        return None
+    return SlidingWindow(
+        image=int(found.source.shape[dim]),
+        results=next((axes.extents[at] for at in spatial), 1),
+        taps=next((axes.extents[at] for at in reduced), 1),
+        stride=next(iter(spatial.values()), 1),
+        dilation=next(iter(reduced.values()), 1),
+        padding=found.padding[dim] - constant,
+    )
+
+
+def _weight_strides(axes: _Axes, found: _Accesses) -> tuple[int, int, int, int] | None:
+    """Return the strides of filters, channels, columns and rows of taps, in elements; 0 where there is one."""
     strides: dict[int, int] = {}
-    for (terms, constant), pitch in zip(met, dense, strict=True):
+    for (terms, constant), pitch in zip(found.weight_index, dense_strides(found.weights.source.shape), strict=True):
         if constant:
             return None
         for at, coefficient in terms.items():
@@ -220,15 +259,15 @@ def _weight_strides(
     def stride(terms: dict[int, int], *, is_reduced: bool) -> int:
         return sum(strides.pop(at, 0) for at in terms if axes.is_reduced[at] == is_reduced)
 
-    channel = stride(walked[3][0], is_reduced=True)
-    row = stride(walked[1][0], is_reduced=True)
-    column = stride(walked[2][0], is_reduced=True)
-    filters = stride(made[3][0], is_reduced=False)
+    channel = stride(found.image_index[3][0], is_reduced=True)
+    row = stride(found.image_index[1][0], is_reduced=True)
+    column = stride(found.image_index[2][0], is_reduced=True)
+    filters = stride(found.accum_index[3][0], is_reduced=False)
     return None if strides else (filters, channel, column, row)
 
 
-def _margin(block: Any) -> tuple[Any, list[int]] | None:
-    """Return what a block copies and how far it moves each dimension of it, zeros around; None where it does something else."""
+def _padding(block: Any) -> tuple[Any, list[int]] | None:
+    """Return what a block pads with zeros, and how many are before each dimension; None where it does something else."""
     axes, store = [axis.var for axis in block.iter_vars], block.body
     if not isinstance(store, tirx.BufferStore) or not all(own.same_as(var) for own, var in zip(store.indices, axes, strict=True)):
         return None
@@ -248,16 +287,16 @@ def _margin(block: Any) -> tuple[Any, list[int]] | None:
         offsets.append(-int(moved.value))
     sides = [int(extent) for extent in value.source.shape]
     padded = [int(axis.dom.extent) for axis in block.iter_vars]
-    is_zero_outside = all(map(_cuts, axes, offsets, sides, padded, [conditions] * len(axes))) and all(
+    is_zero_outside = all(map(_is_cut, axes, offsets, sides, padded, [conditions] * len(axes))) and all(
         sum(_mentions(condition, var) for var in axes) == 1 for condition in conditions
     )
     return (value.source, offsets) if is_zero_outside else None
 
 
-def _cuts(var: Any, offset: int, side: int, padded: int, conditions: Sequence[Any]) -> bool:
+def _is_cut(var: Any, offset: int, side: int, padded: int, conditions: Sequence[Any]) -> bool:
     """Say whether comparisons hold for a dimension's places within the source and fail for those outside.
 
-    Each is linear in one variable, so that the places next to the edges tell of all.
+    Each is linear in one variable, so that the places next to the edges decide for all.
     """
     own = [condition for condition in conditions if _mentions(condition, var)]
     if not all(type(condition).__name__ in _COMPARISONS for condition in own):

@@ -1,4 +1,4 @@
-"""Owns the reading of a product for kernels that address memory themselves: where its matrices lie, what becomes of each sum.
+"""Owns the reading of a GEMM for kernels that address memory themselves: where its matrices lie, what its epilogue computes.
 
 Knows nothing of tiles, instructions or targets.
 """
@@ -24,7 +24,7 @@ from kerneldecl.compiler import tfloat32
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
-from kerneldecl.templates.shared.fast_math import quickened
+from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Dim = tuple[int, int]
 """Extent and stride in elements."""
@@ -32,11 +32,11 @@ Dim = tuple[int, int]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A batch of matrices in memory. Of operands, the rows are what m or n indexes and the columns what k does."""
+    """A batch of matrices in memory. An operand's rows are what m or n indexes, its columns what k does."""
 
     buffer: Any
     dtype: str
-    """That it is read as: of operands the buffer's own, or tfloat32 for float32."""
+    """Data type as which it is read: the buffer's own, or tfloat32 for an operand in float32."""
     rows: Dim
     columns: Dim
     batch: tuple[Dim, ...] = ()
@@ -56,20 +56,20 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Product:
+class GemmProblem:
     """C[batch, m, n] = epilogue(sum over k of A[batch, m, k] * B[batch, n, k]), on buffers of its own."""
 
     contraction: Contraction
-    params: tuple[Any, ...]
+    func_params: tuple[Any, ...]
     a: Matrix
     b: Matrix
     out: Matrix
     index_out: Callable[[Any, Any, Any], list[Any]]
-    """(batch, m, n) -> indices of the result's buffer."""
+    """(batch, m, n) -> indices of C's buffer."""
     value: Callable[[Any, Any, Any, Any, Sequence[Any]], Any]
-    """(sum, batch, m, n, what the operands of the epilogue are there) -> what is stored there."""
-    addends: Callable[[Any, Any, Any], list[Any]]
-    """(batch, m, n) -> the loads of the epilogue's operands, such as a bias."""
+    """(accumulator, batch, m, n, values of the epilogue's operands there) -> the element to store there."""
+    aux: Callable[[Any, Any, Any], list[Any]]
+    """(batch, m, n) -> loads of the epilogue's operands, such as a bias."""
 
     @property
     def extents(self) -> tuple[int, int, int, int]:
@@ -77,36 +77,37 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Epilogue:
-    """What becomes of a sum: an expression on loads of it and of other buffers, the addends."""
+class EpilogueExpr:
+    """The epilogue as an expression on loads of the accumulators and of other buffers, its auxiliary operands."""
 
     expr: Any
-    """None where the sum itself is stored."""
-    sums: Any
+    """None where accumulators are stored as they are."""
+    accum: Any
+    """The buffer of accumulators in the expression."""
     loads: tuple[Any, ...]
     fresh: dict[Any, Any]
 
     @classmethod
-    def of(cls, expr: Any, sums: Any, fresh: dict[Any, Any]) -> Epilogue:
+    def of(cls, expr: Any, accum: Any, fresh: dict[Any, Any]) -> EpilogueExpr:
         """Return the epilogue that an expression is, `fresh` being the buffers that stand for a function's."""
-        return cls(expr, sums, () if expr is None else tuple(_loads_of(expr, sums)), fresh)
+        return cls(expr, accum, () if expr is None else tuple(loads_of(expr, accum)), fresh)
 
-    def value(self, total: Any, places: dict[Any, Any], addends: Sequence[Any]) -> Any:
-        """Return what is stored, given the sum, where it is and what the addends are there."""
+    def value(self, total: Any, places: dict[Any, Any], aux: Sequence[Any]) -> Any:
+        """Return the element to store, given the accumulator, where it is and the values of the auxiliary operands there."""
         if self.expr is None:
             return total
-        return _replaced(self.expr, self.sums, total, dict(zip(self.loads, addends, strict=True)), self._known(places))
+        return replaced(self.expr, (self.accum, total), dict(zip(self.loads, aux, strict=True)), self._known(places))
 
-    def addends(self, places: dict[Any, Any]) -> list[Any]:
-        """Return the loads of the addends of one place."""
-        return [_narrowed(_replaced(load, None, None, {}, self._known(places))) for load in self.loads]
+    def aux(self, places: dict[Any, Any]) -> list[Any]:
+        """Return the loads of the auxiliary operands at one place."""
+        return [_narrowed(replaced(load, None, {}, self._known(places))) for load in self.loads]
 
     def _known(self, places: dict[Any, Any]) -> dict[Any, Any]:
         return {**self.fresh, **{var: tirx.Cast(var.ty.dtype, tirx.const(0, "int32") + place) for var, place in places.items()}}
 
 
-def read_product(mod: tvm.IRModule) -> Product | None:
-    """Return the product that a module's function is, None where it is none or where its memory has no strides."""
+def read_gemm(mod: tvm.IRModule) -> GemmProblem | None:
+    """Return the GEMM that a module's function is, None where it is none or where its memory has no strides."""
     sch = Schedule(mod)
     block = only_reduction(sch)
     epilogue = None if block is None else epilogue_of(sch, block)
@@ -126,30 +127,46 @@ def read_product(mod: tvm.IRModule) -> Product | None:
     return None
 
 
-def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Product | None:
+def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> GemmProblem | None:
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     axes = _Axes(block)
-    total = block.body.value
-    gemm = _uncast(total.b if _is_load_of(total.a, block.body.buffer) else total.a)
-    truncated = [tfloat32.read_by(operand) for operand in (gemm.a, gemm.b)]
-    operands = [_uncast(operand) if load is None else load for operand, load in zip((gemm.a, gemm.b), truncated, strict=True)]
     stored = last.body if last is not None else block.body
-    if any(load.source not in fresh for load in operands) or stored.buffer not in fresh:
+    loads = _operand_loads(block)
+    if any(load.source not in fresh for load in loads) or stored.buffer not in fresh:
         return None
-    # What follows reads the sums at its own axes, in some order: each of them is an axis of the product.
+    # The epilogue reads accumulators at its own axes, in some order: each of them is an axis of the GEMM.
     origin = dict(zip(stored.indices, block.body.indices, strict=True)) if last is not None else {}
     order = {var: axes.position(origin.get(var, var)) for var in stored.indices}
     m, n, k, batch = contraction.m, contraction.n, contraction.k, contraction.batch
-    a, b = (operands[operand.position] for operand in (contraction.a, contraction.b))
-    out = {at: stride for stride, at in zip(_dense(stored.buffer.shape), order.values(), strict=True) if at is not None}
-    matrices: list[Any] = [
-        axes.matrix(fresh[a.source], contraction.a.dtype, axes.strides(a), (m, k, batch)),
-        axes.matrix(fresh[b.source], contraction.b.dtype, axes.strides(b), (n, k, batch)),
-        axes.matrix(fresh[stored.buffer], str(stored.buffer.dtype), out, (m, n, batch)),
-    ]
-    if any(matrix is None for matrix in matrices):
+    a, b = (loads[operand.position] for operand in (contraction.a, contraction.b))
+    out = {at: stride for stride, at in zip(dense_strides(stored.buffer.shape), order.values(), strict=True) if at is not None}
+    matrices = {
+        "a": axes.matrix(fresh[a.source], contraction.a.dtype, axes.strides(a), (m, k, batch)),
+        "b": axes.matrix(fresh[b.source], contraction.b.dtype, axes.strides(b), (n, k, batch)),
+        "out": axes.matrix(fresh[stored.buffer], str(stored.buffer.dtype), out, (m, n, batch)),
+    }
+    found: dict[str, Any] = {name: matrix for name, matrix in matrices.items() if matrix is not None}
+    if len(found) < len(matrices):
         return None
+    epilogue = EpilogueExpr.of(
+        None if last is None else with_fast_activations(stored.value, str(stored.buffer.dtype)), block.body.buffer, fresh
+    )
+    accessors = _accessors(axes, contraction, order, epilogue)
+    return GemmProblem(contraction=contraction, func_params=tuple(fresh[param] for param in func.params), **found, **accessors)
+
+
+def _operand_loads(block: Any) -> list[Any]:
+    """Return the loads of both operands, in the order of the block's multiplication."""
+    total = block.body.value
+    multiply = uncast(total.b if is_load_of(total.a, block.body.buffer) else total.a)
+    truncated = [tfloat32.read_by(operand) for operand in (multiply.a, multiply.b)]
+    return [uncast(operand) if load is None else load for operand, load in zip((multiply.a, multiply.b), truncated, strict=True)]
+
+
+def _accessors(axes: _Axes, contraction: Contraction, order: dict[Any, int | None], epilogue: EpilogueExpr) -> dict[str, Any]:
+    """Return a GEMM's functions of batch, m and n; `order` is the axis of the block that each index of C is."""
+    m, n, batch = contraction.m, contraction.n, contraction.batch
 
     def values(flat_batch: Any, row: Any, column: Any) -> dict[int, Any]:
         return {at: value for group, flat in ((batch, flat_batch), (m, row), (n, column)) for at, value in axes.unflat(group, flat)}
@@ -158,20 +175,17 @@ def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> Pro
         found = values(flat_batch, row, column)
         return [found[at] if at is not None else 0 for at in order.values()]
 
-    epilogue = Epilogue.of(None if last is None else quickened(stored.value, str(stored.buffer.dtype)), block.body.buffer, fresh)
-
     def places(flat_batch: Any, row: Any, column: Any) -> dict[Any, Any]:
         found = values(flat_batch, row, column)
         return {var: found[at] for var, at in order.items() if at is not None}
 
-    def value(total: Any, flat_batch: Any, row: Any, column: Any, addends: Sequence[Any]) -> Any:
-        return epilogue.value(total, places(flat_batch, row, column), addends)
+    def value(total: Any, flat_batch: Any, row: Any, column: Any, aux: Sequence[Any]) -> Any:
+        return epilogue.value(total, places(flat_batch, row, column), aux)
 
-    def addends(flat_batch: Any, row: Any, column: Any) -> list[Any]:
-        return epilogue.addends(places(flat_batch, row, column))
+    def aux(flat_batch: Any, row: Any, column: Any) -> list[Any]:
+        return epilogue.aux(places(flat_batch, row, column))
 
-    lay = dict(zip(("a", "b", "out"), matrices, strict=True))
-    return Product(contraction, tuple(fresh[param] for param in func.params), **lay, index_out=index_out, value=value, addends=addends)
+    return {"index_out": index_out, "value": value, "aux": aux}
 
 
 class _Axes:
@@ -189,9 +203,9 @@ class _Axes:
         return next((at for at, own in enumerate(self._vars) if own.same_as(var)), None)
 
     def strides(self, load: Any) -> dict[int, int] | None:
-        """Return by axis how far apart neighbours along it lie, in elements; None where they have no fixed distance."""
+        """Return the stride of each axis in elements; None where one has no fixed stride."""
         strides = dict.fromkeys(range(len(self._vars)), 0)
-        for index, pitch in zip(load.indices, _dense(load.source.shape), strict=True):
+        for index, pitch in zip(load.indices, dense_strides(load.source.shape), strict=True):
             terms = detect_linear_equation(self._analyzer.simplify(index), self._vars)
             if not terms or not all(isinstance(term, tirx.IntImm) for term in terms) or int(terms[-1].value) != 0:
                 return None
@@ -207,10 +221,10 @@ class _Axes:
         if len(rows) > 1 or len(columns) > 1:
             return None
         unit = [(1, 1)]
-        return Matrix(buffer, dtype, (rows or unit)[0], (columns or unit)[0], tuple(batch))
+        return Matrix(buffer=buffer, dtype=dtype, rows=(rows or unit)[0], columns=(columns or unit)[0], batch=tuple(batch))
 
     def _merged(self, group: Sequence[int], strides: dict[int, int]) -> list[Dim]:
-        """Return the dimensions of a group of axes, neighbours joined where one walks on where the other ends."""
+        """Return the dimensions of a group of axes, neighbours joined where the outer one continues where the inner one ends."""
         dims: list[Dim] = []
         for at in group:
             extent, stride = self._extents[at], strides.get(at, 0)
@@ -233,21 +247,22 @@ class _Axes:
         return found
 
 
-def _dense(shape: Sequence[Any]) -> list[int]:
+def dense_strides(shape: Sequence[Any]) -> list[int]:
+    """Return the strides of a dense buffer, in elements."""
     sizes = [int(extent) for extent in shape]
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
-def _uncast(expr: Any) -> Any:
+def uncast(expr: Any) -> Any:
     """Return what a widening cast widens. A narrowing one changes values; its operand is then nothing that can be loaded."""
     return expr.value if isinstance(expr, tirx.Cast) and dtype_bytes(str(expr.value.ty.dtype)) <= dtype_bytes(str(expr.ty.dtype)) else expr
 
 
-def _is_load_of(expr: Any, buffer: Any) -> bool:
+def is_load_of(expr: Any, buffer: Any) -> bool:
     return isinstance(expr, TensorLoad) and expr.source.same_as(buffer)
 
 
-def _loads_of(expr: Any, but: Any) -> list[Any]:
+def loads_of(expr: Any, but: Any) -> list[Any]:
     """Return the distinct loads in an expression but for those of one buffer."""
     found: list[Any] = []
 
@@ -267,12 +282,12 @@ def _narrowed(load: Any) -> Any:
     return load.source[tuple(indices)] if is_small and all(str(index.ty.dtype) == "int32" for index in indices) else load
 
 
-def _replaced(expr: Any, sums: Any, total: Any, addends: dict[Any, Any], known: dict[Any, Any]) -> Any:
-    """Return an expression with a given sum in place of loads of sums, and what is known in place of loads and variables."""
+def replaced(expr: Any, accum: tuple[Any, Any] | None, aux: dict[Any, Any], known: dict[Any, Any]) -> Any:
+    """Return an expression with values in place of loads and variables: `accum` is the buffer of accumulators and what its loads become."""
 
     def replace_load(load: Any) -> Any:
-        if sums is not None and load.source.same_as(sums):
-            return total
-        return next((value for other, value in addends.items() if tvm_ffi.structural_equal(load, other)), load)
+        if accum is not None and load.source.same_as(accum[0]):
+            return accum[1]
+        return next((value for other, value in aux.items() if tvm_ffi.structural_equal(load, other)), load)
 
     return tvm_ffi.structural_map(expr, [(TensorLoad, replace_load), (Var, lambda var: known.get(var, var))], order="pre")

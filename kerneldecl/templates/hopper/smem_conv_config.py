@@ -1,4 +1,4 @@
-"""Owns the sizes of a kernel on wgmma that reads windows out of shared memory: what is where, and which bits of it are a window's.
+"""Owns the sizes of an implicit GEMM on wgmma whose A fragments come from an image in shared memory: what is where, which bits count.
 
 Knows nothing of the kernel's statements.
 """
@@ -12,34 +12,42 @@ from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 
+from kerneldecl.analysis.hopper_limits import (
+    EPILOGUE_BUFFER_BYTES,
+    MMA_TILE_ROWS,
+    RESERVED_SMEM_BYTES,
+    SM_REGISTERS,
+    SM_SMEM_BYTES,
+    SMEM_BOX_ALIGN_BYTES,
+    SYSTEM_SMEM_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.analysis.tensor_cores import PTX_TYPES
 from kerneldecl.model import Value
-from kerneldecl.templates.hopper.conv_tiles import Boxes
-from kerneldecl.templates.hopper.epilogue import Results
-from kerneldecl.templates.hopper.kernel_config import PTX_DTYPES, SM_BYTES, SYSTEM_BYTES
-from kerneldecl.templates.hopper.operands import SWIZZLES, TensorMap
-from kerneldecl.templates.hopper.params import BUFFER_BYTES, RESERVED_BYTES, SLAB, WARPGROUP
+from kerneldecl.templates.hopper.conv_tiles import PixelBoxes
+from kerneldecl.templates.hopper.epilogue import Epilogue
+from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
+from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap
 from kerneldecl.templates.hopper.read_conv import Convolution
 
 ITEM_BYTES = 2
-STEP = 16
-"""Terms of the reduction that one wgmma adds up."""
-STEP_PAIRS = STEP // 2
-MOST_HELD = 10
-"""Steps whose fragments a thread holds at once, in four registers each; fewer where many blocks share an SM's registers."""
-SM_REGISTERS = 64 * 1024
+MMA_K = 16
+"""Terms of the reduction that one wgmma accumulates: a k-tile here."""
+MMA_K_PAIRS = MMA_K // 2
+MAX_HELD_K_TILES = 10
+"""K-tiles whose A fragments a thread holds at once, in four registers each; fewer where many CTAs share an SM's registers."""
 OTHER_REGISTERS = 48
-"""Of a thread, beside sums and fragments."""
+"""Registers of a thread besides accumulators and fragments."""
 PIECE = 8
 """Filters that a thread copies at once."""
-TMA_ALIGN_BYTES = 128
-ALIGNED = 8
-"""Elements that TMA copies from and to multiples of."""
+TMA_ALIGN_ITEMS = 8
+"""Elements at multiples of which TMA copies begin: 16 bytes."""
 LOW, HIGH = 0x0000FFFF, 0xFFFF0000
 ALL = LOW | HIGH
 
 
-class Tiles(NamedTuple):
-    """The template's parameters, as read; names as `_wgmma_tiles.Tiles` has them."""
+class SmemConvParams(NamedTuple):
+    """The parameters of wgmma_window, as read."""
 
     tile_w: int
     mma_tiles: int
@@ -48,64 +56,42 @@ class Tiles(NamedTuple):
     blocks: int
 
     @classmethod
-    def of(cls, params: Mapping[str, Value]) -> Tiles:
+    def of(cls, params: Mapping[str, Value]) -> SmemConvParams:
         return cls(**{name: params[name] for name in cls._fields})  # type: ignore[arg-type]
 
     @property
     def tile_h(self) -> int:
-        return self.mma_tiles * SLAB // self.tile_w
-
-
-class OneSlab(NamedTuple):
-    """What is stored at once, as `store` wants to know it."""
-
-    block_n: int
-    mma_tiles: int = 1
-
-    @property
-    def sums(self) -> int:
-        return self.block_n // 2
+        return self.mma_tiles * MMA_TILE_ROWS // self.tile_w
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel: the reduction goes over rows of windows, in pairs of neighbours in memory; rows of odd length end with half a pair."""
+class SmemConvKernel:
+    """One kernel: the reduction goes over rows of windows, in pairs of contiguous elements; rows of odd length end with half a pair."""
 
     convolution: Convolution
-    boxes: Boxes
-    results: Results
-    parameters: Tiles
-    sms: int
+    boxes: PixelBoxes
+    epilogue: Epilogue
+    params: SmemConvParams
+    sm_count: int
 
     @property
     def dtype(self) -> str:
         return str(self.convolution.image.dtype)
 
     @property
-    def tiles(self) -> OneSlab:
-        return OneSlab(self.parameters.block_n)
-
-    @property
-    def packing(self) -> int:
-        return 1
-
-    def as_sums(self, registers: Any) -> Any:
-        return registers
-
-    @property
-    def step(self) -> int:
-        """Return how many elements lie between a window and the one right of it."""
+    def window_stride(self) -> int:
+        """Return the distance from a window to the one right of it, in elements."""
         return self.convolution.columns.stride * self.convolution.channels
 
     @property
     def shift(self) -> int:
         """Return how many elements into a stage the first window begins: TMA copies from multiples of 16 bytes on."""
-        return -self.convolution.columns.padding * self.convolution.channels % ALIGNED
+        return -self.convolution.columns.padding * self.convolution.channels % TMA_ALIGN_ITEMS
 
     @property
     def lead(self) -> int:
         """Return 1 where every window begins amid a pair, and so takes the element before it, too."""
-        return self.shift % 2 if self.step % 2 == 0 else 0
+        return self.shift % 2 if self.window_stride % 2 == 0 else 0
 
     @property
     def line(self) -> int:
@@ -121,20 +107,20 @@ class Kernel:
         return self.convolution.rows.taps * self.line_pairs
 
     @property
-    def steps(self) -> int:
-        return -(-self.pairs // STEP_PAIRS)
+    def k_tiles(self) -> int:
+        return -(-self.pairs // MMA_K_PAIRS)
 
     @property
     def pitch(self) -> int:
         """Return the elements of a row of a stage. Where every other window begins amid a pair, lanes load one pair more."""
-        last = self.shift - self.lead + (self.parameters.tile_w - 1) * self.step
-        return -(-(last + 2 * (self.line_pairs + self.step % 2)) // ALIGNED) * ALIGNED
+        last = self.shift - self.lead + (self.params.tile_w - 1) * self.window_stride
+        return -(-(last + 2 * (self.line_pairs + self.window_stride % 2)) // TMA_ALIGN_ITEMS) * TMA_ALIGN_ITEMS
 
     @property
     def lines(self) -> int:
         """Return the rows of a stage."""
         rows = self.convolution.rows
-        return (self.parameters.tile_h - 1) * rows.stride + (rows.taps - 1) * rows.dilation + 1
+        return (self.params.tile_h - 1) * rows.stride + (rows.taps - 1) * rows.dilation + 1
 
     @property
     def copied_bytes(self) -> int:
@@ -143,63 +129,62 @@ class Kernel:
     @property
     def stage_words(self) -> int:
         """Return the distance of stages, in units of 4 bytes."""
-        return -(-self.copied_bytes // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES // 4
+        return -(-self.copied_bytes // SMEM_BOX_ALIGN_BYTES) * SMEM_BOX_ALIGN_BYTES // 4
 
     @property
     def columns(self) -> int:
         """Return into how many tiles the filters are cut."""
-        return -(-self.convolution.filters // self.parameters.block_n)
+        return -(-self.convolution.filters // self.params.block_n)
 
     @property
     def rows(self) -> int:
-        """Return how many blocks share the boxes of pixels of one tile of filters."""
-        return min(self.boxes.count, max(1, self.parameters.blocks * self.sms // self.columns))
+        """Return how many CTAs share the boxes of pixels of one tile of filters."""
+        return min(self.boxes.count, max(1, self.params.blocks * self.sm_count // self.columns))
 
     @property
-    def weight_slabs(self) -> int:
-        return -(-self.parameters.block_n // SLAB)
+    def weight_tiles(self) -> int:
+        return -(-self.params.block_n // MMA_TILE_ROWS)
 
     @property
     def pieces(self) -> int:
-        return self.weight_slabs * self.steps * STEP * SLAB // PIECE
+        return self.weight_tiles * self.k_tiles * MMA_K * MMA_TILE_ROWS // PIECE
 
-    def weights_in_a_row(self) -> Any:
+    def flat_weights(self) -> Any:
         """Return the weights' memory as one row of elements; within the kernel alone."""
         weights = self.convolution.weights
         return T.decl_buffer((math.prod(int(extent) for extent in weights.shape),), self.dtype, data=weights.data)
 
     @property
-    def chunk_sums(self) -> int:
-        """Return how many sums of a thread leave at once, where results go through shared memory."""
-        return self.results.chunk_elements // WARPGROUP
+    def accum(self) -> AccumulatorLayout:
+        """Return the accumulators of one MMA tile, whose results are stored before the next one is multiplied."""
+        return AccumulatorLayout(self.convolution.accum_dtype, self.params.block_n)
 
     @property
-    def addend_sets(self) -> int:
-        """Return for how many chunks threads hold what the epilogue adds."""
-        return 1
+    def epilogue_plan(self) -> EpiloguePlan:
+        return EpiloguePlan(self.epilogue, self.accum, self.epilogue_buffers, aux_buffers=1)
 
     @property
-    def held(self) -> int:
-        """Return of how many steps a thread holds fragments at once."""
-        registers = SM_REGISTERS // (self.parameters.blocks * WARPGROUP) // 8 * 8
-        return max(1, min(MOST_HELD, self.steps, (registers - self.parameters.block_n // 2 - OTHER_REGISTERS) // 4))
+    def held_k_tiles(self) -> int:
+        """Return of how many k-tiles a thread holds fragments at once."""
+        registers = SM_REGISTERS // (self.params.blocks * WARPGROUP_THREADS) // 8 * 8
+        return max(1, min(MAX_HELD_K_TILES, self.k_tiles, (registers - self.accum.count - OTHER_REGISTERS) // 4))
 
     @property
-    def buffers(self) -> int:
-        """Return how many chunks of results are in shared memory on their way out: two where they have room."""
-        if not self.results.is_staged:
+    def epilogue_buffers(self) -> int:
+        """Return how many chunks of results are in shared memory before they are stored: two where they have room."""
+        if not self.epilogue.via_smem:
             return 0
-        free = SM_BYTES // self.parameters.blocks - SYSTEM_BYTES - self._kept_bytes
-        return 2 if self.results.chunks(self.parameters.block_n // 2) % 2 == 0 and free >= 2 * BUFFER_BYTES else 1
+        free = SM_SMEM_BYTES // self.params.blocks - SYSTEM_SMEM_BYTES - self._kept_bytes
+        return 2 if self.epilogue.chunks(self.accum.count) % 2 == 0 and free >= 2 * EPILOGUE_BUFFER_BYTES else 1
 
     @property
     def _kept_bytes(self) -> int:
-        weights = self.weight_slabs * self.steps * STEP * SLAB * ITEM_BYTES
-        return weights + self.parameters.stages * self.stage_words * 4 + RESERVED_BYTES
+        weights = self.weight_tiles * self.k_tiles * MMA_K * MMA_TILE_ROWS * ITEM_BYTES
+        return weights + self.params.stages * self.stage_words * 4 + RESERVED_SMEM_BYTES
 
     @property
     def smem_bytes(self) -> int:
-        return self._kept_bytes + self.buffers * BUFFER_BYTES
+        return self._kept_bytes + self.epilogue_buffers * EPILOGUE_BUFFER_BYTES
 
     @property
     def map(self) -> TensorMap:
@@ -207,46 +192,54 @@ class Kernel:
         images, height, width, channels = (int(extent) for extent in image.shape)
         pitch = width * channels * ITEM_BYTES
         dims = (width * channels, height, images)
-        return TensorMap(image, self.dtype, dims, (pitch, height * pitch), (self.pitch, self.lines, 1), 0)
+        return TensorMap(
+            buffer=image,
+            dtype=self.dtype,
+            dims=dims,
+            strides_bytes=(pitch, height * pitch),
+            box=(self.pitch, self.lines, 1),
+            swizzle=0,
+        )
 
     def corner(self, tile: Any) -> tuple[Any, ...]:
-        """Return where the part of the image that a tile looks at begins."""
+        """Return where the part of the image under a tile's windows begins."""
         image, y, x = self.boxes.pixel(tile * self.boxes.pixels)
         rows, columns = self.convolution.rows, self.convolution.columns
         first = -columns.padding * self.convolution.channels - self.shift
-        return (x * self.step + first, y * rows.stride - rows.padding, image)
+        return (x * self.window_stride + first, y * rows.stride - rows.padding, image)
 
     def pair_word(self, pair: int) -> int:
-        """Return where a pair of a window's elements lies behind the window's first, in units of 4 bytes."""
+        """Return the offset of a pair of a window's elements from the window's first, in units of 4 bytes."""
         line, at = divmod(min(pair, self.pairs - 1), self.line_pairs)
         return line * self.convolution.rows.dilation * self.pitch // 2 + at
 
     def pair_mask(self, pair: int) -> int:
-        """Return which bits of a pair are the window's: what lies beside it may be no number, which no weight of zero would undo."""
+        """Return which bits of a pair are the window's: what is beside it may be NaN, which a weight of zero would not cancel."""
         if pair >= self.pairs:
             return 0
         at = pair % self.line_pairs
         low = LOW if at or not self.lead else 0
         return low | (HIGH if 2 * at + 1 < self.lead + self.line else 0)
 
-    def word(self, slab: Any, half: int, first: int, lanes: tuple[Any, Any]) -> Any:
+    def word(self, mma_tile: Any, half: int, first: int, lanes: tuple[Any, Any]) -> Any:
         """Return where in a stage a lane finds its pair of a window's four that `first` begins, or the one that its pair begins in."""
         warp, lane = lanes
         g, t = lane // 4, lane % 4
-        unit = (slab * 4 + warp) * 16
-        y, x = unit // self.parameters.tile_w, unit % self.parameters.tile_w + half * 8
-        word = y * (self.convolution.rows.stride * self.pitch // 2) + x // 2 * self.step + t + self.pair_word(first)
-        word += (self.shift + g * self.step) // 2
+        unit = (mma_tile * 4 + warp) * 16
+        y, x = unit // self.params.tile_w, unit % self.params.tile_w + half * 8
+        word = y * (self.convolution.rows.stride * self.pitch // 2) + x // 2 * self.window_stride + t + self.pair_word(first)
+        word += (self.shift + g * self.window_stride) // 2
         for at in range(1, 4):
             jump = self.pair_word(first + at) - self.pair_word(first + at - 1) - 1
             word += T.Select(t >= at, jump, 0) if jump else 0
         return word
 
-    def pair(self, image: Any, stage: Any, slab: Any, half: int, first: int, lanes: tuple[Any, Any]) -> Any:
-        """Return a lane's pair of a window's four that `first` begins."""
-        word, lane = self.word(slab, half, first, lanes), lanes[1]
+    def pair(self, image: Any, tile: tuple[Any, Any], half: int, first: int, lanes: tuple[Any, Any]) -> Any:
+        """Return a lane's pair of a window's four that `first` begins; `tile` is the stage and the MMA tile."""
+        stage, mma_tile = tile
+        word, lane = self.word(mma_tile, half, first, lanes), lanes[1]
         value = image[stage, word]
-        if self.step % 2:
+        if self.window_stride % 2:
             both = T.bitwise_or(T.shift_right(value, T.uint32(16)), T.shift_left(image[stage, word + 1], T.uint32(16)))
             value = T.Select((self.shift + lane // 4) % 2 == 1, both, value)
         masks = [self.pair_mask(first + at) for at in range(4)]
@@ -259,10 +252,10 @@ class Kernel:
 
     @property
     def mma(self) -> str:
-        kind = PTX_DTYPES[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.parameters.block_n}k16.f32.{kind}.{kind}"
+        kind = PTX_TYPES[self.dtype]
+        return f"wgmma.mma_async.sync.aligned.m64n{self.params.block_n}k16.f32.{kind}.{kind}"
 
     @property
     def descriptor(self) -> tuple[int, int, int]:
-        """Return how wgmma finds weights whose filters lie side by side: slabs of 64 follow each other, rows come in groups of eight."""
-        return self.steps * STEP * SLAB * ITEM_BYTES // 16, 64, SWIZZLES[128]
+        """Return wgmma's descriptor of weights, whose filters are contiguous: blocks of 64 follow each other, rows come in eights."""
+        return self.k_tiles * MMA_K * MMA_TILE_ROWS * ITEM_BYTES // DESCRIPTOR_UNIT, 64, SWIZZLES[128]

@@ -1,56 +1,55 @@
-"""Owns how the parts of a reduction, one for each block of a cluster, are summed in each other's shared memory.
+"""Owns split-K in a cluster: its CTAs send partial accumulators to each other's shared memory, and each one reduces a share of them.
 
-Knows nothing of how sums came about.
+Knows nothing of how accumulators came about.
 """
 
 from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from kerneldecl.templates.hopper.epilogue import each
-from kerneldecl.templates.hopper.params import SLAB, WARPGROUP
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
+from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
 @T.inline
-def send_sums(kernel, acc, parts, part, thread):
-    """Have a thread write its sums to the blocks of its cluster, each of which adds up a share of them."""
-    vector = T.meta_var(kernel.sent_at_once)
-    count = T.meta_var(kernel.registers // kernel.tiles.split_k)
-    for to in T.unroll(kernel.tiles.split_k):
+def send_partials(kernel, acc, partials, rank, thread):
+    """Have a thread write its accumulators to the CTAs of its cluster, each of which reduces a share of them."""
+    vector = T.meta_var(kernel.registers_per_store)
+    count = T.meta_var(kernel.accum.registers // kernel.params.split_k)
+    for to in T.unroll(kernel.params.split_k):
         address = T.alloc_local([1], "uint32")
-        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(parts.ptr_to([part, 0, thread, 0])), T.uint32(to))
+        T.ptx.mapa.shared__cluster.u32(address[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([rank, 0, thread, 0])), T.uint32(to))
         for i in T.unroll(count // vector):
-            T.ptx[kernel.send](
-                address[0] + T.uint32(i * kernel.tiles.sharers * WARPGROUP * vector * 4),
+            T.ptx[kernel.remote_store](
+                address[0] + T.uint32(i * kernel.params.consumers_per_tile * WARPGROUP_THREADS * vector * 4),
                 *[acc[to * count + i * vector + v] for v in range(vector)],
             )
 
 
 @T.inline
-def finish_sums(kernel, parts, part, thread, at, lanes):
-    """Have a thread add up, in one order, what all blocks of its cluster sent it, and store the results."""
-    results = T.meta_var(kernel.results)
-    batch, row, column = each(at)
-    warp, lane = each(lanes)
-    vector = T.meta_var(kernel.sent_at_once * kernel.packing)
-    count = T.meta_var(kernel.tiles.sums // kernel.tiles.split_k)
-    per_slab = T.meta_var(kernel.tiles.block_n // 2)
-    received = T.alloc_local([kernel.sent_at_once], kernel.registers_dtype)
-    sums = T.meta_var(kernel.as_sums(received))
-    total = T.alloc_local([vector], kernel.total_dtype)
+def reduce_partials(kernel, partials, rank, thread, at, lanes):
+    """Have a thread add up, in one order, what all CTAs of its cluster sent it, and store the results."""
+    epilogue, accum = T.meta_var((kernel.epilogue, kernel.accum))
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(lanes)
+    vector = T.meta_var(kernel.registers_per_store * accum.per_register)
+    count = T.meta_var(accum.count // kernel.params.split_k)
+    received = T.alloc_local([kernel.registers_per_store], accum.register_dtype)
+    addends = T.meta_var(accum.of_registers(received))
+    total = T.alloc_local([vector], accum.reduce_dtype)
     for i in T.unroll(count // vector):
-        for other in T.unroll(kernel.tiles.split_k):
-            for v in T.vectorized(kernel.sent_at_once):
-                received[v] = parts[other, i, thread, v]
+        for other in T.unroll(kernel.params.split_k):
+            for v in T.vectorized(kernel.registers_per_store):
+                received[v] = partials[other, i, thread, v]
             for v in T.unroll(vector):
                 if other == 0:
-                    total[v] = T.cast(sums[v], kernel.total_dtype)
+                    total[v] = T.cast(addends[v], accum.reduce_dtype)
                 else:
-                    total[v] = total[v] + T.cast(sums[v], kernel.total_dtype)
-        place = T.meta_var(part * count + i * vector)
+                    total[v] = total[v] + T.cast(addends[v], accum.reduce_dtype)
+        place = T.meta_var(rank * count + i * vector)
         for v in T.unroll(vector):
             element = T.meta_var(place + v)
-            x = T.meta_var(row + element // per_slab * SLAB + warp * 16 + element % 4 // 2 * 8 + lane // 4)
-            y = T.meta_var(column + element % per_slab // 4 * 8 + (lane % 4) * 2 + element % 2)
-            if results.inside(x, y):
-                results.buffer[tuple(results.index(batch, x, y))] = results.element(T.cast(total[v], kernel.accum_dtype), batch, x, y)
+            x = T.meta_var(row + element // accum.per_mma_tile * MMA_TILE_ROWS + warp * 16 + element % 4 // 2 * 8 + lane // 4)
+            y = T.meta_var(column + element % accum.per_mma_tile // 4 * 8 + (lane % 4) * 2 + element % 2)
+            if epilogue.inside(x, y):
+                epilogue.buffer[tuple(epilogue.index(batch, x, y))] = epilogue.element(T.cast(total[v], accum.dtype), batch, x, y)

@@ -1,13 +1,16 @@
-"""Owns how a kernel on wgmma has TMA copy shares of operands to stages, or bring them to the second-level cache first.
+"""Owns how one thread has TMA load a CTA's boxes of an operand's tile to a stage, or prefetch them to L2.
 
-Knows nothing of who waits for copies.
+Knows nothing of who waits for them.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from tvm.script import tirx as T
 
-from kerneldecl.templates.hopper.epilogue import each
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.hopper.operands import Operand, TmaBoxes
 
 ENCODE = "runtime.cuTensorMapEncodeTiled"
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.mbarrier::complete_tx::bytes{}"
@@ -15,45 +18,67 @@ MULTICAST = ".multicast::cluster"
 PREFETCH = "cp.async.bulk.prefetch.tensor.{}d.L2.global"
 
 
+class TmaLoader(NamedTuple):
+    """What loading one operand's tiles takes, while a kernel's script is read."""
+
+    operand: Operand
+    map: Any
+    """The tensor map, a variable of the kernel."""
+    stages: Any
+    """The operand's stages in shared memory."""
+    share: Any
+    """Which of the CTAs that share the tile this one is."""
+    mask: Any = None
+    """CTAs that receive the boxes as bits; None for this one alone."""
+
+    @property
+    def boxes(self) -> TmaBoxes:
+        assert self.operand.tma is not None
+        return self.operand.tma
+
+    def number_of(self, piece: Any) -> Any:
+        """Return the number of one of this CTA's boxes."""
+        return self.share * self.boxes.per_cta + piece
+
+    def exists(self, number: Any) -> Any:
+        return True if self.boxes.total == 0 else number < self.boxes.total
+
+
 @T.inline
-def _start(operand, copies, tensor_map, stage, row, number, at, slot, mask):
-    buffer, state = each(stage)
-    batch, step = each(at)
-    if mask is None:
-        T.ptx[LOAD.format(copies.map.rank, "")](
-            buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
-            T.address_of(tensor_map),
-            *copies.coords(batch, row, step, number),
-            slot,
+def _load_box(loader, row, at, stage, number, barrier):
+    batch, k_tile = meta_vars(at)
+    boxes = T.meta_var(loader.boxes)
+    if loader.mask is None:
+        T.ptx[LOAD.format(boxes.map.rank, "")](
+            loader.stages.ptr_to([stage, boxes.first_row(number) * loader.operand.row_elements]),
+            T.address_of(loader.map),
+            *boxes.coords(batch, row, k_tile, number),
+            barrier,
         )
     else:
-        T.ptx[LOAD.format(copies.map.rank, MULTICAST)](
-            buffer.ptr_to([state.stage, copies.place(number) * operand.row_elements]),
-            T.address_of(tensor_map),
-            *copies.coords(batch, row, step, number),
-            slot,
-            mask,
+        T.ptx[LOAD.format(boxes.map.rank, MULTICAST)](
+            loader.stages.ptr_to([stage, boxes.first_row(number) * loader.operand.row_elements]),
+            T.address_of(loader.map),
+            *boxes.coords(batch, row, k_tile, number),
+            barrier,
+            loader.mask,
         )
 
 
-def _is_there(copies, number):
-    return True if copies.total == 0 else number < copies.total
+@T.inline
+def load_tile(loader, row, at, stage, barrier):
+    """Have one thread start the loads of a CTA's boxes of a tile; `at` is its batch and k-tile, `barrier` counts the bytes."""
+    for piece in T.unroll(loader.boxes.per_cta):
+        number = T.meta_var(loader.number_of(piece))
+        if loader.exists(number):
+            _load_box(loader, row, at, stage, number, barrier)
 
 
 @T.inline
-def copy(operand, copies, tensor_map, stage, row, share, at, slot, mask):
-    """Have one thread start the copies of a block's share of an operand to a stage; `slot` is the barrier that they are counted by."""
-    for piece in T.unroll(copies.count):
-        number = T.meta_var(share * copies.count + piece)
-        if _is_there(copies, number):
-            _start(operand, copies, tensor_map, stage, row, number, at, slot, mask)
-
-
-@T.inline
-def prefetch(copies, tensor_map, row, share, at):
-    """Have one thread ask for what `copy` will copy; it comes to the second-level cache."""
-    batch, step = each(at)
-    for piece in T.unroll(copies.count):
-        number = T.meta_var(share * copies.count + piece)
-        if _is_there(copies, number):
-            T.ptx[PREFETCH.format(copies.map.rank)](T.address_of(tensor_map), *copies.coords(batch, row, step, number))
+def prefetch_tile(loader, row, at):
+    """Have one thread prefetch to L2 what `load_tile` will load."""
+    batch, k_tile = meta_vars(at)
+    for piece in T.unroll(loader.boxes.per_cta):
+        number = T.meta_var(loader.number_of(piece))
+        if loader.exists(number):
+            T.ptx[PREFETCH.format(loader.boxes.map.rank)](T.address_of(loader.map), *loader.boxes.coords(batch, row, k_tile, number))

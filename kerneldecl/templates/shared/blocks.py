@@ -1,4 +1,4 @@
-"""Owns what the templates of memory-bound kernels share: blocks with their axes and loops, merging, vectors.
+"""Owns blocks of a schedule with their axes and loops: reading them, inlining producers, splitting into vectors.
 
 Knows nothing of policies, of parameters or of any one operator.
 """
@@ -6,6 +6,7 @@ Knows nothing of policies, of parameters or of any one operator.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from kerneldecl.model import Access, Block, Value, dtype_bytes
 
 
 def attempt(mod: tvm.IRModule, recipe: Callable[[Schedule], bool]) -> Schedule | None:
-    """Return the schedule that a recipe makes of the module, None where the recipe says no or a primitive refuses."""
+    """Return the module as a recipe schedules it, None where the recipe returns False or a schedule primitive raises."""
     sch = Schedule(mod)
     try:
         return sch if recipe(sch) else None
@@ -31,7 +32,7 @@ def attempt(mod: tvm.IRModule, recipe: Callable[[Schedule], bool]) -> Schedule |
 
 @dataclass(frozen=True)
 class Leaf:
-    """A block of a schedule: its handle, what it computes, and the loop of each axis (None for an axis of extent 1)."""
+    """A block without blocks inside: its handle, what it computes, and the loop of each axis (None for an axis of extent 1)."""
 
     rv: Any
     block: Block
@@ -42,18 +43,11 @@ class Leaf:
 
     def extent_of(self, kind: str) -> int:
         """Return the number of points that the axes of a kind span."""
-        return extent_of(self.block, kind)
-
-
-def extent_of(block: Block, kind: str) -> int:
-    size = 1
-    for axis in block.axes:
-        size *= axis.extent if axis.kind == kind else 1
-    return size
+        return math.prod(axis.extent for axis in self.block.axes if axis.kind == kind)
 
 
 def leaves(sch: Schedule) -> list[Leaf] | None:
-    """Return the blocks of an unscheduled function in order of execution, None where an axis is not bound to one whole loop."""
+    """Return the blocks of an unscheduled function in order of execution, None where an axis is not bound to exactly one loop."""
     try:
         space = iter_space(sch.mod)
     except ValueError:
@@ -99,7 +93,7 @@ def extent(sch: Schedule, loop: Any) -> int:
 
 
 def strides(access: Access, axes: int) -> tuple[int | None, ...]:
-    """Return how many elements one step along each axis moves, None for an axis that a dimension which is not affine may use."""
+    """Return the stride of each axis in elements, None for an axis that a dimension without an affine index may use."""
     steps: list[int | None] = [0] * axes
     size = 1
     for dim, index in zip(reversed(access.shape), reversed(access.index), strict=True):
@@ -113,11 +107,17 @@ def strides(access: Access, axes: int) -> tuple[int | None, ...]:
     return tuple(steps)
 
 
-def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
-    """Inline each spatial block whose result is no output into the blocks that read it.
+def is_collapsible(axis_strides: Sequence[int | None], outer: int, inner: int, extent: int) -> bool:
+    """Say whether two axes address memory as one axis would: the outer stride is the inner one times the inner axis's extent."""
+    steps = axis_strides[outer], axis_strides[inner]
+    return None not in steps and steps[0] == (steps[1] or 0) * extent
 
-    With `keep_shared`, a block stays that computes something and is read more than once: a row of its results is
-    stored at less cost than an exp is computed again.
+
+def inline_producers(sch: Schedule, keep_shared: bool = False) -> None:
+    """Inline each spatial block whose result is no output into its consumers.
+
+    With `keep_shared`, a block that does arithmetic and has several consumers is not inlined: storing a row of its results
+    costs less than computing, say, an exp again.
     """
     for leaf in leaves(sch) or ():
         if leaf.block.is_reduction or len(leaf.block.writes) != 1:
@@ -140,16 +140,16 @@ def lanes_of(dtype: str, vector_bytes: int) -> int:
 
 
 def fused(sch: Schedule, loops: Sequence[Any], rv: Any) -> Any:
-    """Return one loop in place of several nested ones; a new loop of extent 1 around the block in place of none."""
+    """Fuse nested loops and return the fused loop; for no loops, return a new loop of extent 1 around the block."""
     if not loops:
         return sch.add_unit_loop(rv)
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def vectorized(sch: Schedule, loop: Any, width: int) -> Any:
-    """Make vectors of `width` elements of an innermost spatial loop; return the loop over whole vectors.
+    """Vectorize an innermost spatial loop by `width` elements; return the loop over whole vectors.
 
-    What is left over at the end becomes a scalar loop of its own: a vector with a predicate is computed element by element.
+    The remainder becomes a scalar loop of its own: TVM computes a vector with a predicate element by element.
     """
     whole = extent(sch, loop) // width * width
     if whole == 0:
@@ -162,22 +162,22 @@ def vectorized(sch: Schedule, loop: Any, width: int) -> Any:
     return outer
 
 
-def give_loops(sch: Schedule) -> None:
-    """Put a loop of extent 1 around each block that has none: rfactor fails on a function that holds such a block."""
+def add_missing_loops(sch: Schedule) -> None:
+    """Put a loop of extent 1 around each block without loops: rfactor fails on a function that has such a block."""
     for rv in sch.get_child_blocks(sch.get_sblock("root")):
         if not sch.get_loops(rv):
             sch.add_unit_loop(rv)
 
 
 def count(params: Mapping[str, Value], name: str) -> int:
-    """Return a parameter that must be a number of things."""
+    """Return a parameter that must be an integer."""
     value = params[name]
     assert isinstance(value, int)
     return value
 
 
 def vectorize_under(sch: Schedule, rv: Any, lanes: int) -> None:
-    """Make vectors of a spatial block that was moved under one loop."""
+    """Vectorize a spatial block that was moved under one loop."""
     _, *loops = sch.get_loops(rv)
     if loops:
         vectorized(sch, sch.fuse(*loops), lanes)

@@ -1,10 +1,10 @@
-"""Owns activations in a few instructions, for values that are rounded to 16 bits next.
+"""Owns fast math: gelu and silu in a few instructions, for values that are rounded to 16 bits next.
 
-Knows nothing of what computes the values or of who stores them.
+Knows nothing of what computes the values or stores them.
 
-gelu(x) is x * P(x), P being the normal distribution, and so max(x, 0) - |x| * P(-|x|). The logarithm of P(-u) is nearly a polynomial for
-u over 0, so that one power of two is all that takes the slow unit for functions. Its coefficients are a minimax fit of ours, as far as
-u * P(-u) counts. silu(x) is x * sigmoid(x), which takes that unit twice.
+gelu(x) = x * P(x) = max(x, 0) - |x| * P(-|x|), where P is the normal distribution. For u > 0, log2(P(-u)) is nearly a polynomial, so a
+gelu takes one instruction of the special function unit, a power of two. The coefficients are our minimax fit of the error of u * P(-u).
+silu(x) = x * sigmoid(x) takes two instructions of that unit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tvm.script import tirx
 from tvm.tirx import Add, FloatImm, Mul
 
 GELU = (-1.0000338603, -1.1507027834, -0.46032890027, -0.051449793689, 6.9232533632e-3, -4.5013839808e-4)
-"""By rising power of u: log2(P(-u))."""
+"""Coefficients of the polynomial for log2(P(-u)), by rising power of u."""
 LARGE = 100.0
-"""From here on P(-u) is 0 in float32; a larger u would make infinities times 0."""
+"""Bound of u: here P(-u) is 0 in float32 already, and infinity times 0 would be NaN."""
 RELATIVE_ERROR, ABSOLUTE_ERROR = 2.0**-14, 2.0**-19
-"""Either is kept to, for any x: a fourth of half a unit in the last place of float16, or two millionths."""
+"""Bounds of the error, of which one holds for any x: an eighth of a unit in the last place of float16, or two millionths."""
 
 _GELU_SOURCE = """
 __device__ __forceinline__ float kd_quick_gelu(float x) {
@@ -42,20 +42,20 @@ __device__ __forceinline__ float kd_quick_silu(float x) {
 """
 
 
-def quickened(expr: Any, dtype: str) -> Any:
-    """Return an expression with quick activations in place of those in float32, where what it becomes has 16 bits."""
-    return tvm_ffi.structural_map(expr, [(Mul, _quick)], order="post") if dtype in ("float16", "bfloat16") else expr
+def with_fast_activations(expr: Any, dtype: str) -> Any:
+    """Return an expression with fast gelu and silu in place of float32 ones, where its result is rounded to 16 bits."""
+    return tvm_ffi.structural_map(expr, [(Mul, _fast_activation)], order="post") if dtype in ("float16", "bfloat16") else expr
 
 
-def _quick(gemm: Any) -> Any:
-    """Return a product as the activation that it is, or as it is."""
-    for x, gate in ((gemm.a, gemm.b), (gemm.b, gemm.a)):
-        if str(gemm.ty.dtype) == "float32":
+def _fast_activation(expr: Any) -> Any:
+    """Return a multiplication as a fast activation where it is gelu or silu, else unchanged."""
+    for x, gate in ((expr.a, expr.b), (expr.b, expr.a)):
+        if str(expr.ty.dtype) == "float32":
             if _is_call(gate, "tirx.sigmoid") and _same(gate.args[0], x):
                 return tirx.cuda.func_call("kd_quick_silu", x, source_code=_silu(), return_type="float32")
-            if _is_normal_of(gate, x):
+            if _is_normal_distribution(gate, x):
                 return tirx.cuda.func_call("kd_quick_gelu", x, source_code=_gelu(), return_type="float32")
-    return gemm
+    return expr
 
 
 def _gelu() -> str:
@@ -69,14 +69,14 @@ def _silu() -> str:
     return _SILU_SOURCE.replace("FACTOR", f"{-1 / math.log(2):.9e}")
 
 
-def _is_normal_of(gate: Any, x: Any) -> bool:
+def _is_normal_distribution(gate: Any, x: Any) -> bool:
     """Say whether an expression is 0.5 + erf(x * sqrt(0.5)) * 0.5."""
-    erf = _beside(_beside(gate, Add, 0.5), Mul, 0.5)
-    return _is_call(erf, "tirx.erf") and _same(_beside(erf.args[0], Mul, math.sqrt(0.5)), x)
+    erf = _other_operand(_other_operand(gate, Add, 0.5), Mul, 0.5)
+    return _is_call(erf, "tirx.erf") and _same(_other_operand(erf.args[0], Mul, math.sqrt(0.5)), x)
 
 
-def _beside(expr: Any, kind: type, constant: float) -> Any:
-    """Return what a constant is added to or multiplied by; None if that is not what an expression does."""
+def _other_operand(expr: Any, kind: type, constant: float) -> Any:
+    """Return the other operand of an addition or multiplication (`kind`) by a constant; None for any other expression."""
     if isinstance(expr, kind):
         for one, other in ((expr.a, expr.b), (expr.b, expr.a)):  # type: ignore[attr-defined]
             if isinstance(one, FloatImm) and math.isclose(one.value, constant, rel_tol=1e-6):

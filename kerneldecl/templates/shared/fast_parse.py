@@ -1,6 +1,6 @@
-"""Owns having TVM's script parser read kernels quickly.
+"""Owns speeding up TVM's script parser.
 
-Knows nothing of what they compute.
+Knows nothing of the kernels that are parsed.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-_PLAIN = inspect.getframeinfo
+_GETFRAMEINFO = inspect.getframeinfo
 
 
 @contextmanager
-def parsed_quickly() -> Iterator[None]:
-    """Have frames of the stack named without the lines of source around them.
+def fast_parsing() -> Iterator[None]:
+    """Have `inspect` describe stack frames without their source lines.
 
-    TVM 0.27 looks through the whole stack at each macro and each resource of a kernel. Finding source, which none but messages
-    would show, takes Python longer than all the rest of the parsing.
+    TVM 0.27 inspects the whole stack at each macro and each resource of a kernel. Reading the source lines, which only error messages
+    show, takes longer than the rest of the parsing.
     """
-    inspect.getframeinfo = _named
+    inspect.getframeinfo = _without_source
     try:
         yield
     finally:
-        inspect.getframeinfo = _PLAIN
+        inspect.getframeinfo = _GETFRAMEINFO
 
 
-def _named(frame: FrameType | TracebackType, context: int = 1) -> inspect.Traceback:
+def _without_source(frame: FrameType | TracebackType, context: int = 1) -> inspect.Traceback:
     if isinstance(frame, TracebackType) or not context:
-        return _PLAIN(frame, context)
-    return inspect.Traceback(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None)
+        return _GETFRAMEINFO(frame, context)
+    code = frame.f_code
+    return inspect.Traceback(filename=code.co_filename, lineno=frame.f_lineno, function=code.co_name, code_context=None, index=None)

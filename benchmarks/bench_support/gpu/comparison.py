@@ -1,0 +1,293 @@
+"""Owns the comparison on one workload: every contender is verified, then all are timed, interleaved.
+
+Knows nothing of how kernels were built or of goals. Runs in a process of its own (`GpuProcess`), which dies with a kernel
+that breaks it. Needs torch, imported before TVM: it loads CUDA's runtime library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bench_support.gpu.kernels import Built, Entry
+
+if TYPE_CHECKING:
+    from bench_support.gpu.timing import Call, Replay
+    from bench_support.gpu.torch_baselines import Args
+
+Row = dict[str, Any]
+OURS = ("best", "first")
+PHASES = ("inputs", "contenders", "comparison")
+LONG_SECS = 1e-4
+"""Kernels that take longer may be limited by power: they are also timed each by itself."""
+ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError)
+"""Errors of torch, TVM and Triton that exclude a contender."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload with the kernels to compare."""
+
+    entry: Entry
+    best: Built
+    """The fastest candidate."""
+    first: Built
+    """The model's first choice; may be the fastest."""
+    default: Built | None
+    """TVM's own schedule."""
+    rivals: frozenset[str]
+    """Some of torch and triton."""
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A workload's argument sets on the GPU, over which timing rotates, and the expected output."""
+
+    sets: Sequence[Args]
+    want: Any
+    tolerance: float
+    flush: Callable[[], object]
+
+    def error(self, call: Call) -> float:
+        """Return a contender's relative error; raise ValueError if it is over the tolerance."""
+        import torch
+        from bench_support.gpu.torch_baselines import poison, relative_error
+
+        from kerneldecl.rule import dtype_tolerance
+
+        poison(self.sets[0][-1])
+        got = call(0)
+        torch.cuda.synchronize()
+        error = relative_error(got, self.want)
+        # A contender may have narrower outputs than the rule, as torch's GEMV with 4-bit weights.
+        limit = max(self.tolerance, dtype_tolerance(str(got.dtype).removeprefix("torch.")))
+        if not error <= limit:
+            raise ValueError(f"wrong: relative error {error:.3g} over {limit:.3g}")
+        return error
+
+    def replay(self, call: Call) -> Replay:
+        from bench_support.gpu.timing import Replay
+
+        return Replay(call, len(self.sets), self.flush)
+
+
+def arguments_of(entry: Entry) -> Arguments:
+    """Return the arguments of a workload; the reference is torch's in float64, or the rule's own where torch has none."""
+    import numpy as np
+    import torch
+    from bench_support.gpu.timing import copies_of, flusher
+    from bench_support.gpu.torch_baselines import dtype_of, inputs_of, reference
+
+    from kerneldecl.plugins.load import load_rule
+
+    attrs = dict(entry.workload.attrs)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
+    inputs = inputs_of(entry.workload.rule, rule, attrs)
+    try:
+        want = reference(entry.workload.rule, attrs, inputs)
+    except KeyError:
+        want = torch.from_numpy(np.asarray(rule.reference(*(x.cpu().numpy() for x in inputs)))).cuda()
+    (out,) = rule.signature().outputs
+    l2_bytes = entry.arch.the_gpu.l2_bytes
+    sets = [
+        [*(x.clone() for x in inputs), torch.empty(out.shape, dtype=dtype_of(out), device="cuda")]
+        for _ in range(copies_of(rule.least_bytes(), l2_bytes))
+    ]
+    tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
+    return Arguments(sets, want, tolerance, flusher(l2_bytes))
+
+
+def kernel_call(built: Built, sets: Sequence[Args]) -> Call:
+    """Return a call of a library's kernel on torch's current stream."""
+    import tvm  # noqa: F401  its runtime launches kernels
+    import tvm_ffi
+
+    from kerneldecl.artifact.kernels import Placed
+
+    kernel = tvm_ffi.load_module(built.library)[built.symbol]
+    rows = [(x[None], w, y[None]) for w, x, y in sets] if built.takes_row else sets
+    placed = [[_placed(argument) for argument in args] for args in rows]
+    given = [[argument.tensor() if isinstance(argument, Placed) else argument for argument in args] for args in placed]
+
+    def call(i: int) -> Any:
+        with tvm_ffi.use_torch_stream():
+            kernel(*given[i])
+        return sets[i][-1]
+
+    call.placed = placed  # type: ignore[attr-defined]  # keeps the tensors' memory alive
+
+    return call
+
+
+def _placed(argument: Any) -> Any:
+    """Return a torch tensor, or in float8, which torch does not export, its memory as `Placed`."""
+    from kerneldecl.artifact.kernels import Placed
+    from kerneldecl.model import Arg
+
+    dtype = str(argument.dtype).removeprefix("torch.")
+    return Placed(Arg("", tuple(argument.shape), dtype), argument.data_ptr(), Placed.CUDA) if dtype.startswith("float8") else argument
+
+
+def compare(job: Job) -> Row:
+    """Return seconds of the best candidate and, by rival, seconds, ratio and error; raise ValueError if the best is wrong."""
+    from bench_support.gpu.timing import alone, interleaved, median, ratio
+
+    laps = [time.perf_counter()]
+    arguments = arguments_of(job.entry)
+    laps.append(time.perf_counter())
+    calls = {name: kernel_call(built, arguments.sets) for name, built in zip(OURS, (job.best, job.first), strict=True)}
+    errors = {name: arguments.error(call) for name, call in calls.items()}
+    failures: dict[str, str] = {}
+    for name, make in _rivals(job, arguments).items():
+        try:
+            call = make()
+            errors[name] = arguments.error(call)
+            calls[name] = call
+        except ERRORS as error:
+            failures[name] = _first_line(error)
+    # All have run before one is captured: a graph keeps the addresses of workspaces, and a larger one may displace them.
+    replays = {name: arguments.replay(calls.pop(name)) for name in OURS}
+    for name, call in calls.items():
+        try:
+            replays[name] = arguments.replay(call)
+        except ERRORS as error:
+            failures[name] = _first_line(error)
+    laps.append(time.perf_counter())
+    samples = interleaved(replays, job.rounds)
+    steady: dict[str, float] = {}
+    if median(samples["best"]) > LONG_SECS:
+        steady = {name: alone(replay) for name, replay in replays.items() if name == "best" or name.startswith("torch ")}
+    laps.append(time.perf_counter())
+    rivals = {
+        name: {"secs": median(samples[name]), "ratio": ratio(samples[name], samples["best"]), "error": errors[name]}
+        for name in replays
+        if name not in OURS
+    }
+    return {
+        "secs": median(samples["best"]),
+        "first_share": 1.0 if job.best == job.first else 1 / ratio(samples["first"], samples["best"]),
+        "error": errors["best"],
+        "rivals": rivals,
+        "rival_failures": failures,
+        "samples": samples,
+        "alone": steady,
+        "phase_secs": dict(zip(PHASES, (end - begin for begin, end in itertools.pairwise(laps)), strict=True)),
+    }
+
+
+def described(entry: Entry) -> Row:
+    """Return the fields of a workload's row that are known before anything is run."""
+    from kerneldecl.plugins.load import load_rule
+
+    attrs = dict(entry.workload.attrs)
+    rule = load_rule(entry.root, entry.workload.rule).of(entry.root, attrs)
+    size = {"flops": rule.flops(), "least_bytes": rule.least_bytes()}
+    return {"entry": entry.name, "rule": entry.workload.rule, "attrs": attrs, "tags": entry.workload.tags, **size}
+
+
+def _rivals(job: Job, arguments: Arguments) -> dict[str, Callable[[], Call]]:
+    rule, attrs = job.entry.workload.rule, dict(job.entry.workload.attrs)
+    found: dict[str, Callable[[], Call]] = {}
+    if "torch" in job.rivals:
+        from bench_support.gpu.torch_baselines import baselines
+
+        found |= {f"torch {name}": lambda call=call: call for name, call in baselines(rule, attrs, arguments.sets).items()}
+    if "triton" in job.rivals:
+        from bench_support.gpu.triton_baselines import baselines as triton_baselines
+
+        found |= {name: lambda call=call: call for name, call in triton_baselines(rule, attrs, arguments.sets).items()}
+    if job.default is not None:
+        default = job.default
+        found["dlight"] = lambda: kernel_call(_usable(default), arguments.sets)
+    return found
+
+
+def _usable(built: Built) -> Built:
+    if not built.library:
+        raise ValueError(built.failure)
+    return built
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+
+
+def add_bytes_per_s(entry: Entry) -> float:
+    """Return what torch's addition of two float16 matrices of 16384 x 16384 moves: the measured peak of memory-bound kernels."""
+    import torch
+    from bench_support.gpu.timing import Replay, flusher, median
+
+    x, z, y = (torch.randn(16384, 16384, device="cuda", dtype=torch.float16) for _ in range(3))
+    replay = Replay(lambda _: torch.add(x, z, out=y), 1, flusher(entry.arch.the_gpu.l2_bytes))
+    return 3 * x.nbytes / median([replay.secs() for _ in range(9)])
+
+
+def gpu_described() -> Row:
+    """Return the GPU's name and the versions of libraries."""
+    import torch
+    import tvm
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "sm_count": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "tvm": tvm.__version__,
+    }
+
+
+class GpuProcess:
+    """The process that uses the GPU. After a kernel has broken it, the next call starts another."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._process: Any = None
+        self._ours: Any = None
+
+    def ask(self, question: Callable[..., Any], *given: Any, limit_secs: float = 180.0) -> Any:
+        """Return the answer; without one, raise RuntimeError with the reason, and let the next question start a new process."""
+        if self._process is None:
+            self._ours, theirs = self._context.Pipe()
+            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        self._ours.send((question, given))
+        answer: Any = RuntimeError(f"no answer within {limit_secs:.0f} s")
+        if self._ours.poll(limit_secs):
+            try:
+                answer = self._ours.recv()
+            except (EOFError, ConnectionResetError):
+                answer = RuntimeError("the process that uses the GPU died")
+        if isinstance(answer, RuntimeError):
+            self.close()
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def _serve(questions: Any) -> None:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    while True:
+        question, given = questions.recv()
+        try:
+            answer = question(*given)
+        except Exception as error:  # noqa: BLE001  reported to the caller
+            answer = RuntimeError(_first_line(error))
+        torch.cuda.empty_cache()
+        questions.send(answer)

@@ -1,0 +1,261 @@
+"""Owns each rule in torch: inputs on the GPU, the reference in float64, and the calls with which a user would compute it.
+
+Knows nothing of kerneldecl's kernels or of timing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own custom
+from bench_support.gpu.timing import Call
+
+from kerneldecl.rule import Arg, Rule
+
+Attrs = Mapping[str, Any]
+Tensor = Any
+Args = Sequence[Tensor]
+"""The arguments of one call: inputs, then the output."""
+Baselines = Mapping[str, Call]
+"""Calls by name."""
+
+
+def dtype_of(arg: Arg) -> Any:
+    return getattr(torch, arg.dtype)
+
+
+def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") -> list[Tensor]:
+    """Return random inputs distributed as the rule's own: the second operand is scaled so that dot products have unit variance."""
+    torch.manual_seed(0)
+    scaled = {"matmul": 1, "conv2d": 1, "gemv": 0}.get(rule_name)
+    args = rule.signature().inputs
+    inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
+    if rule_name == "gemv_i4":
+        inputs[1].uniform_(0.01, 0.1)
+    if attrs.get("precision") == "tfloat32":
+        # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
+        inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
+    return inputs
+
+
+def _random(arg: Arg, device: str, scale: float = 1.0) -> Tensor:
+    dtype = dtype_of(arg)
+    if dtype.is_floating_point:
+        # torch has no random numbers in float8.
+        drawn = torch.float32 if dtype.itemsize == 1 else dtype
+        return torch.randn(arg.shape, device=device, dtype=drawn).mul_(scale).to(dtype)
+    info = torch.iinfo(dtype)
+    return torch.randint(max(info.min, -128), min(info.max, 255) + 1, arg.shape, device=device, dtype=dtype)
+
+
+def _terms(rule_name: str, attrs: Attrs) -> int:
+    return int(attrs["kh"] * attrs["kw"] * attrs["c"] // attrs["groups"] if rule_name == "conv2d" else attrs["k"])
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Return the largest |got - want| / (|want| + rms(want)), as kerneldecl.arrays has it; infinity for a NaN."""
+    want = want.double()
+    error = (got.double() - want).abs_() / (want.abs() + want.square().mean().sqrt())
+    largest = float(error.max())
+    return math.inf if math.isnan(largest) else largest
+
+
+def poison(out: Tensor) -> None:
+    """Fill an output with values that no right kernel leaves."""
+    out.fill_(math.nan if out.dtype.is_floating_point else 0x5A)
+
+
+# References in float64
+
+
+def reference(rule_name: str, attrs: Attrs, inputs: Args) -> Tensor:
+    """Return what the rule's reference computes; raise KeyError for an unknown rule."""
+    if attrs.get("epilogue") and rule_name != "matmul":
+        raise KeyError(f"{rule_name} with an epilogue")
+    return _REFERENCES[rule_name](attrs, inputs)
+
+
+def _matmul_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    a, b, *operands = (x.double() for x in inputs)
+    a, b = _as_nn(attrs, a, b)
+    result = a @ b
+    for step in attrs["epilogue"]:
+        result = _STEPS[step](result) if step in _STEPS else _WITH_OPERAND[step](result, operands.pop(0))
+    return result
+
+
+_STEPS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
+_WITH_OPERAND: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"bias": torch.add, "add": torch.add}
+
+
+def _as_nn(attrs: Attrs, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return A and B as views of [m, k] and [k, n]."""
+    return a if attrs["layout"][0] == "n" else a.mT, b if attrs["layout"][1] == "n" else b.mT
+
+
+def _gemv_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    w, x = (value.double() for value in inputs)
+    return (w if attrs["layout"] == "n" else w.mT) @ x
+
+
+def _gemv_i4_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    packed, scale, x = inputs
+    nibbles = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+    return ((nibbles.double() - 8) * scale.double().repeat_interleave(attrs["group"], dim=1)) @ x.double()
+
+
+def _conv2d_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    x, w = (value.double() for value in inputs)
+    return _conv2d(attrs, x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)
+
+
+def _conv2d(attrs: Attrs, x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, None, attrs["stride"], attrs["padding"], attrs["dilation"], attrs["groups"])
+
+
+def _elementwise_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    wide = [x.double() for x in inputs]
+    return wide[0] + wide[1] if attrs["op"] == "add" else _UNARY[attrs["op"]](wide[0])
+
+
+_UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {"copy": torch.clone, "relu": torch.relu, "gelu": F.gelu}
+
+
+def _reduce(attrs: Attrs, x: Tensor, **options: Any) -> Tensor:
+    function = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "mean": torch.mean}[attrs["op"]]
+    return function(x, dim=tuple(attrs["axes"]), keepdim=attrs["keepdims"], **options)
+
+
+def _layer_norm(attrs: Attrs, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], gamma, beta, attrs["eps"])
+
+
+def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], gamma, attrs["eps"])
+
+
+_REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
+    "matmul": _matmul_reference,
+    "gemv": _gemv_reference,
+    "gemv_i4": _gemv_i4_reference,
+    "conv2d": _conv2d_reference,
+    "elementwise": _elementwise_reference,
+    "reduce": lambda attrs, inputs: _reduce(attrs, inputs[0].double()),
+    "softmax": lambda attrs, inputs: torch.softmax(inputs[0].double(), attrs["axis"]),
+    "layer_norm": lambda attrs, inputs: _layer_norm(attrs, *(x.double() for x in inputs)),
+    "rms_norm": lambda attrs, inputs: _rms_norm(attrs, *(x.double() for x in inputs)),
+    "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
+}
+
+
+# Baselines: torch's own kernels, cuBLAS, cuDNN
+
+
+def baselines(rule_name: str, attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return calls that compute the same as the rule, by name; none for an unknown rule."""
+    if attrs.get("epilogue"):
+        return _epilogue_baselines(attrs, sets) if rule_name == "matmul" else {}
+    found = _BASELINES.get(rule_name)
+    return {} if found is None else found(attrs, sets)
+
+
+def _epilogue_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return GEMM with bias and activation: the activation as a separate kernel, and in cuBLAS's epilogue where it has one."""
+    if len(attrs["epilogue"]) != 2 or attrs["epilogue"][0] != "bias" or attrs["epilogue"][1] not in _STEPS:
+        return {}
+    activation = attrs["epilogue"][1]
+
+    def views(i: int) -> tuple[Tensor, Tensor, Tensor]:
+        a, b, bias, _ = sets[i]
+        return (bias, *_as_nn(attrs, a, b))
+
+    found = {"two kernels": lambda i: _STEPS[activation](torch.addmm(*views(i)))}
+    if activation in {"relu", "gelu"}:
+        # cuBLAS has gelu with tanh, whose difference from gelu with erf hardly shows in 16 bits.
+        found["fused"] = lambda i: torch._addmm_activation(*views(i), use_gelu=activation == "gelu")  # noqa: SLF001  it has no other name
+    return found
+
+
+def _matmul_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    if attrs["dtype"].startswith("float8"):
+        return _float8_baselines(attrs, sets)
+    if attrs["dtype"] == "int8":
+        return {"int_mm": lambda i: torch._int_mm(*_as_nn(attrs, *sets[i][:2]), out=sets[i][2])}  # noqa: SLF001  it has no other name
+    # cuBLAS has float16 accumulators and TF32 inputs only where allowed: here as the rule declares.
+    torch.backends.cuda.matmul.allow_fp16_accumulation = attrs["accum_dtype"] == "float16"
+    torch.backends.cuda.matmul.allow_tf32 = attrs["precision"] == "tfloat32"
+
+    def matmul(i: int) -> Tensor:
+        a, b, out = sets[i]
+        return torch.matmul(*_as_nn(attrs, a, b), out=out)
+
+    return {"matmul": matmul}
+
+
+def _float8_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return cuBLAS's float8 GEMM without scales, with accumulators as precise as ours and with fast accumulation."""
+    one = torch.ones((), device=sets[0][0].device)
+
+    def scaled(i: int, *, is_fast: bool) -> Tensor:
+        a, b, out = sets[i]
+        return torch._scaled_mm(*_as_nn(attrs, a, b), one, one, out_dtype=out.dtype, use_fast_accum=is_fast)  # noqa: SLF001  it has no other name
+
+    return {"scaled_mm": lambda i: scaled(i, is_fast=False), "scaled_mm fast accum": lambda i: scaled(i, is_fast=True)}
+
+
+def _gemv_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    def wide(w: Tensor) -> Tensor:
+        return w if attrs["layout"] == "n" else w.mT
+
+    return {
+        "mv": lambda i: torch.mv(wide(sets[i][0]), sets[i][1], out=sets[i][2]),
+        "linear": lambda i: F.linear(sets[i][1][None], wide(sets[i][0]))[0],
+    }
+
+
+def _gemv_i4_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's GEMV with 4-bit weights, which takes only bfloat16 and its own weight layout."""
+    group, inner_tiles = attrs["group"], 8
+    pack, multiply = torch.ops.aten._convert_weight_to_int4pack, torch.ops.aten._weight_int4pack_mm  # noqa: SLF001  it has no other name
+    held = []
+    for packed, scale, x, _ in sets:
+        swapped = (packed << 4) | (packed >> 4)
+        scale_and_zero = torch.stack([scale.mT, torch.zeros_like(scale.mT)], dim=-1).contiguous().bfloat16()
+        held.append((x[None].bfloat16(), pack(swapped, inner_tiles), scale_and_zero))
+    return {"int4 in bfloat16": lambda i: multiply(held[i][0], held[i][1], group, held[i][2])[0]}
+
+
+def _conv2d_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return cuDNN's fastest algorithm, on channels last (the rule's layout, without a copy) and channels first."""
+    weights = [w.permute(3, 2, 0, 1) for _, w, _ in sets]
+    last = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+    first = [(x.permute(0, 3, 1, 2).contiguous(), w.contiguous()) for (x, _, _), w in zip(sets, weights, strict=True)]
+    return {
+        "channels last": lambda i: _conv2d(attrs, sets[i][0].permute(0, 3, 1, 2), last[i]).permute(0, 2, 3, 1),
+        "channels first": lambda i: _conv2d(attrs, *first[i]).permute(0, 2, 3, 1),
+    }
+
+
+def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    if attrs["op"] == "add":
+        return {"add": lambda i: torch.add(sets[i][0], sets[i][1], out=sets[i][2])}
+    if attrs["op"] == "copy":
+        return {"copy_": lambda i: sets[i][1].copy_(sets[i][0])}
+    return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
+
+
+_BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
+    "matmul": _matmul_baselines,
+    "gemv": _gemv_baselines,
+    "gemv_i4": _gemv_i4_baselines,
+    "conv2d": _conv2d_baselines,
+    "elementwise": _elementwise_baselines,
+    "reduce": lambda attrs, sets: {attrs["op"]: lambda i: _reduce(attrs, sets[i][0], out=sets[i][1])},
+    "softmax": lambda attrs, sets: {"softmax": lambda i: torch.softmax(sets[i][0], attrs["axis"], out=sets[i][1])},
+    "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: _layer_norm(attrs, *sets[i][:-1])},
+    "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: _rms_norm(attrs, *sets[i][:-1])},
+    "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
+}

@@ -1,0 +1,77 @@
+"""Owns Triton kernels to compare with: an autotuned GEMM and a softmax, as users would first write them.
+
+Knows nothing of how they are timed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+from bench_support.gpu.timing import Call
+
+TILES = ((128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (64, 64, 64, 4, 5))
+"""block_m, block_n, block_k, warps, stages."""
+CONFIGS = [triton.Config({"BM": m, "BN": n, "BK": k}, num_warps=warps, num_stages=stages) for m, n, k, warps, stages in TILES]
+
+
+# fmt: off
+@triton.autotune(configs=CONFIGS, key=["m", "n", "k", "am", "bk"])
+@triton.jit
+def _matmul(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913, PLR0917  a kernel's arguments are its strides
+    a, b, c, m, n, k, am, ak, bk, bn, cm, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr  # noqa: ANN001, N803
+):
+    # fmt: on
+    rows, columns = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    # Rasterization in groups of eight rows of tiles: blocks that run together share operands in L2.
+    group = tl.program_id(0) // (8 * columns)
+    height = min(rows - group * 8, 8)
+    row = group * 8 + tl.program_id(0) % (8 * columns) % height
+    column = tl.program_id(0) % (8 * columns) // height
+    i, j, p = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
+    a_tile = a + (i % m)[:, None] * am + p[None, :] * ak
+    b_tile = b + p[:, None] * bk + (j % n)[None, :] * bn
+    accum = tl.zeros((BM, BN), dtype=tl.float32)
+    for k_tile in range(tl.cdiv(k, BK)):
+        inside = p < k - k_tile * BK
+        accum = tl.dot(tl.load(a_tile, inside[None, :], 0.0), tl.load(b_tile, inside[:, None], 0.0), accum)
+        a_tile += BK * ak
+        b_tile += BK * bk
+    tl.store(c + i[:, None] * cm + j[None, :], accum.to(c.dtype.element_ty), (i < m)[:, None] & (j < n)[None, :])
+
+
+@triton.jit
+def _softmax(x, y, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+    j = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * columns + j
+    row = tl.load(x + at, j < columns, float("-inf")).to(tl.float32)
+    powers = tl.exp(row - tl.max(row, 0))
+    tl.store(y + at, (powers / tl.sum(powers, 0)).to(y.dtype.element_ty), j < columns)
+
+
+def baselines(rule_name: str, attrs: Mapping[str, Any], sets: Sequence[Sequence[Any]]) -> dict[str, Call]:
+    """Return a call that computes the same as the rule, where there is a kernel for it."""
+    is_gemm = rule_name == "matmul" and attrs["dtype"] in {"float16", "bfloat16"} and attrs["accum_dtype"] != "float16"
+    if is_gemm and not attrs["batch"] and not attrs["epilogue"]:
+        return {"triton": lambda i: _run_matmul(attrs, *sets[i])}
+    if rule_name == "softmax" and len(attrs["shape"]) == 2 and attrs["axis"] in {-1, 1}:
+        return {"triton": lambda i: _run_softmax(*sets[i])}
+    return {}
+
+
+def _run_matmul(attrs: Mapping[str, Any], a: Any, b: Any, out: Any) -> Any:
+    a, b = a if attrs["layout"][0] == "n" else a.mT, b if attrs["layout"][1] == "n" else b.mT
+    m, n, k = out.shape[0], out.shape[1], a.shape[1]
+
+    def grid(meta: Mapping[str, int]) -> tuple[int]:
+        return (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),)
+
+    _matmul[grid](a, b, out, m, n, k, *a.stride(), *b.stride(), out.stride(0))
+    return out
+
+
+def _run_softmax(x: Any, out: Any) -> Any:
+    rows, columns = x.shape
+    block = triton.next_power_of_2(columns)
+    _softmax[(rows,)](x, out, columns, BLOCK=block, num_warps=max(1, min(8, block // 256)))
+    return out

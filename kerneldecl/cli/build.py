@@ -1,0 +1,91 @@
+"""Owns the commands that build and measure, and whether a build has anything to do.
+
+Knows nothing of how entries are built.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kerneldecl.cli.options import Settings, json_option, opened, patterns_argument, print_result
+from kerneldecl.errors import ExitCode
+
+_BUILD_FLAGS = ("locked", "no_measure", "require_measured", "as_json")
+"""Options with which a build is never cut short by the quick plan."""
+
+
+@click.command()
+@patterns_argument
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
+@click.option("--keep-going/--fail-fast", default=None, help="Go on after a failed entry. Default: in CI, and where CI is set.")
+@click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
+@click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
+@click.option("--require-measured", is_flag=True, help="Fail what cannot be measured here, instead of linking what is expected best.")
+@click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
+@json_option
+@click.pass_obj
+def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> int:
+    """Build what is out of date, and link the artifacts."""
+    if not (patterns or any(options[name] for name in _BUILD_FLAGS)) and (count := _nothing_to_do(settings.root)):
+        if not settings.quiet:
+            print(f"{count} entries: {count} up to date")
+        return ExitCode.DONE
+    from kerneldecl.api import run_build
+    from kerneldecl.cli import summary
+    from kerneldecl.cli.progress import display
+    from kerneldecl.stages.session import Options
+
+    keep_going = options["keep_going"] if options["keep_going"] is not None else bool(os.environ.get("CI"))
+    if options["no_measure"] and options["require_measured"]:
+        raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
+    asked = Options(
+        keep_going=keep_going,
+        jobs=options["jobs"],
+        locked=options["locked"],
+        wait=not options["no_wait"],
+        measure=not options["no_measure"],
+        require_measured=options["require_measured"],
+    )
+    workspace = opened(settings)
+    with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
+        done = run_build(workspace, patterns, asked, report)
+    found = summary.build_json(done)
+    if options["as_json"] or not settings.quiet:
+        print_result(options["as_json"], found, summary.build_text)
+    return ExitCode.FAILED if done.failures else ExitCode.DONE
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry.")
+@json_option
+@click.pass_obj
+def measure(settings: Settings, /, bundle: Path, keep_going: bool, as_json: bool) -> int:
+    """Verify and time a bundle's candidates on this machine's GPU. Needs no compiler.
+
+    The records go into cache/record of this folder: commit them, and every build links what was measured.
+    """
+    from kerneldecl.api import measure_bundle
+    from kerneldecl.cli.progress import display
+    from kerneldecl.cli.summary import measured_text
+
+    with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
+        found = measure_bundle(bundle, settings.root / "cache", report, keep_going=keep_going)
+    if as_json or not settings.quiet:
+        print_result(as_json, found, measured_text)
+    return ExitCode.FAILED if found["failed"] else ExitCode.DONE
+
+
+def _nothing_to_do(root: Path) -> int:
+    """Return the number of entries if the quick plan finds them all up to date, else 0; leave a stamp for the next time."""
+    from kerneldecl.null_build.quick_plan import quick_plan
+    from kerneldecl.null_build.stamp import restamp
+
+    actions = quick_plan(root)
+    if actions is None or not all(action.is_hit for action in actions):
+        return 0
+    return restamp(str(root), len({action.entry for action in actions if action.kind != "link"}))

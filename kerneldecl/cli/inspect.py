@@ -1,0 +1,111 @@
+"""Owns the commands that only read: what is declared, planned, tuned, and why.
+
+Knows nothing of how a plan is made.
+"""
+
+from __future__ import annotations
+
+import click
+
+from kerneldecl.cli.options import Settings, chosen_entries, json_option, opened, patterns_argument, print_plan, print_result
+from kerneldecl.errors import StaleError
+
+
+@click.command()
+@patterns_argument
+@click.option("--stale", is_flag=True, help="Exit with 3 if anything is out of date.")
+@json_option
+@click.pass_obj
+def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
+    """Check the declarations, and with --stale whether everything is up to date. Builds nothing."""
+    from kerneldecl.stages.lock import lock_of, lock_on_disk
+    from kerneldecl.stages.session import make_plan
+
+    workspace = opened(settings)
+    chosen = chosen_entries(workspace, patterns)
+    if not stale:
+        print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
+        return
+    plan = make_plan(workspace)
+    actions = [a for a in plan.actions if not patterns or a.entry in set(chosen)]
+    print_plan(as_json, actions)
+    out_of_date = sorted({action.entry for action in actions if not action.is_hit})
+    if out_of_date:
+        raise StaleError(f"{len(out_of_date)} out of date: {', '.join(out_of_date[:5])}{' …' if len(out_of_date) > 5 else ''}")
+    if lock_of(workspace, plan) != lock_on_disk(workspace):
+        raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
+
+
+@click.command()
+@patterns_argument
+@json_option
+@click.pass_obj
+def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
+    """Report what a build would do, and why. Runs nothing."""
+    from kerneldecl.null_build.quick_plan import quick_plan
+
+    actions = None if patterns else quick_plan(settings.root)
+    if actions is None:
+        from kerneldecl.stages.session import make_plan
+
+        workspace = opened(settings)
+        chosen = set(chosen_entries(workspace, patterns))
+        actions = [a for a in make_plan(workspace).actions if not patterns or a.entry in chosen]
+    print_plan(as_json, actions)
+
+
+@click.command()
+@click.argument("entry")
+@json_option
+@click.pass_obj
+def why(settings: Settings, entry: str, as_json: bool) -> None:
+    """Report what changed: lines of the manifests, old and new."""
+    from kerneldecl.cli import report
+    from kerneldecl.planning.last_build import read_state
+    from kerneldecl.plugins.find import shadowed_file
+    from kerneldecl.stages.session import make_plan
+
+    workspace = opened(settings)
+    found_plan, last = make_plan(workspace), read_state(workspace.cache / "state.json")
+    found = []
+    for name in chosen_entries(workspace, (entry,)):
+        planned = next(e for e in found_plan.entries if e.entry == name)
+        link = next(link for link in found_plan.links if link.target == planned.workload.target)
+        standard = shadowed_file("rules", workspace.root, planned.workload.rule)
+        found.append(report.why_json(planned, link, last, str(standard or "")))
+    print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n".join(map(report.why_text, found)))
+
+
+@click.command()
+@click.argument("entry", required=False)
+@json_option
+@click.pass_obj
+def show(settings: Settings, entry: str | None, as_json: bool) -> None:
+    """Show an entry's candidates with their times, or all entries with their winners."""
+    from kerneldecl.cli import report
+    from kerneldecl.stages.session import make_plan
+
+    workspace = opened(settings)
+    planned = make_plan(workspace).entries
+    chosen = chosen_entries(workspace, (entry,) if entry else ())
+    entries = [e for e in planned if e.entry in set(chosen)]
+    if entry is None:
+        print_result(as_json, report.query_json(entries), report.query_text)
+        return
+    found = [report.show_json(e) for e in entries]
+    print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(map(report.show_text, found)))
+
+
+@click.command()
+@click.argument("pattern")
+@json_option
+@click.pass_obj
+def query(settings: Settings, pattern: str, as_json: bool) -> None:
+    """List the entries that a pattern selects, with rule, keys and winner."""
+    from kerneldecl.cli import report
+    from kerneldecl.stages.session import make_plan
+
+    workspace = opened(settings)
+    chosen = set(chosen_entries(workspace, (pattern,)))
+    entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
+    print_result(as_json, report.query_json(entries), report.query_text)

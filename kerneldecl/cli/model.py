@@ -1,0 +1,48 @@
+"""Owns the commands about models and artifacts: extraction into a workspace, verification of what was built.
+
+Knows nothing of how either is done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kerneldecl.cli.options import Settings, json_option, opened, print_result
+from kerneldecl.errors import ExitCode
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="The workspace's workloads.toml, new or not.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes of a dynamic dimension that get entries; repeatable.")
+@json_option
+@click.pass_obj
+def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str, ...], as_json: bool) -> None:
+    """Declare what a MODEL calls: Relax IR (.json), ONNX (.onnx), torch.export (.pt2) or a Python module:attribute.
+
+    Run again, it adds new entries, marks those no longer called and keeps every other line.
+    """
+    from kerneldecl.declare.toml_keys import FILE
+    from kerneldecl.extract.extract import extract_model, extracted_text, sizes_of
+
+    if output is not None and output.name != FILE:
+        raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
+    root = settings.root if output is None else output.resolve().parent
+    print_result(as_json, extract_model(model, root, sizes_of(dims)), extracted_text)
+
+
+@click.command()
+@click.argument("artifact", required=False, type=click.Path(path_type=Path))
+@json_option
+@click.pass_obj
+def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
+    """Check an artifact's files against its manifest and run every kernel against its reference."""
+    from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
+
+    folders = [artifact] if artifact else artifacts_of(opened(settings))
+    found: dict[str, Any] = {"schema": 1, "artifacts": [verify_artifact(folder, settings.root) for folder in folders]}
+    print_result(as_json, found, verify_text)
+    return int(max((a["exit_code"] for a in found["artifacts"]), default=ExitCode.DONE))

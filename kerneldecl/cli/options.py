@@ -1,0 +1,57 @@
+"""Owns what the commands have in common: options before the command, arguments that several take, results on standard output.
+
+Knows nothing of any one command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kerneldecl.planning.plan import Action
+    from kerneldecl.planning.workspace import Workspace
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+patterns_argument = click.argument("patterns", nargs=-1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options that precede the command."""
+
+    root: Path
+    quiet: bool
+    verbosity: int
+    colour: str
+
+
+def opened(settings: Settings) -> Workspace:
+    """Return the workspace that the command works in."""
+    from kerneldecl.planning.workspace import open_workspace
+
+    return open_workspace(settings.root)
+
+
+def chosen_entries(workspace: Workspace, patterns: tuple[str, ...]) -> list[str]:
+    """Return the names of the entries that the patterns select, targets included."""
+    from kerneldecl.declare.select import select
+
+    return [workload.entry for workload in select(workspace.declaration.workloads, patterns)]
+
+
+def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
+    print(json.dumps(value, indent=1) if as_json else text(value))
+
+
+def print_plan(as_json: bool, actions: Sequence[Action]) -> None:
+    from kerneldecl.cli import report
+
+    print(json.dumps(report.plan_json(actions), indent=1) if as_json else report.plan_text(actions))

@@ -1,0 +1,49 @@
+"""Owns what a complete build leaves behind so that the next null build and the next plan are quick: the stamp and the memo.
+
+Knows nothing of how they are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from kerneldecl.null_build import memo, stamp
+from kerneldecl.planning.plan import link_digest
+from kerneldecl.planning.workspace import FILE, plugins_key
+from kerneldecl.stages.session import Session
+from kerneldecl.store.keys import digest
+
+
+def note_complete(session: Session) -> None:
+    """Leave the stamp and the memo that make the next null build and the next plan quick."""
+    root = session.workspace.root
+    document = memo.parse((root / FILE).read_bytes())
+    if document is None or digest((root / FILE).read_bytes()) != session.workspace.declaration.digest:
+        return  # edited while we built: the next build looks again
+    extra, folders = (sorted(_relative(root, paths)) for paths in (session.workspace.extra_files, session.artifacts.values()))
+    rows: dict[int, list[memo.Row]] = {}
+    for entry in session.plan.entries:
+        lower, tune, build = (action.key for action in entry.actions)
+        row = memo.Row(
+            name=entry.workload.name,
+            target=entry.workload.target,
+            lower_key=lower,
+            tune_key=tune,
+            build_key=build,
+            link_digest=link_digest(entry),
+            entry_digest=memo.entry_digest(entry.workload),
+        )
+        rows.setdefault(entry.workload.line, []).append(row)
+    digests = [memo.table_digest(table) for table in document["workload"]]
+    if len(digests) == len(rows):  # inline tables share a line, which tells tables apart elsewhere
+        plugins = {plugins_key(*chosen): found for chosen, found in session.workspace.inputs.plugins.items()}
+        links = {link.target: link.key for link in session.plan.links}
+        known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
+        memo.write_memo(root, document, known, extra, folders)
+    stamp.write_stamp(str(root), extra, folders, len(session.plan.entries))
+
+
+def _relative(root: Path, paths: Iterable[Path]) -> list[str]:
+    return [os.path.relpath(path, root) for path in paths]

@@ -1,0 +1,64 @@
+"""Owns the stages that check and write workloads.lock.
+
+Knows nothing of how entries are tuned.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kerneldecl.errors import StaleError
+from kerneldecl.planning import lockfile
+from kerneldecl.planning.plan import Plan
+from kerneldecl.planning.workspace import LOCK, Workspace
+from kerneldecl.stages.session import Session
+from kerneldecl.store.files import write_whole
+
+
+def check_lock(session: Session) -> None:
+    """Stop before anything runs if the lock would change and the user forbade it.
+
+    An entry that the lock holds unmeasured may be ranked again: that gives what it gave, or `write_lock` finds it out.
+    """
+    if not session.options.locked:
+        return
+    text = lock_on_disk(session.workspace)
+    unmeasured = lockfile.unmeasured_keys(text)
+    untuned = [a for e in session.plan.entries if not e.arch.is_detected for a in e.actions if a.kind == "tune" and not a.is_hit]
+    if stale := [a.entry for a in untuned if a.key not in unmeasured]:
+        raise StaleError(
+            f"{LOCK} would change: {', '.join(stale[:5])} would be tuned; run `kerneldecl build` without --locked and commit the lock"
+        )
+    if not untuned and lock_of(session.workspace, session.plan) != text:
+        raise _lock_would_change()
+
+
+def write_lock(session: Session) -> None:
+    """Write workloads.lock if every declared arch's entry has its record."""
+    path, text = session.workspace.root / LOCK, lock_of(session.workspace, session.plan)
+    if all(e.tuned for e in session.plan.entries if not e.arch.is_detected) and text != _read(path):
+        if session.options.locked:
+            raise _lock_would_change()
+        write_whole(path, text, durable=False)
+
+
+def lock_of(workspace: Workspace, current: Plan) -> str:
+    """Return the lock that the records make."""
+    declaration = workspace.declaration
+    entries = [(e.workload, e.arch, e.tuned) for e in current.entries if e.tuned]
+    return lockfile.lock_text(declaration.artifact, declaration.version, dict(workspace.inputs.toolchain), entries)
+
+
+def lock_on_disk(workspace: Workspace) -> str:
+    return _read(workspace.root / LOCK)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _lock_would_change() -> StaleError:
+    return StaleError(f"{LOCK} would change; run `kerneldecl build` without --locked and commit the lock")

@@ -1,0 +1,26 @@
+"""Owns the stage that lowers: every rule whose computation is unknown becomes TensorIR.
+
+Knows nothing of how rules are lowered: a worker does it.
+"""
+
+from __future__ import annotations
+
+from kerneldecl.stages.session import Session
+from kerneldecl.stages.tune import built_at_once
+from kerneldecl.tuning.task import BUILD_SECS
+
+
+def lower_entries(session: Session) -> None:
+    """Lower what has no known computation, while the workers start that candidates will want."""
+    wanted = session.pending("lower")
+    root = str(session.workspace.root)
+    requests = [{"action": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
+    answers = session.runner.run_all(requests, BUILD_SECS)
+    session.runner.start(built_at_once(session))  # they import while the first ones lower
+    for index, answer in answers:
+        entry, action = wanted[index], wanted[index].action("lower")
+        if "failure" in answer:
+            session.fail(action, f"lowering failed: {answer['failure']}")
+        else:
+            session.workspace.store.write("lower", action.manifest, answer, is_local=entry.arch.is_detected)
+    session.replan()

@@ -1,0 +1,136 @@
+"""Owns a build under way: what the user asked for, its collaborators, the plan as it stands, and what went wrong so far.
+
+Knows nothing of what the stages do, nor of their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
+from kerneldecl.planning import last_build
+from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State, plan
+from kerneldecl.planning.workspace import Workspace
+from kerneldecl.store.local import NEVER, Miss, Record
+from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.events import Finished, Report
+from kerneldecl.tuning.task import Runner
+
+Runners = Callable[[], AbstractContextManager[Runner]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of this build."""
+
+    keep_going: bool = True
+    locked: bool = False
+    wait: bool = True
+    selected: frozenset[str] | None = None
+    """Entries to build; None: all."""
+    measure: bool = True
+    """Where False, what must be measured on a GPU goes into a bundle instead, also if there is such a GPU here."""
+    jobs: int | None = None
+    """Processes that compile side by side; None: one a core."""
+    require_measured: bool = False
+    """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A build under way. Stages read the plan, run what is ready, note what failed, and plan again."""
+
+    workspace: Workspace
+    options: Options
+    linkers: Mapping[str, Linker]
+    """Linkers by kind of arch."""
+    report: Report
+    plan: Plan
+    first_plan: Plan
+    started_runner: Runner | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+    artifacts: dict[str, Path] = field(default_factory=dict)
+    variants: dict[str, int] = field(default_factory=dict)
+    """How many custom kernels of the user's compete, by entry."""
+    bundles: dict[str, Path] = field(default_factory=dict)
+    """What was built to be measured elsewhere, by target."""
+    shows_ranked: bool = True
+    """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
+    ran: list[Action] = field(default_factory=list)
+    """What was run, as the plan of that moment has it: with its key and reason."""
+
+    @property
+    def entries(self) -> list[EntryPlan]:
+        """The entries to work on: selected, and not failed yet."""
+        chosen = self.options.selected
+        return [e for e in self.plan.entries if (chosen is None or e.entry in chosen) and e.entry not in self.failures]
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.failures) and not self.options.keep_going
+
+    @property
+    def runner(self) -> Runner:
+        assert self.started_runner is not None, "stages that run something come after the runner"
+        return self.started_runner
+
+    def pending(self, kind: Kind) -> list[EntryPlan]:
+        """Return entries whose action of this kind is ready to run, one for each key; it counts as run from here on."""
+        ready = [(e, action) for e in self.entries if (action := e.action(kind)).state is State.READY]
+        self.ran += [action for _, action in ready]
+        # A key may be wanted in both parts of the store, for a detected arch and for a declared one.
+        wanted = {(action.key, e.arch.is_detected): e for e, action in reversed(ready)}
+        return list(wanted.values())[::-1]
+
+    def replan(self) -> None:
+        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked)
+
+    def fail(self, action: Action, reason: str) -> None:
+        """Note the failure of every entry that waits for this action."""
+        for entry in self.entries:
+            if entry.action(action.kind).key == action.key:
+                self.failures[entry.entry] = reason
+                self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
+
+
+def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
+    """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
+    declaration = workspace.declaration
+
+    def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
+        return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
+
+    return plan(declaration.workloads, workspace.inputs, read, _past(workspace), (declaration.artifact, declaration.version))
+
+
+def _past(workspace: Workspace) -> Past:
+    store, declaration = workspace.store, workspace.declaration
+    last = last_build.read_state(workspace.cache / "state.json")
+    detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
+
+    def manifest(entry: str, kind: str) -> str:
+        record_key = last.keys.get(entry, {}).get(kind, "")
+        is_local = kind == "link" or detected.get(entry.rpartition("@")[2], True)
+        found = store.read(kind, record_key, is_local=is_local) if record_key else None
+        return found.manifest if isinstance(found, Record) else ""
+
+    def defect(target: str, link_key: str) -> str:
+        return artifact_defect(artifact_folder(workspace.root, declaration.artifact, declaration.version, target), link_key)
+
+    return Past(manifest, store.has_blob, defect)
+
+
+def drop_damaged(workspace: Workspace, planned: Plan) -> bool:
+    """Remove the blobs that a link would stumble over, for plans go by their names alone; say whether any is missing."""
+    targets = {action.target for action in planned.links if not action.is_hit}
+    results = [e.tuned for e in planned.entries if e.tuned and e.workload.target in targets]
+    found = [workspace.store.read_blob(blob) for result in results for blob in result.blobs.values()]
+    return any(isinstance(blob, Miss) for blob in found)
+
+
+def misses(entries: Iterable[EntryPlan], kind: str) -> int:
+    """Return how many actions of a kind have to run."""
+    return len({action.key or action.entry for e in entries for action in e.actions if action.kind == kind and not action.is_hit})

@@ -1,0 +1,37 @@
+"""Owns what a store must do: the Protocol that the planner, the stages and the workers rely on.
+
+Knows nothing of where records and blobs are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kerneldecl.store.local import Miss, Record, Result
+
+
+class Store(Protocol):
+    """Keeps records by key, and blobs by the digest of their content. `store.local.LocalStore` is the workspace's own."""
+
+    def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
+        """Return the record, or why it is a miss: a read never fails.
+
+        `is_local` records hold for one kind of machine alone, and are kept apart from those that can be shared.
+        """
+        ...
+
+    def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
+        """Keep a result under the key of its manifest and return the key. A sound record that is there already stays."""
+        ...
+
+    def has_blob(self, blob_digest: str) -> bool:
+        """Say whether a blob is there, without reading it."""
+        ...
+
+    def read_blob(self, blob_digest: str) -> bytes | Miss:
+        """Return the bytes, whose digest was compared, or why they are a miss."""
+        ...
+
+    def write_blob(self, content: bytes) -> str:
+        """Keep bytes and return their SHA-256."""
+        ...

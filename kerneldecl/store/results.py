@@ -1,0 +1,133 @@
+"""Owns what lower and tune records hold, as types: what is known of an entry's computation and of its winner.
+
+Knows nothing of how records are kept or made. A value wraps a record's JSON and reads it when asked: a plan of ten thousand entries
+parses no iteration space.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kerneldecl.model import Candidate, IterSpace, Trial
+from kerneldecl.serial import space_from_json, trial_from_json
+
+Json = Mapping[str, Any]
+
+BLOBS = ("object", "database", "source")
+"""Blobs that a tune record names of its winner: the object file, the lines for TVM's database, the scheduled TensorIR."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A computation: what lowering a workload's rule found out."""
+
+    json: Json
+
+    @property
+    def computation(self) -> str:
+        """Digest of the canonical TensorIR."""
+        return str(self.json["computation"])
+
+    @property
+    def signature(self) -> Json:
+        """Inputs and outputs, each with name, shape and dtype, as JSON."""
+        return self.json["signature"]  # type: ignore[no-any-return]
+
+    @property
+    def flops(self) -> float:
+        """Arithmetic operations of one call; a fused multiply-add is two."""
+        return float(self.json["flops"])
+
+    @property
+    def least_bytes(self) -> float:
+        """Bytes that one call moves at least: each argument once."""
+        return float(self.json["least_bytes"])
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error that the rule allows."""
+        return float(self.json["tolerance"])
+
+    @functools.cached_property
+    def space(self) -> IterSpace:
+        return space_from_json(self.json["space"])
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return all but the iteration space as sorted pairs: what an artifact's manifest tells of the computation."""
+        return sorted((name, str(value)) for name, value in self.json.items() if name != "space")
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """An entry's winner, and all that competed with it."""
+
+    key: str
+    """Key of the record."""
+    json: Json
+
+    @property
+    def computation(self) -> str:
+        return str(self.json["computation"])
+
+    @property
+    def symbol(self) -> str:
+        return str(self.json["symbol"])
+
+    @property
+    def tolerance(self) -> float:
+        return float(self.json["tolerance"])
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that proposed the winner."""
+        return str(self.json["policy"])
+
+    @functools.cached_property
+    def winner(self) -> Candidate:
+        return Candidate.from_json(self.json["winner"])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the winner was measured, and is not only its policy's first choice."""
+        return bool(self.json["is_measured"])
+
+    @property
+    def run_secs(self) -> float:
+        """Median seconds of one call; predicted where the winner was not measured."""
+        return float(self.json["run_secs"])
+
+    @property
+    def error(self) -> float | None:
+        """Largest relative error against the reference; None where it never ran."""
+        return None if self.json["error"] is None else float(self.json["error"])
+
+    @property
+    def tied(self) -> int:
+        """How many others noise cannot tell from the winner."""
+        return int(self.json["tied"])
+
+    @property
+    def build_key(self) -> str:
+        return str(self.json["build_key"])
+
+    @property
+    def blobs(self) -> dict[str, str]:
+        """Digests of the winner's blobs, by their names in `BLOBS`."""
+        return {name: str(self.json[name]) for name in BLOBS}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All candidates, winner first."""
+        return [trial_from_json(trial) for trial in self.json["trials"]]
+
+    @property
+    def tensor_cores(self) -> str:
+        """ "used", or why the winner does without; empty where they are out of the question."""
+        return str(self.json.get("tensor_cores", ""))
+
+    @property
+    def provenance(self) -> Json:
+        return self.json["provenance"]  # type: ignore[no-any-return]

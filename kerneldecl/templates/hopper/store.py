@@ -1,0 +1,257 @@
+"""Owns how a consumer stores its accumulators: by stmatrix to shared memory and from there by TMA or in whole lines, or thread by thread.
+
+Knows nothing of operands, pipelines or how tiles are chosen, nor of what an element is, which is `epilogue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.epilogue import Epilogue, meta_vars
+from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
+
+TMA_STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
+STMATRIX = "stmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
+
+
+class StoreContext(NamedTuple):
+    """What a consumer stores with, while a kernel's script is read."""
+
+    plan: EpiloguePlan
+    acc: Any
+    """Registers of accumulators."""
+    aux: Sequence[Any]
+    """Registers of auxiliary operands, a buffer for each."""
+    packed: Any
+    """Four registers for stmatrix."""
+    staging: Any
+    """Shared memory: a consumer's buffers of chunks."""
+    map: Any
+    """The result's tensor map, a variable of the kernel."""
+    lanes: tuple[Any, Any]
+    """Warp of the warpgroup, lane."""
+
+    @property
+    def epilogue(self) -> Epilogue:
+        return self.plan.epilogue
+
+    def corner(self, chunk: Any, row: Any, column: Any) -> tuple[Any, Any]:
+        """Return where a chunk of a consumer's accumulators begins: in its first MMA tile, from its first columns on."""
+        accumulators = self.plan.chunk_accumulators
+        per_mma_tile = self.plan.accum.per_mma_tile // accumulators
+        return row + chunk // per_mma_tile * MMA_TILE_ROWS, column + chunk % per_mma_tile * (accumulators * 2)
+
+    def first_aux(self, chunk: Any) -> Any:
+        """Return where a chunk's auxiliary operands begin in their registers."""
+        return chunk % self.plan.aux_buffers * self.plan.chunk_accumulators
+
+
+class StagingChunk:
+    """A chunk of the staging buffers."""
+
+    def __init__(self, staging: Any, consumer: Any, buffer: Any) -> None:
+        self._staging, self._place = staging, (consumer, buffer)
+
+    def ptr_to(self, index: list[Any]) -> Any:
+        return self._staging.ptr_to([*self._place, *index])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._staging[(*self._place, index)]
+
+
+class Accumulators:
+    """A thread's accumulators from one of its MMA tiles on, in their own dtype."""
+
+    def __init__(self, layout: AccumulatorLayout, registers: Any, mma_tile: Any) -> None:
+        self._first, self._per_register = mma_tile * layout.per_mma_tile, layout.per_register
+        self._registers, self._accumulators = registers, layout.of_registers(registers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._accumulators[self._first + index]
+
+    def pair(self, index: Any) -> Any:
+        """Return the register that two neighbours share, the first at an even place; None where each has one of its own."""
+        return self._registers[(self._first + index) // 2] if self._per_register == 2 else None
+
+
+def _smem_place(epilogue: Epilogue, line: Any, piece: Any) -> Any:
+    """Return where in a chunk 8 elements of a line are: as the swizzle of so long lines permutes them."""
+    pieces = epilogue.width // 8
+    return line * epilogue.width + T.bitwise_xor(piece, line * epilogue.width // MMA_TILE_ROWS % pieces) * 8
+
+
+def keep(buffers: Sequence[Any], at: Any, values: Sequence[Any]) -> None:
+    """Store values at one place, each in its buffer."""
+    for buffer, value in zip(buffers, values, strict=True):
+        T.buffer_store(buffer, value, [at])
+
+
+@T.inline
+def load_aux(context, chunk, at):
+    """Have a warpgroup load the auxiliary operands of a chunk, all at once and in the order in which `_fill` takes them."""
+    batch, first_row, first_column, _ = meta_vars(at)
+    row, column = meta_vars(context.corner(chunk, first_row, first_column))
+    first = T.meta_var(context.first_aux(chunk))
+    warp, lane = meta_vars(context.lanes)
+    epilogue = T.meta_var(context.epilogue)
+    for number in T.unroll(epilogue.chunk_elements // 256):
+        x = T.meta_var(row + warp * 16 + number % 2 * 8 + lane // 4)
+        y = T.meta_var(column + number // 2 * 8 + (lane % 4) * 2)
+        if epilogue.in_pairs and not epilogue.is_swapped:
+            for v in T.vectorized(2):
+                keep(context.aux, first + number * 2 + v, epilogue.aux(batch, x, y + v))
+        else:
+            for v in T.unroll(2):
+                keep(context.aux, first + number * 2 + v, epilogue.aux(batch, x, y + v))
+
+
+@T.inline
+def _fill(context, acc, buffer, chunk, at):
+    """Have a warpgroup write a chunk of results to shared memory; `at` is its batch, row and column."""
+    first, first_aux = T.meta_var((chunk * context.plan.chunk_accumulators, context.first_aux(chunk)))
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(context.lanes)
+    epilogue, packed = T.meta_var((context.epilogue, context.packed))
+    columns = T.meta_var(epilogue.lines if epilogue.is_swapped else epilogue.width)
+    count = T.meta_var(4 if columns % 16 == 0 else 2)
+    for j in T.unroll(columns // (4 * count)):
+        for q in T.unroll(count):
+            half = T.meta_var(q % 2)
+            block = T.meta_var(j * (count // 2) + q // 2)
+            i = T.meta_var(first + block * 4 + half * 2)
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
+            y = T.meta_var(column + block * 8 + (lane % 4) * 2)
+            if acc.pair(i) is not None and epilogue.is_identity(acc[i]):
+                packed[q] = acc.pair(i)
+            else:
+                T.ptx[f"cvt.rn.{'bf16' if epilogue.dtype == 'bfloat16' else 'f16'}x2.f32"](
+                    packed[q],
+                    epilogue.value_float32(acc[i + 1], (batch, x, y + 1), [aux[i - first + first_aux + 1] for aux in context.aux]),
+                    epilogue.value_float32(acc[i], (batch, x, y), [aux[i - first + first_aux] for aux in context.aux]),
+                )
+        matrix = T.meta_var(lane // 8)
+        if epilogue.is_swapped:
+            line = T.meta_var((j * (count // 2) + matrix // 2 % (count // 2)) * 8 + lane % 8)
+            T.ptx[STMATRIX.format(count, ".trans")](
+                buffer.ptr_to([_smem_place(epilogue, line, warp * 2 + matrix % 2)]), *[packed[q] for q in range(count)]
+            )
+        else:
+            piece = T.meta_var(j * (count // 2) + matrix // 2 % (count // 2))
+            T.ptx[STMATRIX.format(count, "")](
+                buffer.ptr_to([_smem_place(epilogue, warp * 16 + lane % 16, piece)]), *[packed[q] for q in range(count)]
+            )
+
+
+@T.inline
+def _copy_out(epilogue, buffer, at, lanes):
+    """Have a warpgroup store a chunk from shared memory, lines spread over lanes: in pairs, else one element after the other."""
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(lanes)
+    for r in T.unroll(epilogue.lines // 4):
+        line = T.meta_var(r * 4 + warp)
+        if lane < epilogue.width // 2:
+            if epilogue.in_pairs:
+                pair = T.meta_var(lane * 2)
+                x = T.meta_var(row + pair if epilogue.is_swapped else row + line)
+                y = T.meta_var(column + line if epilogue.is_swapped else column + pair)
+                place = T.meta_var(_smem_place(epilogue, line, lane // 4) + pair % 8)
+                if epilogue.inside(x, y):
+                    for v in T.vectorized(2):
+                        xv = T.meta_var(x + v if epilogue.is_swapped else x)
+                        yv = T.meta_var(y if epilogue.is_swapped else y + v)
+                        epilogue.buffer[tuple(epilogue.index(batch, xv, yv))] = buffer[place + v]
+            else:
+                for half in T.unroll(2):
+                    # Neighbours are stored at once, so that L2 takes whole sectors.
+                    element = T.meta_var(half * (epilogue.width // 2) + lane)
+                    x = T.meta_var(row + element if epilogue.is_swapped else row + line)
+                    y = T.meta_var(column + line if epilogue.is_swapped else column + element)
+                    if epilogue.inside(x, y):
+                        epilogue.buffer[tuple(epilogue.index(batch, x, y))] = buffer[
+                            _smem_place(epilogue, line, element // 8) + element % 8
+                        ]
+
+
+@T.inline
+def _store_directly(context, mma_tile, at):
+    """Have each thread store its own results of an MMA tile; `at` is the tile's batch, row and column."""
+    acc = T.meta_var(Accumulators(context.plan.accum, context.acc, mma_tile))
+    batch, row, column = meta_vars(at)
+    warp, lane = meta_vars(context.lanes)
+    epilogue = T.meta_var(context.epilogue)
+    for block in T.unroll(context.plan.accum.per_mma_tile // 4):
+        for half in T.unroll(2):
+            x = T.meta_var(row + warp * 16 + half * 8 + lane // 4)
+            y = T.meta_var(column + block * 8 + (lane % 4) * 2)
+            if epilogue.in_pairs and not epilogue.is_swapped:
+                if epilogue.inside(x, y):
+                    for v in T.vectorized(2):
+                        epilogue.buffer[tuple(epilogue.index(batch, x, y + v))] = epilogue.element(
+                            acc[block * 4 + half * 2 + v], batch, x, y + v
+                        )
+            else:
+                for v in T.unroll(2):
+                    yv = T.meta_var(column + block * 8 + (lane % 4) * 2 + v)
+                    if epilogue.inside(x, yv):
+                        epilogue.buffer[tuple(epilogue.index(batch, x, yv))] = epilogue.element(acc[block * 4 + half * 2 + v], batch, x, yv)
+
+
+@T.inline
+def store_chunks(context, at, begin, end):
+    """Have a warpgroup store some chunks of its accumulators through shared memory, in its buffers by turns.
+
+    `at` is the batch, row, column and consumer. With double buffering the first chunk's auxiliary operands are loaded before.
+    """
+    epilogue, staging = T.meta_var((context.epilogue, context.staging))
+    batch, row, column, consumer = meta_vars(at)
+    warp, lane = meta_vars(context.lanes)
+    buffers = T.meta_var(context.plan.buffers)
+    acc = T.meta_var(Accumulators(context.plan.accum, context.acc, 0))
+    for number in T.unroll(end - begin):
+        chunk = T.meta_var(begin + number)
+        buffer = T.meta_var(chunk % buffers)
+        x, y = meta_vars(context.corner(chunk, row, column))
+        if context.plan.aux_buffers == 2:
+            if chunk + 1 < context.plan.chunks:
+                load_aux(context, chunk + 1, at)
+        else:
+            load_aux(context, chunk, at)
+        if epilogue.map is not None:
+            if (warp == 0) & (lane == 0):
+                T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
+        T.cuda.warpgroup_sync(1 + consumer)
+        _fill(context, acc, StagingChunk(staging, consumer, buffer), chunk, (batch, x, y))
+        if epilogue.map is not None:
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warpgroup_sync(1 + consumer)
+            if (warp == 0) & (lane == 0):
+                T.ptx[TMA_STORE.format(epilogue.map.rank)](
+                    T.address_of(context.map), *epilogue.coords(batch, x, y), staging.ptr_to([consumer, buffer, 0])
+                )
+                T.ptx.cp.async_.bulk.commit_group()
+        else:
+            T.cuda.warpgroup_sync(1 + consumer)
+            _copy_out(epilogue, StagingChunk(staging, consumer, buffer), (batch, x, y), context.lanes)
+
+
+@T.inline
+def store_tile(context, at):
+    """Have a warpgroup store its accumulators as results; `at` is the batch, row, column and consumer."""
+    if context.plan.buffers > 0:
+        store_chunks(context, at, 0, context.plan.chunks)
+    else:
+        batch, row, column, _ = meta_vars(at)
+        for s in T.unroll(context.plan.accum.mma_tiles):
+            _store_directly(context, s, (batch, row + s * MMA_TILE_ROWS, column))
+
+
+@T.inline
+def wait_for_stores(plan, is_first_thread):
+    """Have a warpgroup's first thread, which starts TMA stores, wait until they are done: shared memory must stay until then."""
+    if plan.stores_by_tma:
+        if is_first_thread:
+            T.ptx.cp.async_.bulk.wait_group(0)

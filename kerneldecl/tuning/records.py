@@ -1,0 +1,68 @@
+"""Owns the tuning record: what it holds of a search's outcome, and the one place that writes it.
+
+Knows nothing of how candidates were found, built or measured.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from kerneldecl.model import SPECIALIZE, Candidate
+from kerneldecl.policies.gpu_matmul import tensor_cores
+from kerneldecl.serial import trial_to_json
+from kerneldecl.store.keys import object_key, symbol
+from kerneldecl.store.protocol import Store
+from kerneldecl.tuning.search import Outcome
+from kerneldecl.tuning.task import Task
+
+
+def write_result(
+    store: Store, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Mapping[str, Any] | None = None
+) -> None:
+    """Keep the record of a search that has a winner: a tune record where it was measured, else a rank record of this machine alone.
+
+    `blobs` names the winner's blobs; `device` is what is known of the device that measured.
+    """
+    result = {**_result(task, outcome), **blobs, **(device or {})}
+    winner = outcome.trials[0]
+    result["build_key"] = object_key(winner.schedule_digest, blobs["object"])
+    result["provenance"] = {**_provenance(), **(device or {}).get("provenance", {})}
+    if winner.samples:
+        store.write("tune", manifest, result, is_local=task.arch.is_detected)
+    else:
+        store.write("rank", manifest, result, is_local=True)
+
+
+def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """Return what a record tells of every candidate. The time of a winner that was not measured is the predicted one."""
+    winner = outcome.trials[0]
+    run_secs = winner.run_secs if winner.samples else winner.predicted_secs
+    return {
+        "computation": task.lowered.computation,
+        "symbol": symbol(task.lowered.computation),
+        "tolerance": task.tolerance,
+        "policy": outcome.policy,
+        **_tensor_cores(task, winner.candidate),
+        "winner": winner.candidate.to_json(),
+        "is_measured": bool(winner.samples),
+        "run_secs": float(f"{run_secs:.4g}"),
+        "error": winner.error,
+        "tied": outcome.tied,
+        "trials": [trial_to_json(trial) for trial in outcome.trials],
+    }
+
+
+def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
+    """Return whether the winner uses a GPU's tensor cores, or why not; nothing where they are out of the question."""
+    if not task.arch.gpu or winner.template == SPECIALIZE:
+        return {}
+    found = tensor_cores(task.lowered.space, task.arch, winner.template)
+    return {"tensor_cores": found} if found else {}
+
+
+def _provenance() -> dict[str, str]:
+    here = os.uname()
+    return {"date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"), "host": here.nodename, "kernel": here.release}
