@@ -138,7 +138,7 @@ class GemvI4Params(NamedTuple):
     blocks: int
     """Thread blocks that share an SM."""
     warps_k: int
-    """Warps that share rows, each with its part of the reduction."""
+    """Warps that share rows, each with some of their k."""
 
     def candidate(self) -> Candidate:
         return Candidate.of("gpu_gemv_i4", self._asdict())

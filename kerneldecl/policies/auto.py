@@ -1,4 +1,4 @@
-"""Owns the policy `auto`: every policy that says for which kind of arch `auto` asks it (`AUTO`), in the order that they give.
+"""Owns the policy `auto`: every policy with a rank for the kind of arch (`AUTO`), in the order of these ranks.
 
 Knows nothing of how they choose. A policy that proposes nothing, or nothing that passes verification, leaves the workload to the next.
 """

@@ -111,8 +111,8 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
     *images, h, w, f = output_axes(block) or []
     extent = [axis.extent for axis in block.axes]
     reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
-    places = [dict(dim) for dim in pixels.index if dim is not None]
-    row_stride = next((place[h] for place in places if h in place), 0)
+    strides = [dict(dim) for dim in pixels.index if dim is not None]
+    row_stride = next((stride[h] for stride in strides if h in stride), 0)
     # An axis of the last dimension is a channel, of whatever group; any other reduced axis slides the window.
     sliding = {axis for dim in pixels.index[:-1] if dim is not None for axis, _ in dim} & set(reduced)
     taps = math.prod(extent[axis] for axis in sliding)
@@ -138,10 +138,12 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
 
 def tilings(conv: Convolution, cpu: Cpu) -> Iterator[Tiling]:
     """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
-    places = ("task", "root") if conv.is_padded else ("task",)
+    pad_places = ("task", "root") if conv.is_padded else ("task",)
     for tile_w, tile_f in register_tiles(conv, cpu)[:TILE_SHAPES]:
         blocks_f = sorted({tile_f * count for count in _spaced(conv.f // tile_f)})
-        for block_h, block_f, pack_f, order, pad_at in itertools.product(_spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), places):
+        for block_h, block_f, pack_f, order, pad_at in itertools.product(
+            _spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), pad_places
+        ):
             yield Tiling(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 
@@ -186,8 +188,8 @@ def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> floa
 def estimate(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Estimate:
     """Return the predicted time: preparing weights and image first, then the convolution.
 
-    Traffic is counted as for a GEMM (Goto and van de Geijn, TOMS 2008, section 4), with a panel of weights
-    in the place of one operand's panel and the rows that a task reads in the place of the other's block.
+    Traffic is counted as for a GEMM (Goto and van de Geijn, TOMS 2008, section 4): a panel of weights stands for one operand's
+    panel, and the rows that a task reads for the other's block.
     """
     works = [*_preparation(conv, tiling, cpu), _work(conv, tiling, cpu)]
     return estimate_of(cpu, tiling.candidate(), works, (tiling.tile_w, tiling.tile_f))

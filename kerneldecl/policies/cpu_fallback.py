@@ -5,6 +5,8 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
+import itertools
+
 from kerneldecl.model import Arch, Block, Candidate, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu.time_model import Work, busiest_share, compute_lanes, predicted_secs
 from kerneldecl.policies.shared.traffic import moved_bytes, points
@@ -15,14 +17,14 @@ AUTO = {"cpu": 90}
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return all combinations of cores and vectors, last the one that changes nothing."""
-    ways = [(is_parallel, is_vector) for is_parallel in (True, False) for is_vector in (True, False)]
-    *some, plain = ways
-    timed = {way: _secs(space, arch.the_cpu, *way) for way in ways}
-    return tuple(_proposal(way, timed[way]) for way in (*sorted(some, key=timed.__getitem__), plain))[:top_k]
+    choices = list(itertools.product((True, False), (True, False)))
+    *others, unchanged = choices
+    secs = {choice: _secs(space, arch.the_cpu, *choice) for choice in choices}
+    return tuple(_proposal(choice, secs[choice]) for choice in (*sorted(others, key=secs.__getitem__), unchanged))[:top_k]
 
 
-def _proposal(way: tuple[bool, bool], secs: float) -> Proposal:
-    is_parallel, is_vector = way
+def _proposal(choice: tuple[bool, bool], secs: float) -> Proposal:
+    is_parallel, is_vector = choice
     return Proposal(Candidate.of("cpu_fallback", {"parallel": is_parallel, "vectorize": is_vector}), secs)
 
 

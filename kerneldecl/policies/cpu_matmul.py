@@ -33,7 +33,7 @@ L1_WAYS = 8
 """Lines of one set of L1: rows whose distance is a multiple of a page all fall into the same set."""
 PAGE_BYTES = 4096
 ORDERS = ("nm", "mn")
-"""Which of a block's register tiles' loops is the outer one."""
+"""Orders of the loops over tasks and over register tiles: column by column, or row by row."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def dot_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, fewest cycles first; none unless both operands have k last."""
     if not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % compute_lanes(cpu, gemm.out_dtype):
         return []
-    # The rows of one operand stay in registers beside the accumulators while the other's are read in turn.
+    # The rows of one operand stay in registers besides the accumulators while the other's are read in turn.
     tiles = [
         (tile_m, tile_n)
         for tile_m, tile_n in itertools.product(divisors(gemm.m), divisors(gemm.n))

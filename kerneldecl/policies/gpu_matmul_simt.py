@@ -41,7 +41,7 @@ MIN_K_TILES = 32
 SAME_TILE = 4
 """Candidates of one tile that are proposed."""
 OTHER_REGISTERS = 24
-"""Registers of a thread besides accumulators, two steps' operands and what waits to be stored to shared memory, as nvcc gives for sm_90."""
+"""Registers of a thread besides accumulators, operands of two values of k and its part of the next k-tile, as nvcc gives for sm_90."""
 MAX_REGISTERS = 128
 """Registers that nvcc gives at most to a thread whose tile is in THREAD_TILES."""
 
@@ -124,7 +124,7 @@ def smem_bytes(gemm: Contraction, tiling: GemmSimtParams) -> int:
 
 
 def registers(tiling: GemmSimtParams, gpu: Gpu) -> int:
-    """Return the registers of a thread: its accumulators, the operands of two steps, its share of the next k-tile, and the rest.
+    """Return the registers of a thread: its accumulators, operands of two values of k, its part of the next k-tile, and the rest.
 
     They are at most what lets a block of so many threads run: nvcc keeps to that.
     """

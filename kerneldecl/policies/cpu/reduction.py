@@ -62,7 +62,7 @@ def _across(space: IterSpace, block: Block, cpu: Cpu) -> Iterator[Timed]:
         # Partial results are loaded and stored once for each step of rows.
         loads = points(block) * (element + 2 * out / steps)
         jumps = others * groups * size * spread_cycles(cpu, width * element, min(columns, width) * element)
-        # Whole rows read in turn are one stream; segments of rows, or several rows at a time, are not.
+        # Whole rows, one after another, are one stream; segments of rows, or several rows at a time, are not.
         cycles = access_cycles(cpu, loads) + (jumps if groups > 1 or steps > 1 else 0.0) + others * groups * size / steps * LOOP_CYCLES
         params: Mapping[str, Value] = {"columns": columns, "steps": steps, "chunks": chunks, "parallel": is_parallel}
         yield params, stream_secs(cpu, Stream(moved_bytes(space), cycles, tasks), is_parallel=is_parallel)

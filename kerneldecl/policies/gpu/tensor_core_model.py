@@ -23,7 +23,7 @@ K_TILE_CYCLES = 90.0
 LOAD_CYCLES = 900.0
 """Cycles from the issue of a copy out of L2 or DRAM to its arrival, while many are in flight."""
 DIVISION_CYCLES = 40.0
-"""Cycles in which a stage's place is computed where the number of stages is no power of 2."""
+"""Cycles to compute a stage's index where the number of stages is no power of 2."""
 LATE = 0.15
 """Fraction of a copy's latency that a k-tile still waits although it was issued several k-tiles ago: all SMs issue at once."""
 LOADS_IN_FLIGHT = 4.0
@@ -141,6 +141,6 @@ def overlapped_fraction(rows: int, columns: int, held: int) -> float:
     """Return the fraction of a warp's loads that overlaps with its multiplications, for a warp tile of so many fragments.
 
     One multiplication per load overlaps with half of it, four with seven eighths: GEMMs of 1024 and 8192 on an H200. With the fragments
-    of two k-steps held at once, half of the rest overlaps as well: GEMMs of 4096 on an H200.
+    of two values of k held at once, half of the rest overlaps as well: GEMMs of 4096 on an H200.
     """
     return 1.0 - (rows + columns) / (4 * rows * columns * held)

@@ -1,4 +1,4 @@
-"""Owns what an iteration space says of its reductions: which one is alone, along which axes it runs, how often it uses an element.
+"""Owns facts of an iteration space's reductions: whether there is only one, along which axes it runs, how often it uses an element.
 
 Knows nothing of devices, operators, templates or TVM.
 """

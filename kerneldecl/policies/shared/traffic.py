@@ -1,4 +1,4 @@
-"""Owns what an iteration space says of memory: operands' bytes, points, the axes along which an operand is contiguous.
+"""Owns facts of an iteration space's memory accesses: operands' bytes, points, the axes along which an operand is contiguous.
 
 Knows nothing of devices, operators, templates or TVM.
 """
