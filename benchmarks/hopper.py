@@ -31,7 +31,7 @@ FIGURES = (
     ("float8", "float8: geometric mean, of cuBLAS", 1.10, MEAN),
     ("int8", "int8: geometric mean, of cuBLAS", 1.40, MEAN),
     ("tfloat32", "TF32 inputs: geometric mean, of cuBLAS", 1.00, MEAN),
-    ("float16_sums", "float16 accumulators: geometric mean, of cuBLAS", 1.00, MEAN),
+    ("float16_accum", "float16 accumulators: geometric mean, of cuBLAS", 1.00, MEAN),
     ("narrow", "512-64-512 to 512-16-512: slowest, of cuBLAS", 1.20, SLOWEST),
     ("decode", "1 to 128 rows: geometric mean, of cuBLAS", 1.12, MEAN),
     ("decode", "1 to 128 rows: slowest, of cuBLAS", 0.97, SLOWEST),

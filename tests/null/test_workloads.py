@@ -63,7 +63,7 @@ def test_the_published_comparison_is_declared_in_its_sizes() -> None:
 
 def test_products_keep_their_sums_in_float32_unless_the_name_says_otherwise() -> None:
     for each in select(declare(ROOT).workloads, ["rule:matmul@h200"]):
-        assert (dict(each.attrs)["accum_dtype"] == "float16") == each.name.startswith("matmul_float16_sums"), each.name
+        assert (dict(each.attrs)["accum_dtype"] == "float16") == each.name.startswith("matmul_float16_accum"), each.name
 
 
 def test_every_entry_has_a_place_in_the_plan() -> None:
