@@ -80,14 +80,14 @@ class Cpu:
     l2_bytes: int
     """Per core."""
     l3_bytes: int
-    """In all; 0 where there is none."""
+    """Size of the last-level cache; 0 where there is none."""
     line_bytes: int
     clock_hz: float
     l1_bytes_per_cycle: float
     l2_bytes_per_cycle: float
     l3_bytes_per_cycle: float
     dram_bytes_per_s: float
-    """Of the whole socket, not of one core."""
+    """Rate of the whole socket, not of one core."""
     parallel_secs: float
     """Cost of starting and joining one parallel region."""
 
@@ -112,7 +112,7 @@ class Gpu:
     max_threads_per_sm: int
     max_blocks_per_sm: int
     registers_per_sm: int
-    """Of 32 bits."""
+    """32-bit registers."""
     registers_per_block: int
     max_registers_per_thread: int
     register_allocation_unit: int
@@ -132,7 +132,7 @@ class Gpu:
     """What kernels can be expected to read, not what the wires could carry."""
     smem_bytes_per_clock_per_sm: float
     simt_flops_per_s: Rates
-    """Of the CUDA cores; a fused multiply-add counts as two, packed operations in full."""
+    """Rates of the CUDA cores; a fused multiply-add counts as two, packed operations in full."""
     tensor_flops_per_s: Rates
     """Dense rates of the tensor cores by dtype of the operands, accumulators in float32 or int32; a dtype they do not take is absent."""
     async_copy: bool
@@ -170,7 +170,7 @@ class Arch:
     """TVM's target dictionary, sorted by key."""
     cpu: Cpu | None = None
     gpu: Gpu | None = None
-    """Of `cpu` and `gpu` the one that `kind` names is there."""
+    """Either `cpu` or `gpu` is there: the one that `kind` names."""
     is_detected: bool = False
     """True for `host`: records hold for one kind of machine and stay out of the lock."""
     cuda_min: str = ""
@@ -225,7 +225,7 @@ class Access:
     operand: str
     shape: tuple[int, ...]
     dtype: str
-    """As TVM spells it, and "tfloat32" for a float32 whose last 13 bits do not count."""
+    """Spelled as in TVM, and "tfloat32" for a float32 that is read as TF32 (10-bit mantissa)."""
     index: tuple[tuple[tuple[int, int], ...] | None, ...]
 
 
@@ -263,7 +263,7 @@ class IterSpace:
 
 
 SPECIALIZE = "specialize"
-"""In place of a template: the candidate is a function of the user's own, `variant` its place among those that the file gives."""
+"""A candidate with this name instead of a template's is a custom kernel; `variant` is its position among those that the file gives."""
 
 
 @dataclass(frozen=True)
@@ -315,11 +315,11 @@ class Trial:
     """Digest of the generated code; empty if it was not built."""
     code_bytes: int = 0
     registers: int = 0
-    """Of 32 bits, by each thread of the kernel that uses most of them; 0 on CPUs, as the next two are."""
+    """32-bit registers per thread of the kernel that uses most; 0 on CPUs, as the next two are."""
     smem_bytes: int = 0
     """Shared memory by each thread block, of the kernel that uses most."""
     spill_bytes: int = 0
-    """Of local memory, by each thread: spilled registers and arrays whose indices vary."""
+    """Local memory per thread: spilled registers and arrays with variable indices."""
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()

@@ -71,7 +71,7 @@ _EXTENSION_CODES = {
     np.dtype(getattr(ml_dtypes, name)): code for name, code in (("bfloat16", 4), ("float8_e4m3fn", 10), ("float8_e5m2", 12))
 }
 _DTYPE_OFFSET = 20
-"""Of DLTensor's dtype: data pointer (8 bytes), device (8), number of dimensions (4) come before it."""
+"""Offset of DLTensor's dtype: data pointer (8 bytes), device (8), number of dimensions (4) come before it."""
 
 
 def tensor(array: Any) -> tvm_ffi.Tensor:

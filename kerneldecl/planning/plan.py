@@ -24,7 +24,7 @@ MEASURING: Mapping[str, Mapping[str, str | int]] = {
     "cpu": {"protocol": "cpu-warm-1", "seed": 20},
     "cuda": {"protocol": "cuda-graph-cold-3", "seed": 20},
 }
-"""By kind of arch: how candidates are checked and timed (runners/, race.py) and what their random inputs start from."""
+"""Measuring protocol by kind of arch: how candidates are verified and timed (runners/, tuning/race), and the seed of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Inputs:
 
     toolchain: Mapping[str, str]
     archs: Mapping[str, Arch]
-    """By target."""
+    """Arch of each target."""
     rules: Mapping[str, str]
     """Digest of each rule's files, by rule."""
     files: Mapping[tuple[str, str], str]
@@ -239,7 +239,7 @@ def _build_action(workload: Workload, tuned: TuneResult | None, past: Past) -> A
 
 
 def link_digest(entry: EntryPlan) -> str:
-    """Return what stands for a tuned entry in the link's manifest: all that the artifact tells of it, or holds for it."""
+    """Return what stands for a tuned entry in the link's manifest: all that the artifact says of it or holds for it."""
     assert entry.lowered is not None
     assert entry.tuned is not None
     workload, tuned = entry.workload, entry.tuned

@@ -165,6 +165,6 @@ def _without_arch_suffix(target: tvm.target.Target) -> tvm.target.Target:
 
 
 def _lower_dataflow() -> list[tvm.transform.Pass]:
-    """Return the passes that every backend of TVM 0.27 runs here; TVM's own function for them fails, as no backend exports it."""
+    """Return the passes that every backend of TVM 0.27 runs here; TVM's function for them fails, as no backend exports it."""
     lower = relax.transform
     return [lower.RewriteDataflowReshape(), lower.ToNonDataflow(), lower.RemovePurityChecking(), lower.CallTIRRewrite()]

@@ -52,9 +52,9 @@ class ResidentData(Generic[Resident]):
     def __init__(self, upload: Callable[[ReferenceData], Resident], release: Callable[[Resident], object] = lambda _: None) -> None:
         self._upload, self._release = upload, release
         self._resident: dict[str, Resident] = {}
-        """At most one workload's data, under the JSON of its spec."""
+        """Data of one workload at most, by the JSON of its spec."""
         self._next: dict[str, Future[ReferenceData]] = {}
-        """At most one workload's data that is still being made, under the JSON of its spec."""
+        """Data of one workload at most that is still being made, by the JSON of its spec."""
         self._maker = ThreadPoolExecutor(1, "next-reference-data")
 
     def of(self, spec: WorkloadSpec) -> Resident:

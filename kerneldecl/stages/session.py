@@ -32,7 +32,7 @@ class Options:
     selected: frozenset[str] | None = None
     """Entries to build; None: all."""
     measure: bool = True
-    """Where False, what must be measured on a GPU goes into a bundle instead, also if there is such a GPU here."""
+    """Whether candidates are measured here. If not, what needs a GPU goes into a bundle, even where that GPU is here."""
     jobs: int | None = None
     """Processes that compile side by side; None: one a core."""
     require_measured: bool = False

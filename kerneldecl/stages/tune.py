@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 
 def built_at_once(session: Session) -> int:
-    """Return how many candidates will be built side by side, as far as the plan tells; 0 where nothing is to be tuned.
+    """Return how many candidates will be built side by side, as far as the plan knows; 0 where nothing is to be tuned.
 
     Entries that are not lowered yet count, though their computations may turn out to be tuned.
     """

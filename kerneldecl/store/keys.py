@@ -32,7 +32,7 @@ _BUILT_WITH = (
     "smem_per_block_optin_bytes",
     "smem_reserved_per_block_bytes",
 )
-"""Of a GPU's values, those that a scheduled module is compiled with."""
+"""Values of a GPU that a scheduled module is compiled with."""
 
 Fields = Mapping[str, object]
 
@@ -122,7 +122,7 @@ def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
 
 
 def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str]) -> str:
-    """Return what an artifact depends on. `entries` gives a digest of what is told and held of each entry, by name."""
+    """Return what an artifact depends on. `entries` gives a digest of what the artifact says and holds of each entry, by name."""
     return manifest("link", {"artifact": {"name": name, "version": version, "target": target}, "entries": dict(entries)})
 
 

@@ -22,7 +22,7 @@ _POLL_SECS = 0.05
 
 @contextlib.contextmanager
 def exclusive(path: Path, purpose: str, say: Callable[[str], None], *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock; if another process has it, say who and wait, or raise LockHeldError if told not to."""
+    """Hold the lock; if another process has it, say who and wait, or raise LockHeldError if `wait` is false."""
     with exclusive_of([path], purpose, say, wait=wait):
         yield
 

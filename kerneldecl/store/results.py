@@ -56,7 +56,7 @@ class Lowered:
         return space_from_json(self.json["space"])
 
     def described(self) -> list[tuple[str, str]]:
-        """Return all but the iteration space as sorted pairs: what an artifact's manifest tells of the computation."""
+        """Return all but the iteration space as sorted pairs: what an artifact's manifest says of the computation."""
         return sorted((name, str(value)) for name, value in self.json.items() if name != "space")
 
 

@@ -179,7 +179,7 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
         return measure(task, built, Preparation(task, runner, store, next_task), runner, store, on_progress)
 
     outcome = search(((group.policy, group.built) for group in entry.groups), evaluate)
-    assert outcome is not None, "measuring always tells"
+    assert outcome is not None, "a measurement is never unknown"
     if outcome.policy:
         blobs = _blobs_of(entry, outcome)
         write_result(store, entry.manifest, task, outcome, blobs, measured_on(task, runner))

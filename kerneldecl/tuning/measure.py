@@ -129,7 +129,7 @@ def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: O
         verdict, secs = _verdict(task, trial, runner)
         if verdict.failure:
             failed.append(verdict)
-            # Its process may have died with it: what the next one needs is made again within its own limit.
+            # Its process may have died with it: what the next one needs is prepared again within its own limit.
             prepare(task, runner)
         else:
             passed.append((verdict, secs))
@@ -176,7 +176,7 @@ def _keep(task: Task, trial: Trial, store: Store) -> None:
 
 
 def measured_on(task: Task, runner: Runner) -> dict[str, Any]:
-    """Return what the record tells of the device: what it reaches just now, to judge figures by, and how it was meanwhile.
+    """Return what the record says of the device: the peaks that it reaches now, to judge figures by, and its conditions meanwhile.
 
     Fields of what cannot be found out are empty or missing.
     """

@@ -28,11 +28,11 @@ class Round:
 
     samples: int
     slowdown: float
-    """Against the best so far, with which one still takes part."""
+    """A candidate slower than the best by more than this factor drops out."""
     most: int
-    """That take part."""
+    """Most candidates that take part."""
     least: int = 3
-    """Samples, however long they take."""
+    """Fewest samples, however long they take."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TimingProtocol:
 
 PROTOCOLS: Mapping[str, TimingProtocol] = {
     "cpu": TimingProtocol((Round(3, 4.0, 20), Round(7, 1.5, 8), Round(20, 1.15, 4)), 1e-3, 1.5),
-    # A first run on a GPU, with cold caches like the samples, tells who is far behind: a first round may be too long to be worth it.
+    # A first run on a GPU, with cold caches like the samples, shows which candidates are far behind: a round may be too long for that.
     # Rests are not counted in the seconds of a round: they are as long as the samples. Few launches do not show how kernels get on that
     # follow each other for long: what they leave to be written, and how the next one's blocks find room.
     "cuda": TimingProtocol((Round(3, 2.0, 20, least=0), Round(10, 1.2, 8), Round(30, 1.06, 4, least=5)), 1e-3, 0.2),

@@ -37,7 +37,7 @@ def write_result(
 
 
 def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
-    """Return what a record tells of every candidate. The time of a winner that was not measured is the predicted one."""
+    """Return what a record says of every candidate. The time of a winner that was not measured is the predicted one."""
     winner = outcome.trials[0]
     run_secs = winner.run_secs if winner.samples else winner.predicted_secs
     return {

@@ -94,7 +94,7 @@ def tune(
         return measure(task, built, preparation, runner, store, on_progress)
 
     outcome = search(_first_proposals(task), evaluate, lambda policy, trials: _next_proposals(task, policy, trials))
-    assert outcome is not None, "measuring always tells"
+    assert outcome is not None, "a measurement is never unknown"
     return outcome
 
 

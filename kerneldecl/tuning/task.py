@@ -58,7 +58,7 @@ class Task:
     protocol: Mapping[str, Any]
     toolchain: Mapping[str, str]
     folder: Path
-    """Where objects and libraries of candidates go until the winner is known."""
+    """Folder for objects and libraries of candidates until the winner is known."""
     variants: int = 0
     """How many custom kernels of the user's compete."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
