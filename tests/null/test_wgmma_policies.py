@@ -323,8 +323,8 @@ def test_mixed_candidates_are_distinct_and_a_shorter_list_is_the_start_of_a_long
 
 def test_a_rival_without_tensor_cores_may_win_by_its_time() -> None:
     space = of("float16", (1, 4096, 4096))
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is right and faster"
-    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is right"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_gemv") == "no schedule for them that was tried is correct and faster"
+    assert gpu_matmul.tensor_cores(space, H200, "gpu_matmul_simt") == "no schedule for them that was tried is correct"
 
 
 @pytest.mark.parametrize("template", ["wgmma_matmul", "gpu_matmul_tc", "gpu_conv2d_tc"])
