@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kerneldecl.analysis.cpu_params import CpuConvParams
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu.time_model import (
     FMA_LATENCY_CYCLES,
@@ -59,22 +60,6 @@ class Convolution:
     """Bytes of one weight."""
     out_dtype: str
     is_padded: bool
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The parameters of the template `cpu_conv2d`."""
-
-    tile_w: int
-    tile_f: int
-    block_h: int
-    block_f: int
-    pack_f: bool
-    order: str
-    pad_at: str
-
-    def candidate(self) -> Candidate:
-        return Candidate.of("cpu_conv2d", vars(self))
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
@@ -136,7 +121,7 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
     )
 
 
-def tilings(conv: Convolution, cpu: Cpu) -> Iterator[Tiling]:
+def tilings(conv: Convolution, cpu: Cpu) -> Iterator[CpuConvParams]:
     """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
     pad_places = ("task", "root") if conv.is_padded else ("task",)
     for tile_w, tile_f in register_tiles(conv, cpu)[:TILE_SHAPES]:
@@ -144,7 +129,15 @@ def tilings(conv: Convolution, cpu: Cpu) -> Iterator[Tiling]:
         for block_h, block_f, pack_f, order, pad_at in itertools.product(
             _spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), pad_places
         ):
-            yield Tiling(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
+            yield CpuConvParams(
+                tile_w=tile_w,
+                tile_f=tile_f,
+                block_h=block_h,
+                block_f=block_f,
+                pack_f=pack_f,
+                order=order,
+                pad_at=pad_at,
+            )
 
 
 def _spaced(extent: int) -> list[int]:
@@ -185,26 +178,26 @@ def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> floa
     return conv.images * conv.h * (conv.w / tile_w) * (conv.f / tile_f) * tile_cycles
 
 
-def estimate(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Estimate:
+def estimate(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Estimate:
     """Return the predicted time: preparing weights and image first, then the convolution.
 
     Traffic is counted as for a GEMM (Goto and van de Geijn, TOMS 2008, section 4): a panel of weights stands for one operand's
     panel, and the rows that a task reads for the other's block.
     """
     works = [*_preparation(conv, tiling, cpu), _work(conv, tiling, cpu)]
-    return estimate_of(cpu, tiling.candidate(), works, (tiling.tile_w, tiling.tile_f))
+    return estimate_of(cpu, Candidate.of("cpu_conv2d", tiling._asdict()), works, (tiling.tile_w, tiling.tile_f))
 
 
-def _tasks(conv: Convolution, tiling: Tiling) -> int:
+def _tasks(conv: Convolution, tiling: CpuConvParams) -> int:
     return conv.images * (conv.h // tiling.block_h) * (conv.f // tiling.block_f)
 
 
-def _task_rows(conv: Convolution, tiling: Tiling) -> int:
+def _task_rows(conv: Convolution, tiling: CpuConvParams) -> int:
     """Return the input rows that a task reads."""
     return tiling.block_h * conv.row_stride + conv.halo
 
 
-def _work(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Work:
+def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Work:
     tasks = _tasks(conv, tiling)
     share = busiest_share(tasks, cpu.cores)
     terms = conv.taps * conv.channels
@@ -235,7 +228,7 @@ def _work(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Work:
     )
 
 
-def _preparation(conv: Convolution, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+def _preparation(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Iterator[Work]:
     """Yield the work of packing the weights and of padding the whole image, where a tiling asks for it."""
     is_parallel = _tasks(conv, tiling) > 1
     cores = cpu.cores if is_parallel else 1

@@ -19,21 +19,10 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.analysis.cpu_params import CpuConvParams
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.cpu.gemm import Panels, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
 from kerneldecl.templates.shared.contraction import epilogue_of, only_reduction, plain_positions
-
-
-class _Params(NamedTuple):
-    """The template's parameters."""
-
-    tile_w: int
-    tile_f: int
-    block_h: int
-    block_f: int
-    pack_f: bool
-    order: str
-    pad_at: str
 
 
 class _Convolution(NamedTuple):
@@ -51,7 +40,7 @@ class _Convolution(NamedTuple):
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled convolution with padding and epilogue fused, or None where the function is none or tiles do not divide it."""
-    tiles = _Params(**{name: params[name] for name in _Params._fields})  # type: ignore[arg-type]
+    tiles = CpuConvParams(**{name: params[name] for name in CpuConvParams._fields})  # type: ignore[arg-type]
     sch = Schedule(mod)
     block = only_reduction(sch)
     conv = None if block is None else _convolution(sch.get(block))
