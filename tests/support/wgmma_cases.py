@@ -159,7 +159,7 @@ STREAM_K_GEMMS: dict[str, tuple[dict[str, Any], dict[str, Value], int]] = {
         3,
     ),
 }
-"""With the number of SMs that leaves the last wave short."""
+"""Attributes, parameters, and a number of SMs that leaves the last wave short."""
 
 CONV_PARAMS: dict[str, Value] = {
     "block_m": 128,

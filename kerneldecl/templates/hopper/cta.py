@@ -24,11 +24,11 @@ class Smem(NamedTuple):
     staging: Any
     """Buffers of each consumer for chunks of results; None where threads store directly."""
     partials: Any
-    """Where split-K receives accumulators; None without it."""
+    """Buffer in which split-K receives accumulators; None without it."""
     full: Any
     empty: Any
     order: Any
-    """Between two consumers that multiply one after the other."""
+    """Barrier of two consumers that multiply one after the other."""
 
 
 class Ids(NamedTuple):

@@ -98,46 +98,63 @@ def load_aligned(operand, memory, raw, at, place):
 
 
 @T.inline
-def _load_contiguous(operand, memory, buffer, stage, first, thread):
-    """Load pieces of 16 contiguous bytes, from wherever they start."""
+def _load_pieces(operand, memory, raw, first, at):
+    """Load the aligned 16 bytes in which each of a thread's next pieces starts, and where that is amid them the next 16; zeros beyond."""
     batch, first_row, first_k = meta_vars(first)
+    number, thread = meta_vars(at)
     matrix = T.meta_var(operand.register_loads.matrix)
     width = T.meta_var(PIECE_BYTES // operand.item_bytes)
+    for u in T.unroll(raw.shape[0] // 8):
+        place = T.meta_var(place_of(operand, (number + u) * WARPGROUP_THREADS + thread))
+        row = T.meta_var(first_row + place[0])
+        k = T.meta_var(first_k + place[1])
+        start = T.meta_var(element_at(operand, batch, row, k))
+        if T.And(row < matrix.rows[0], k < matrix.columns[0]):
+            load_aligned(operand, memory, raw, u * 8, start // width)
+            if operand.register_loads.align_bytes < PIECE_BYTES:
+                load_aligned(operand, memory, raw, u * 8 + 4, start // width + 1)
+        else:
+            for v in T.unroll(8):
+                raw[u * 8 + v] = T.uint32(0)
+
+
+@T.inline
+def _store_pieces(operand, raw, target, first, at):
+    """Store a thread's next pieces to a stage; `target` is its buffer and number."""
+    batch, first_row, first_k = meta_vars(first)
+    number, thread = meta_vars(at)
+    buffer, stage = meta_vars(target)
+    columns = T.meta_var(operand.register_loads.matrix.columns[0])
+    width = T.meta_var(PIECE_BYTES // operand.item_bytes)
+    packed = T.alloc_local((4,), "uint32")
+    elements = T.decl_buffer((width,), operand.dtype, data=packed.data, scope="local")
+    for u in T.unroll(raw.shape[0] // 8):
+        piece = T.meta_var((number + u) * WARPGROUP_THREADS + thread)
+        place = T.meta_var(place_of(operand, piece))
+        k = T.meta_var(first_k + place[1])
+        start = T.meta_var(element_at(operand, batch, first_row + place[0], k))
+        hold(packed, shifted(raw, u * 8, start % width * operand.item_bytes, operand.register_loads.align_bytes))
+        if operand.is_k_last:
+            if k + width > columns:
+                for e in T.unroll(width):
+                    if k + e >= columns:
+                        elements[e] = tirx.const(0, operand.dtype)
+        if piece < operand.stage_rows * ROW_PIECES:
+            T.ptx["st.shared.v4.u32"](
+                T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place[2]])), packed[0], packed[1], packed[2], packed[3]
+            )
+
+
+@T.inline
+def _load_contiguous(operand, memory, buffer, stage, first, thread):
+    """Load pieces of 16 contiguous bytes, from wherever they start."""
     pieces = T.meta_var(operand.stage_rows * ROW_PIECES)
     at_once = T.meta_var(min(PIECES_AT_ONCE[operand.item_bytes], max(1, pieces // WARPGROUP_THREADS)))
-    is_aligned = T.meta_var(operand.register_loads.align_bytes == PIECE_BYTES)
     for i in T.serial(-(-pieces // (WARPGROUP_THREADS * at_once))):
         raw = T.alloc_local((at_once * 8,), "uint32")
-        for u in T.unroll(at_once):
-            place = T.meta_var(place_of(operand, (i * at_once + u) * WARPGROUP_THREADS + thread))
-            row = T.meta_var(first_row + place[0])
-            k = T.meta_var(first_k + place[1])
-            start = T.meta_var(element_at(operand, batch, row, k))
-            if T.And(row < matrix.rows[0], k < matrix.columns[0]):
-                load_aligned(operand, memory, raw, u * 8, start // width)
-                if not is_aligned:
-                    load_aligned(operand, memory, raw, u * 8 + 4, start // width + 1)
-            else:
-                for v in T.unroll(8):
-                    raw[u * 8 + v] = T.uint32(0)
-        packed = T.alloc_local((4,), "uint32")
-        elements = T.decl_buffer((width,), operand.dtype, data=packed.data, scope="local")
-        for u in T.unroll(at_once):
-            piece = T.meta_var((i * at_once + u) * WARPGROUP_THREADS + thread)
-            place = T.meta_var(place_of(operand, piece))
-            k = T.meta_var(first_k + place[1])
-            start = T.meta_var(element_at(operand, batch, first_row + place[0], k))
-            words = T.meta_var(shifted(raw, u * 8, start % width * operand.item_bytes, operand.register_loads.align_bytes))
-            hold(packed, words)
-            if operand.is_k_last:
-                if k + width > matrix.columns[0]:
-                    for e in T.unroll(width):
-                        if k + e >= matrix.columns[0]:
-                            elements[e] = tirx.const(0, operand.dtype)
-            if piece < pieces:
-                T.ptx["st.shared.v4.u32"](
-                    T.cuda.cvta_generic_to_shared(buffer.ptr_to([stage, place[2]])), packed[0], packed[1], packed[2], packed[3]
-                )
+        at = T.meta_var((i * at_once, thread))
+        _load_pieces(operand, memory, raw, first, at)
+        _store_pieces(operand, raw, (buffer, stage), first, at)
 
 
 @T.inline

@@ -37,7 +37,7 @@ MAX_REGISTERS = 255
 OTHER_REGISTERS = 40
 """Registers of a thread that hold neither accumulators nor auxiliary operands, about."""
 CLUSTERS_LOST = 11
-"""Of so many clusters of more than two CTAs one finds no room, since the SMs that can make one up come in groups of 16 or 18."""
+"""Clusters of more than two CTAs of which one finds no room: a cluster lies within one GPC, and those have 16 or 18 SMs (H200)."""
 
 
 @dataclass(frozen=True)

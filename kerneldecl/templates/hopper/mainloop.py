@@ -26,7 +26,7 @@ __device__ __forceinline__ void tvm_wgmma_fence_operand(uint32_t& x) { asm volat
 
 
 class CtaRank(NamedTuple):
-    """Where a CTA is in its cluster: along m, along n, and which part of k it has with split-K."""
+    """A CTA's place in its cluster: along m, along n, and which part of k it has with split-K."""
 
     m: Any
     n: Any

@@ -49,27 +49,34 @@ def _load_by_tma(cta, scheduler):
 
 
 @T.inline
+def _load_other_by_tma(cta, origin, at, stage):
+    """Have one thread load the operand that does not come through registers, if there is one."""
+    kernel, full = T.meta_var((cta.kernel, cta.smem.full))
+    a, b = meta_vars(cta.loaders())
+    row, column = meta_vars(origin)
+    full.arrive(stage, kernel.tma_bytes)
+    barrier = T.meta_var(full.ptr_to([stage]))
+    if not kernel.a.via_registers:
+        load_tile(a, row, at, stage, barrier)
+    if not kernel.b.via_registers:
+        load_tile(b, column, at, stage, barrier)
+
+
+@T.inline
 def _load_by_both(cta, scheduler):
     """Have a warpgroup fill stages where operands come through registers: all threads load them, the first one has TMA load the other."""
     kernel, full, empty = T.meta_var((cta.kernel, cta.smem.full, cta.smem.empty))
     memory = T.meta_var(kernel.flat_memory())
     state = PipelineState(kernel.params.stages, 1)
     block_k = T.meta_var(kernel.a.row_elements)
-    a, b = meta_vars(cta.loaders())
     while scheduler.valid():
         row, column = meta_vars(cta.tile_origin(scheduler))
         begin = T.meta_var(cta.first_k_tile(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
             empty.wait(state.stage, state.phase)
-            at = T.meta_var((scheduler.batch, begin + i))
             if kernel.tma_bytes > 0:
                 if cta.thread == 0:
-                    full.arrive(state.stage, kernel.tma_bytes)
-                    barrier = T.meta_var(full.ptr_to([state.stage]))
-                    if not kernel.a.via_registers:
-                        load_tile(a, row, at, state.stage, barrier)
-                    if not kernel.b.via_registers:
-                        load_tile(b, column, at, state.stage, barrier)
+                    _load_other_by_tma(cta, (row, column), (scheduler.batch, begin + i), state.stage)
             if kernel.a.via_registers:
                 a_first = T.meta_var((scheduler.batch, row, (begin + i) * block_k))
                 load_through_registers(kernel.a, memory[0], cta.smem.a, state.stage, a_first, cta.thread)
