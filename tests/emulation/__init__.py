@@ -2,8 +2,8 @@
 
 Knows nothing of which kernels there are.
 
-TVM turns a PrimFunc into CUDA whose asm statements are PTX. `ptx.py` puts calls of C++ models in their place,
-`machine.cpp` holds the models, and g++ compiles both. Tensor maps and launches are read out of the host function
+TVM turns a PrimFunc into CUDA whose asm statements are PTX. `ptx.py` and `instructions.py` put calls of C++ models in
+their place, `machine.cpp` holds the models, and g++ compiles both. Tensor maps and launches are read out of the host function
 that TVM lowers.
 
     *_, c = emulate(func, a, b, np.empty((m, n), "float16"))
@@ -27,18 +27,18 @@ from typing import Any
 import numpy as np
 
 from emulation import host, ptx
-from emulation.ptx import UnknownInstructionError
+from emulation.instructions import UnknownInstructionError
 from kerneldecl.toolchain import nvcc
 
 HERE = Path(__file__).parent
 # Indirect calls of the hooks before loads and stores, which machine.cpp defines; -O1 keeps g++ under two seconds, and with -Og
-# stores of numbers that are classes, such as __half, have no hooks.
+# stores of values that are classes, such as __half, have no hooks.
 _FLAGS = ("-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-fno-tree-vectorize", "-fno-store-merging")
 _HOOKS = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
 
 
 class EmulationError(AssertionError):
-    """The kernel does what a GPU does not allow, or would forgive only by luck; the message tells thread and place."""
+    """The kernel does what a GPU does not allow, or would forgive only by luck; the message names thread and place."""
 
 
 def emulate(func: Any, *arguments: np.ndarray, seed: int = 1, timeout_secs: float = 120) -> list[np.ndarray]:
@@ -91,8 +91,8 @@ def _compile(arguments: Sequence[str]) -> None:
 def _headers() -> Path:
     """Return the folder of CUDA's headers, which g++ can read: types of 16 and 8 bits have host code."""
     command = [nvcc.compiler().path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    folders = [Path(folder) for folder in re.findall(r'-I"?([^"\s]+)', told)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    folders = [Path(folder) for folder in re.findall(r'-I"?([^"\s]+)', output)]
     return next(folder for folder in folders if (folder / "cuda_fp16.h").is_file())
 
 
@@ -105,7 +105,7 @@ def _folder(owner: Any) -> Path:
 
 @functools.cache
 def _machine() -> Path:
-    """Return the compiled models, beside which lies the compiled header that kernels include."""
+    """Return the compiled models, beside which is the compiled header that kernels include."""
     folder = _folder(_machine)
     _compile(["-std=c++20", "-O1", "-w", f"-I{_headers()}", "-c", str(HERE / "machine.cpp"), "-o", str(folder / "machine.o")])
     _compile([*_FLAGS, *_HOOKS, f"-I{_headers()}", "-x", "c++-header", str(HERE / "machine.h"), "-o", str(folder / "machine.h.gch")])

@@ -1,4 +1,4 @@
-"""Owns what a lowered host function does: which buffers and tensor maps it makes, which kernels it launches on how many threads.
+"""Owns what a lowered host function does: which buffers and tensor maps it creates, which kernels it launches on how many threads.
 
 Knows nothing of what kernels do.
 """
@@ -54,7 +54,7 @@ def main_of(lowered: Lowered) -> str:
     """Return the C++ main function that loads the arguments, does what the host function does, and saves the arguments."""
     lines = [f'auto* argument_{n} = machine::argument("argument {n}");' for n in range(lowered.arguments)]
     body = "\n  ".join([*lines, *lowered.host, "machine::save();"])
-    return f"int main(int, char** words) {{\n  machine::seed(atoi(words[1]));\n  {body}\n}}\n"
+    return f"int main(int, char** arguments) {{\n  machine::seed(atoi(arguments[1]));\n  {body}\n}}\n"
 
 
 @dataclass
@@ -111,7 +111,7 @@ class _Reader:
 
     def _known(self, value: Any) -> str:
         known = self._expression(value)
-        assert known, f"the emulator cannot tell what {value} is on the host"
+        assert known, f"the emulator does not know what {value} is on the host"
 
         return known
 
@@ -150,6 +150,6 @@ def _launch(kernel: str, arguments: list[str], extents: Mapping[str, str], flags
         return "{" + ", ".join(extents.get(f"{prefix}.{axis}", "1") for axis in "xyz") + "}"
 
     shared = extents.get("tirx.use_dyn_shared_memory", "0")
-    dependent = "true" if "tirx.use_programtic_dependent_launch" in flags else "false"
-    launch = f"{{{index3('blockIdx')}, {index3('clusterCtaIdx')}, {index3('threadIdx')}, {shared}, {dependent}}}"
+    has_pdl = "true" if "tirx.use_programtic_dependent_launch" in flags else "false"
+    launch = f"{{{index3('blockIdx')}, {index3('clusterCtaIdx')}, {index3('threadIdx')}, {shared}, {has_pdl}}}"
     return f"machine::launch({launch}, [&] {{ machine::call({kernel}, {', '.join(arguments)}); }});"

@@ -33,7 +33,7 @@ constexpr size_t GAP = 1 << 20;           // between buffers in global memory
 constexpr size_t ARENA = size_t(8) << 30; // reserved, not used
 constexpr size_t STACK = 256 << 10;
 constexpr size_t RESIDENT = 3072;         // threads that run at a time, if a cluster is not larger
-constexpr unsigned PATIENCE = 64;         // looks at what others may do, before a copy arrives
+constexpr unsigned PATIENCE = 64;         // polls of what others may do, before a copy arrives
 constexpr int TAG = 24;                   // bits of an address within a CTA; above: rank in the cluster, and one
 
 struct Cta;
@@ -78,11 +78,11 @@ struct Range {
 };
 
 struct Wgmma {
-  Product product;
+  Mma mma;
   uint64_t a, b;
   bool in_registers;
   unsigned issued = 0;
-  std::array<std::vector<void*>, 128> sums;
+  std::array<std::vector<void*>, 128> accumulators;
   std::array<std::array<uint32_t, 4>, 128> registers;
   std::vector<Range> reads;
   bool is_done = false;
@@ -90,7 +90,7 @@ struct Wgmma {
 };
 
 struct Warpgroup {
-  std::vector<std::unique_ptr<Wgmma>> products;  // in order of issue
+  std::vector<std::unique_ptr<Wgmma>> mmas;  // in order of issue
   size_t done = 0;
 };
 
@@ -110,11 +110,11 @@ struct Thread : Place {
   ucontext_t context;
   std::function<void()>* kernel = nullptr;
   void* stack = nullptr;
-  std::function<std::string()> waits_for;  // told when nobody can go on
+  std::function<std::string()> waits_for;  // reported when nobody can go on
   std::vector<Range> unfenced;
   uint32_t fence_time = 0;
-  size_t issued = 0, committed_products = 0;
-  std::deque<size_t> product_groups;  // how many products were issued when each was committed
+  size_t issued = 0, committed_mmas = 0;
+  std::deque<size_t> mma_groups;  // how many MMAs were issued when each was committed
   bool has_wgmma_fence = false;
   std::vector<BulkStore> stores;
   std::deque<std::vector<BulkStore>> store_groups, read_groups;
@@ -148,9 +148,9 @@ struct Cta {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   std::vector<std::unique_ptr<Thread>> threads;
-  bool has_dependency_wait = false;
+  bool has_waited_for_preceding = false;
   unsigned loads = 0;
-  std::set<std::pair<const void*, std::array<int, 5>>> asked;  // for: boxes of tensor maps that it has not loaded yet
+  std::set<std::pair<const void*, std::array<int, 5>>> prefetched;  // boxes of tensor maps that it has not loaded yet
 };
 
 struct Cluster {
@@ -179,7 +179,7 @@ struct State {
   ucontext_t scheduler;
   unsigned launches = 0, warps = 0;
   bool has_workspace = false;
-  unsigned looks = 0;  // at what others may do, since the last copy arrived
+  unsigned polls = 0;  // of what others may do, since the last copy arrived
   Thread* thread = nullptr;
   Launch launch;
   uint32_t time = 1;
@@ -329,7 +329,7 @@ void check_argument(const uint8_t* address, size_t size, const char* what) {
 
 void check_global(const uint8_t* address, size_t size, bool is_write) {
   const char* what = is_write ? "writes" : "reads";
-  if (it.launch.is_dependent && it.thread && !me().cta->has_dependency_wait)
+  if (it.launch.has_pdl && it.thread && !me().cta->has_waited_for_preceding)
     fail("%s global memory before griddepcontrol.wait, in a kernel that may start before the last one ends", what);
   check_argument(address, size, what);
 }
@@ -486,7 +486,7 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
   map.pitch[0] = map.element_bytes;
   for (int i = 1; i < rank; i++) map.pitch[i] = *next++;
   for (int i = 0; i < rank; i++) map.box[i] = *next++;
-  for (int i = 0; i < rank; i++) map.step[i] = *next++;
+  for (int i = 0; i < rank; i++) map.box_stride[i] = *next++;
   if (*next++ != 0) fail("a tensor map with an interleaved layout");
   map.swizzle = *next++;
   int promotion = *next++, fill = *next++;
@@ -496,11 +496,11 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
   for (int i = 0; i < rank; i++) {
     if (map.extent[i] < 1 || map.extent[i] > int64_t(1) << 32) fail("extent %d of a tensor map is %ld", i, long(map.extent[i]));
     if (map.box[i] < 1 || map.box[i] > 256) fail("side %d of a tensor map's box is %d; it may be 1 to 256", i, map.box[i]);
-    if (map.step[i] < 1 || map.step[i] > 8) fail("step %d of a tensor map is %d; it may be 1 to 8", i, map.step[i]);
+    if (map.box_stride[i] < 1 || map.box_stride[i] > 8) fail("stride %d of a tensor map's box is %d; it may be 1 to 8", i, map.box_stride[i]);
     if (i && (map.pitch[i] % 16 || map.pitch[i] >= int64_t(1) << 40)) fail("pitch %d of a tensor map is %ld bytes, no multiple of 16", i, long(map.pitch[i]));
     last += (map.extent[i] - 1) * map.pitch[i];
   }
-  if (map.step[0] != 1) fail("a tensor map steps along its fastest dimension, which needs an interleaved layout");
+  if (map.box_stride[0] != 1) fail("a tensor map's box has a stride along its fastest dimension, which needs an interleaved layout");
   int row = map.box[0] * map.element_bytes;
   if (row % 16) fail("rows of a tensor map's box have %d bytes, no multiple of 16", row);
   if (map.swizzle && row > 16 << map.swizzle) fail("rows of a tensor map's box have %d bytes, more than its swizzle spans", row);
@@ -518,14 +518,14 @@ void run_thread(unsigned high, unsigned low) {
   auto* thread = (Thread*)((uint64_t(high) << 32) | low);
   (*thread->kernel)();
   Cta* cta = thread->cta;
-  if (thread->product_groups.size() || thread->issued > thread->committed_products) fail("ends without waiting for its wgmma");
+  if (thread->mma_groups.size() || thread->issued > thread->committed_mmas) fail("ends without waiting for its wgmma");
   if (thread->stores.size() || thread->store_groups.size()) fail("ends while its copies from shared memory have not been waited for");
   for (auto& group : thread->read_groups)
     for (auto& store : group) store.write();
   if (thread->copies.size() || thread->copy_groups.size()) fail("ends without waiting for its cp.async");
   if (--cta->alive == 0) {
     if (cta->loads) fail("is the last of its CTA to end, while copies into its shared memory are under way");
-    if (cta->asked.size()) fail("is the last of its CTA to end, which has prefetched %zu boxes that it did not load", cta->asked.size());
+    if (cta->prefetched.size()) fail("is the last of its CTA to end, which has prefetched %zu boxes that it did not load", cta->prefetched.size());
   }
   cta->cluster->alive--;
   it.stacks.push_back(thread->stack);
@@ -634,9 +634,9 @@ void launch(const Launch& launch, std::function<void()> kernel) {
       todo.pop_front();
     }
     if (running.empty()) break;
-    // Who looks for something in a loop is always ready: copies arrive all the same.
-    if (it.ready.empty() || (it.looks > PATIENCE && !it.late.empty())) {
-      it.looks = 0;
+    // Who polls in a loop is always ready: copies arrive all the same.
+    if (it.ready.empty() || (it.polls > PATIENCE && !it.late.empty())) {
+      it.polls = 0;
       if (it.late.empty()) deadlock(running);
       size_t pick = it.random() % it.late.size();
       auto happens = std::move(it.late[pick]);
@@ -726,7 +726,7 @@ void acquire(const void* address) {
 
 void give_way() {
   if (++me().spins > 1000000) fail("has looked a million times for what nobody does");
-  it.looks++;
+  it.polls++;
   it.ready.push_back(it.thread);
   leave();
 }
@@ -763,7 +763,7 @@ void cluster_arrive(bool is_aligned) {
     // A lane that has waited alone may come back later than the others.
     Warp& warp = my_warp();
     if (warp.aligned == 0) warp.waits = me().waits;
-    if (warp.waits != me().waits) fail("comes to an aligned barrier of the cluster apart from its warp, since only some lanes have waited before");
+    if (warp.waits != me().waits) fail("comes to an aligned barrier of the cluster without its warp, since only some lanes have waited before");
     warp.aligned = (warp.aligned + 1) % std::min<unsigned>(32, me().cta->threads.size());
   }
   if (me().arrived_in_cluster) fail("arrives twice at the cluster's barrier without waiting");
@@ -862,7 +862,7 @@ void prefetch(const void* address, unsigned bytes, unsigned alignment) {
   check_argument((const uint8_t*)address, bytes, "prefetches");
 }
 
-void dependency_wait() { me().cta->has_dependency_wait = true; }
+void wait_for_preceding() { me().cta->has_waited_for_preceding = true; }
 
 void set_registers(unsigned count, bool) {
   if (count < 24 || count > 256 || count % 8) fail("sets its registers to %u", count);
@@ -880,7 +880,7 @@ struct Box {
 
 Box box_of(const CUtensorMap& map) {
   Box box;
-  for (int i = 0; i < map.rank; i++) box.sides[i] = (map.box[i] + map.step[i] - 1) / map.step[i], box.elements *= box.sides[i];
+  for (int i = 0; i < map.rank; i++) box.sides[i] = (map.box[i] + map.box_stride[i] - 1) / map.box_stride[i], box.elements *= box.sides[i];
   return box;
 }
 
@@ -892,7 +892,7 @@ void each(const CUtensorMap& map, const std::array<int, 5>& at, F f) {
     int64_t rest = element, offset = 0;
     bool is_inside = true;
     for (int i = 0; i < map.rank; i++) {
-      int64_t index = at[i] + rest % box.sides[i] * map.step[i];
+      int64_t index = at[i] + rest % box.sides[i] * map.box_stride[i];
       rest /= box.sides[i];
       is_inside &= index >= 0 && index < map.extent[i];
       offset += index * map.pitch[i];
@@ -949,7 +949,7 @@ void note_global(const void* address, size_t bytes, bool is_write) {
 void tensor_load(int rank, uint32_t to, const void* tensor, std::initializer_list<int> at, uint32_t barrier, int mask) {
   auto& map = *(const CUtensorMap*)tensor;
   auto place = place_of(map, rank, at);
-  me().cta->asked.erase({tensor, place});
+  me().cta->prefetched.erase({tensor, place});
   note_global(map.base, map.element_bytes, false);
   uint32_t offset = offset_of(to);
   check_place(map, offset);
@@ -965,7 +965,7 @@ void tensor_load(int rank, uint32_t to, const void* tensor, std::initializer_lis
 
 // No access, also before griddepcontrol.wait; a kernel should ask for nothing but what it loads.
 void tensor_prefetch(int rank, const void* tensor, std::initializer_list<int> at) {
-  me().cta->asked.insert({tensor, place_of(*(const CUtensorMap*)tensor, rank, at)});
+  me().cta->prefetched.insert({tensor, place_of(*(const CUtensorMap*)tensor, rank, at)});
 }
 
 void bulk_load(uint32_t to, const void* from, unsigned bytes, uint32_t barrier, int mask) {
@@ -1157,7 +1157,7 @@ void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_tran
 
 // ---- mma.sync
 
-void multiply(std::array<float*, 4> sums, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> start, bool is_bfloat) {
+void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, bool is_bfloat) {
   Warp& warp = my_warp();
   unsigned lane = me().rank_in_cta % 32, round = warp.round & 1;
   uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
@@ -1170,10 +1170,10 @@ void multiply(std::array<float*, 4> sums, std::array<uint32_t, 4> a, std::array<
   };
   for (int i = 0; i < 4; i++) {
     int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    float sum = start[i];
+    float accum = c[i];
     for (int k = 0; k < 16; k++)
-      sum += element(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * element(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
-    *sums[i] = sum;
+      accum += element(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * element(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+    *d[i] = accum;
   }
 }
 
@@ -1206,7 +1206,7 @@ float value_of(const uint8_t* from, Type type) {
       memcpy(&value, &word, 4);
       return value;
     }
-    default: fail("multiplies a type that is no factor's");
+    default: fail("multiplies operands of a type that wgmma does not take");
   }
 }
 
@@ -1247,7 +1247,7 @@ std::vector<Range> ranges_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, i
 }
 
 // rows x k, from shared memory.
-std::vector<float> factor_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, int k, Type type) {
+std::vector<float> operand_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, int k, Type type) {
   Descriptor d = decoded(word);
   int bytes = bytes_of(type);
   std::vector<float> values(size_t(rows) * k);
@@ -1257,9 +1257,9 @@ std::vector<float> factor_of(Cta* cta, uint64_t word, bool is_by_mn, int rows, i
 }
 
 void multiply(Cta* cta, Wgmma& wgmma) {
-  const Product& p = wgmma.product;
+  const Mma& p = wgmma.mma;
   int bytes = bytes_of(p.a);
-  std::vector<float> a(64 * p.k), b = factor_of(cta, wgmma.b, p.b_by_mn, p.n, p.k, p.b);
+  std::vector<float> a(64 * p.k), b = operand_of(cta, wgmma.b, p.b_by_mn, p.n, p.k, p.b);
   if (wgmma.in_registers) {
     int each = 4 / bytes;
     for (int t = 0; t < 128; t++)
@@ -1267,30 +1267,30 @@ void multiply(Cta* cta, Wgmma& wgmma) {
         for (int e = 0; e < each; e++)
           a[(t / 32 * 16 + t % 32 / 4 + 8 * (r % 2)) * p.k + (r / 2) * p.k / 2 + t % 4 * each + e] = value_of((uint8_t*)&wgmma.registers[t][r] + e * bytes, p.a);
   } else {
-    a = factor_of(cta, wgmma.a, p.a_by_mn, 64, p.k, p.a);
+    a = operand_of(cta, wgmma.a, p.a_by_mn, 64, p.k, p.a);
   }
   std::vector<float> transposed(b.size());
   for (int n = 0; n < p.n; n++)
     for (int k = 0; k < p.k; k++) transposed[size_t(k) * p.n + n] = b[size_t(n) * p.k + k];
-  std::vector<float> sums(p.n);
+  std::vector<float> row_d(p.n);
   for (int m = 0; m < 64; m++) {
-    std::fill(sums.begin(), sums.end(), 0.0f);
+    std::fill(row_d.begin(), row_d.end(), 0.0f);
     for (int k = 0; k < p.k; k++) {
-      float factor = a[m * p.k + k] * float(p.sign_a * p.sign_b);
-      const float* row = &transposed[size_t(k) * p.n];
-      for (int n = 0; n < p.n; n++) sums[n] += factor * row[n];
+      float element_a = a[m * p.k + k] * float(p.sign_a * p.sign_b);
+      const float* row_b = &transposed[size_t(k) * p.n];
+      for (int n = 0; n < p.n; n++) row_d[n] += element_a * row_b[n];
     }
     for (int n = 0; n < p.n; n++) {
       int thread = m / 16 * 32 + m % 8 * 4 + n % 8 / 2, element = n / 8 * 4 + m % 16 / 8 * 2 + n % 2;
-      if (p.sum == Type::f16) {
-        auto* to = (__half*)wgmma.sums[thread][element / 2] + element % 2;
-        *to = __float2half(p.keeps ? __half2float(*to) + sums[n] : sums[n]);
-      } else if (p.sum == Type::s32) {
-        auto* to = (int32_t*)wgmma.sums[thread][element];
-        *to = (p.keeps ? *to : 0) + int32_t(sums[n]);
+      if (p.accum == Type::f16) {
+        auto* to = (__half*)wgmma.accumulators[thread][element / 2] + element % 2;
+        *to = __float2half(p.accumulates ? __half2float(*to) + row_d[n] : row_d[n]);
+      } else if (p.accum == Type::s32) {
+        auto* to = (int32_t*)wgmma.accumulators[thread][element];
+        *to = (p.accumulates ? *to : 0) + int32_t(row_d[n]);
       } else {
-        auto* to = (float*)wgmma.sums[thread][element];
-        *to = p.keeps ? *to + sums[n] : sums[n];
+        auto* to = (float*)wgmma.accumulators[thread][element];
+        *to = p.accumulates ? *to + row_d[n] : row_d[n];
       }
     }
   }
@@ -1302,48 +1302,48 @@ Warpgroup& my_warpgroup() { return me().cta->warpgroups[me().rank_in_cta / 128];
 
 void wgmma_fence() { me().has_wgmma_fence = true; }
 
-void wgmma(const Product& product, std::vector<void*> sums, Factor a, uint64_t b) {
+void wgmma(const Mma& mma, std::vector<void*> accumulators, Operand a, uint64_t b) {
   Thread& thread = me();
-  if (!thread.has_wgmma_fence) fail("multiplies without wgmma.fence after its sums were waited for");
-  size_t expected = product.sum == Type::f16 ? product.n / 4 : product.n / 2;
-  if (sums.size() != expected || product.n % 8 || product.k * bytes_of(product.a) != 32) fail("multiplies m64n%dk%d with %zu sums", product.n, product.k, sums.size());
-  if ((product.a_by_mn || product.b_by_mn) && bytes_of(product.a) != 2) fail("transposes factors that have no 16 bits");
+  if (!thread.has_wgmma_fence) fail("multiplies without wgmma.fence after its accumulators were waited for");
+  size_t expected = mma.accum == Type::f16 ? mma.n / 4 : mma.n / 2;
+  if (accumulators.size() != expected || mma.n % 8 || mma.k * bytes_of(mma.a) != 32) fail("multiplies m64n%dk%d with %zu accumulator registers", mma.n, mma.k, accumulators.size());
+  if ((mma.a_by_mn || mma.b_by_mn) && bytes_of(mma.a) != 2) fail("transposes operands that have no 16 bits");
   Warpgroup& group = my_warpgroup();
-  if (thread.issued == group.products.size()) {
+  if (thread.issued == group.mmas.size()) {
     auto made = std::make_unique<Wgmma>();
-    made->product = product;
+    made->mma = mma;
     made->a = a.descriptor;
     made->b = b;
     made->in_registers = a.in_registers;
     Cta* cta = thread.cta;
-    if (!a.in_registers) made->reads = ranges_of(cta, a.descriptor, product.a_by_mn, 64, product.k, bytes_of(product.a));
-    auto more = ranges_of(cta, b, product.b_by_mn, product.n, product.k, bytes_of(product.b));
+    if (!a.in_registers) made->reads = ranges_of(cta, a.descriptor, mma.a_by_mn, 64, mma.k, bytes_of(mma.a));
+    auto more = ranges_of(cta, b, mma.b_by_mn, mma.n, mma.k, bytes_of(mma.b));
     made->reads.insert(made->reads.end(), more.begin(), more.end());
     for (const Range& range : made->reads) begin_read(range, "multiplies out of");
-    group.products.push_back(std::move(made));
+    group.mmas.push_back(std::move(made));
   }
-  Wgmma& common = *group.products[thread.issued++];
-  if (common.a != a.descriptor || common.b != b || common.product.n != product.n || common.product.keeps != product.keeps)
+  Wgmma& common = *group.mmas[thread.issued++];
+  if (common.a != a.descriptor || common.b != b || common.mma.n != mma.n || common.mma.accumulates != mma.accumulates)
     fail("multiplies something else than the rest of its warpgroup");
-  common.sums[thread.rank_in_cta % 128] = std::move(sums);
+  common.accumulators[thread.rank_in_cta % 128] = std::move(accumulators);
   common.registers[thread.rank_in_cta % 128] = a.registers;
   if (++common.issued == 128) wake(common.waiting);
 }
 
 void wgmma_commit() {
-  me().product_groups.push_back(me().issued);
-  me().committed_products = me().issued;
+  me().mma_groups.push_back(me().issued);
+  me().committed_mmas = me().issued;
 }
 
 void wgmma_wait(unsigned left) {
   Thread& thread = me();
   Warpgroup& group = my_warpgroup();
   if (left == 0) thread.has_wgmma_fence = false;
-  while (thread.product_groups.size() > left) {
-    size_t until = thread.product_groups.front();
-    thread.product_groups.pop_front();
+  while (thread.mma_groups.size() > left) {
+    size_t until = thread.mma_groups.front();
+    thread.mma_groups.pop_front();
     while (group.done < until) {
-      Wgmma& next = *group.products[group.done];
+      Wgmma& next = *group.mmas[group.done];
       if (next.issued < 128) {
         wait_in(next.waiting, [] { return "the rest of its warpgroup at wgmma"; });
         continue;
@@ -1352,7 +1352,7 @@ void wgmma_wait(unsigned left) {
       multiply(thread.cta, next);
       for (const Range& range : next.reads) end_read(range);
       next.reads.clear();
-      for (auto& list : next.sums) std::vector<void*>().swap(list);
+      for (auto& list : next.accumulators) std::vector<void*>().swap(list);
     }
   }
 }

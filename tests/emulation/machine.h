@@ -1,5 +1,5 @@
 // Owns what a kernel, recompiled for the CPU, sees of the GPU: indices, shared memory, and a model of each PTX instruction.
-// Knows nothing of how the kernel's text was made.
+// Knows nothing of how the kernel's text was translated.
 #pragma once
 #include <array>
 #include <cmath>
@@ -19,7 +19,7 @@ struct CUtensorMap {
   int rank;
   int element_bytes;
   int64_t extent[5], pitch[5];
-  int box[5], step[5];
+  int box[5], box_stride[5];
   int swizzle;
 };
 
@@ -47,7 +47,7 @@ CUtensorMap tiled(const char* dtype, int rank, void* base, std::vector<int64_t> 
 struct Launch {
   Index3 grid, cluster, block;
   size_t shared_bytes;
-  bool is_dependent;
+  bool has_pdl;
 };
 void launch(const Launch&, std::function<void()> kernel);
 inline uint64_t parameters[32];  // of the kernel, those that are addresses: what ld.param reads
@@ -103,7 +103,7 @@ bool barrier_wait(uint32_t address, unsigned parity);
 bool barrier_test(uint32_t address, unsigned parity);
 void shuffle(const void* mine, void* theirs, unsigned bytes, unsigned lane);
 void fence_proxy();
-void dependency_wait();
+void wait_for_preceding();
 void prefetch(const void* address, unsigned bytes, unsigned alignment);
 void set_registers(unsigned count, bool is_more);
 
@@ -122,26 +122,26 @@ void copy_arrive(uint32_t barrier, bool is_counted);
 void matrix_store(uint32_t row, const std::vector<uint32_t>& parts, bool is_transposed);
 void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_transposed);
 
-// ---- mma.sync: 16 x 8 sums of 16 products of 16-bit floats each, spread over a warp
-void multiply(std::array<float*, 4> sums, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> start, bool is_bfloat);
+// ---- mma.sync: m16n8k16 of 16-bit floats, fragments of D, A, B and C as a lane holds them
+void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, bool is_bfloat);
 
 // ---- wgmma
 enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
-struct Factor {
+struct Operand {
   uint64_t descriptor;
   std::array<uint32_t, 4> registers;
   bool in_registers;
-  Factor(uint64_t value) : descriptor(value), registers{}, in_registers(false) {}
-  Factor(std::array<uint32_t, 4> values) : descriptor(0), registers(values), in_registers(true) {}
+  Operand(uint64_t value) : descriptor(value), registers{}, in_registers(false) {}
+  Operand(std::array<uint32_t, 4> values) : descriptor(0), registers(values), in_registers(true) {}
 };
-struct Product {
+struct Mma {
   int n, k;
-  Type sum, a, b;
-  bool keeps, a_by_mn = false, b_by_mn = false;
+  Type accum, a, b;
+  bool accumulates, a_by_mn = false, b_by_mn = false;
   int sign_a = 1, sign_b = 1;
 };
 void wgmma_fence();
-void wgmma(const Product&, std::vector<void*> sums, Factor a, uint64_t b);
+void wgmma(const Mma&, std::vector<void*> accumulators, Operand a, uint64_t b);
 void wgmma_commit();
 void wgmma_wait(unsigned left);
 

@@ -162,7 +162,7 @@ def test_a_right_kernel_gives_the_right_result(seed: int) -> None:
         ("no fence before the store", "without fence.proxy.async"),
         ("no barrier before the store", "without fence.proxy.async|nobody has written"),
         ("ends before the store has read", "have not been waited for"),
-        ("a cluster's barrier without the warp", "aligned barrier of the cluster apart from its warp"),
+        ("a cluster's barrier without the warp", "aligned barrier of the cluster without its warp"),
         ("prefetches what it does not load", "has prefetched 1 boxes that it did not load"),
         ("writes beyond an argument", r"writes byte \d+ of argument 2, which has 32768"),
     ],

@@ -5,88 +5,25 @@ Knows nothing of where operands and results are in memory, which `Operand` and `
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TMABar
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS, WARPGROUP_THREADS
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.cta import Cta, Ids, Smem
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.gather import load_through_registers
 from kerneldecl.templates.hopper.kernel_config import GemmKernel
-from kerneldecl.templates.hopper.mainloop import Consumer, CtaRank, finish_first_mma_tile, finish_mainloop, run_mainloop
+from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile, finish_mainloop, run_mainloop
 from kerneldecl.templates.hopper.pack import packed
-from kerneldecl.templates.hopper.params import SETMAXNREG, SETMAXNREG_VIA_REGISTERS
+from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
 from kerneldecl.templates.hopper.store import StoreContext, load_aux, store_chunks, store_tile, wait_for_stores
 from kerneldecl.templates.hopper.stream_k import Workspace, add_partials, store_partials
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
-from kerneldecl.templates.hopper.tma import ENCODE, TmaLoader, load_tile, prefetch_tile
-
-
-@T.meta_class
-class Smem:
-    """Shared memory of a CTA, and its barriers."""
-
-    def __init__(self, kernel: GemmKernel, pool: Any) -> None:
-        params, plan = kernel.params, kernel.epilogue_plan
-        self.a = pool.alloc((params.stages, kernel.a.stage_elements), kernel.a.dtype, align=1024)
-        self.b = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
-        self.staging = pool.alloc((params.consumers, *plan.staging_shape), plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None
-        self.partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128) if params.split_k > 1 else None
-        self.full = TMABar(pool, params.stages)
-        self.empty = MBarrier(pool, params.stages)
-        self.order = MBarrier(pool, 2)
-
-
-class Cta(NamedTuple):
-    """What all warps of a CTA know, while the kernel's script is read."""
-
-    kernel: GemmKernel
-    maps: tuple[Any, Any, Any]
-    """Tensor maps of A, B and the result."""
-    smem: Smem
-    rank: CtaRank
-    block: Any
-    cluster_rank: Any
-    consumer: Any
-    """Index of the consumer warpgroup."""
-    lanes: tuple[Any, Any]
-    """Warp of the warpgroup, lane."""
-
-    @property
-    def first(self) -> Any:
-        """Return the first of the tiles that its cluster takes."""
-        return self.block // self.kernel.params.cluster_ctas
-
-    @property
-    def thread(self) -> Any:
-        return self.lanes[0] * 32 + self.lanes[1]
-
-    def consumer_thread(self, consumer: Any) -> Any:
-        """Return the thread's index among those of all consumers."""
-        return consumer * WARPGROUP_THREADS + self.lanes[0] * 32 + self.lanes[1]
-
-    def tile_origin(self, scheduler: TileScheduler) -> tuple[Any, Any]:
-        """Return the first row and column of the CTA's tile."""
-        params = self.kernel.params
-        row = (scheduler.row * params.cluster_m + self.rank.m) * params.block_m
-        return row, (scheduler.column * params.cluster_n + self.rank.n) * params.block_n
-
-    def first_k_tile(self, scheduler: TileScheduler) -> Any:
-        return self.rank.split * self.kernel.k_tiles_per_cta if self.kernel.params.split_k > 1 else scheduler.first_k_tile()
-
-    def loaders(self) -> tuple[TmaLoader, TmaLoader]:
-        """Return how TMA loads A and B: CTAs along n share A, those along m share B."""
-        params, (rank_m, rank_n, _) = self.kernel.params, self.rank
-        a_mask = T.cast(T.shift_left(params.a_multicast_mask, rank_m), "uint16") if params.cluster_n > 1 else None
-        b_mask = T.cast(T.shift_left(params.b_multicast_mask, rank_n * params.cluster_m), "uint16") if params.cluster_m > 1 else None
-        return (
-            TmaLoader(self.kernel.a, self.maps[0], self.smem.a, rank_n, mask=a_mask),
-            TmaLoader(self.kernel.b, self.maps[1], self.smem.b, rank_m, mask=b_mask),
-        )
+from kerneldecl.templates.hopper.tma import ENCODE
 
 
 @T.inline
@@ -110,20 +47,6 @@ def _init_barriers(kernel, smem):
 
 
 @T.inline
-def _prefetch(cta, scheduler):
-    """Have one thread prefetch the first k-tiles of a CTA's tile to L2.
-
-    A prefetch is no access: it changes nothing, and what the preceding kernel still writes goes through the same cache.
-    """
-    a, b = meta_vars(cta.loaders())
-    row, column = meta_vars(cta.tile_origin(scheduler))
-    for i in T.serial(cta.kernel.prefetched_k_tiles):
-        at = T.meta_var((scheduler.batch, cta.rank.split * cta.kernel.k_tiles_per_cta + i))
-        prefetch_tile(a, row, at)
-        prefetch_tile(b, column, at)
-
-
-@T.inline
 def _wait_for_preceding(cta, is_first_warp):
     """Wait for the preceding kernel where this one may start before it has ended (PDL), and prefetch the first k-tiles meanwhile."""
     kernel = T.meta_var(cta.kernel)
@@ -134,80 +57,10 @@ def _wait_for_preceding(cta, is_first_warp):
         if is_first_warp:
             if T.cuda.elect_sync():
                 upcoming = TileScheduler(kernel, cta.first, kernel.clusters)
-                _prefetch(cta, upcoming)
+                prefetch_k_tiles(cta, upcoming)
             T.cuda.warp_sync()
     if kernel.is_pdl_secondary:
         T.ptx.griddepcontrol.wait()
-
-
-@T.inline
-def _load_by_tma(cta, scheduler):
-    """Have one thread fill stages with tiles of both operands, each CTA its boxes of what CTAs of its cluster share."""
-    kernel, full, empty = T.meta_var((cta.kernel, cta.smem.full, cta.smem.empty))
-    state = PipelineState(kernel.params.stages, 1)
-    a, b = meta_vars(cta.loaders())
-    while scheduler.valid():
-        row, column = meta_vars(cta.tile_origin(scheduler))
-        begin = T.meta_var(cta.first_k_tile(scheduler))
-        for i in T.serial(scheduler.k_tile_count()):
-            empty.wait(state.stage, state.phase)
-            full.arrive(state.stage, kernel.stage_bytes)
-            at = T.meta_var((scheduler.batch, begin + i))
-            barrier = T.meta_var(full.ptr_to([state.stage]))
-            load_tile(a, row, at, state.stage, barrier)
-            load_tile(b, column, at, state.stage, barrier)
-            state.advance()
-        scheduler.advance()
-
-
-@T.inline
-def _load_by_both(cta, scheduler):
-    """Have a warpgroup fill stages where operands come through registers: all threads load them, the first one has TMA load the other."""
-    kernel, full, empty = T.meta_var((cta.kernel, cta.smem.full, cta.smem.empty))
-    memory = T.meta_var(kernel.flat_memory())
-    state = PipelineState(kernel.params.stages, 1)
-    block_k = T.meta_var(kernel.a.row_elements)
-    a, b = meta_vars(cta.loaders())
-    while scheduler.valid():
-        row, column = meta_vars(cta.tile_origin(scheduler))
-        begin = T.meta_var(cta.first_k_tile(scheduler))
-        for i in T.serial(scheduler.k_tile_count()):
-            empty.wait(state.stage, state.phase)
-            at = T.meta_var((scheduler.batch, begin + i))
-            if kernel.tma_bytes > 0:
-                if cta.thread == 0:
-                    full.arrive(state.stage, kernel.tma_bytes)
-                    barrier = T.meta_var(full.ptr_to([state.stage]))
-                    if not kernel.a.via_registers:
-                        load_tile(a, row, at, state.stage, barrier)
-                    if not kernel.b.via_registers:
-                        load_tile(b, column, at, state.stage, barrier)
-            if kernel.a.via_registers:
-                a_first = T.meta_var((scheduler.batch, row, (begin + i) * block_k))
-                load_through_registers(kernel.a, memory[0], cta.smem.a, state.stage, a_first, cta.thread)
-            if kernel.b.via_registers:
-                b_first = T.meta_var((scheduler.batch, column, (begin + i) * block_k))
-                load_through_registers(kernel.b, memory[1], cta.smem.b, state.stage, b_first, cta.thread)
-            T.ptx.fence.proxy.async_.shared__cta()
-            full.arrive(state.stage)
-            state.advance()
-        scheduler.advance()
-
-
-@T.inline
-def _produce(cta, registers):
-    """Have the producer warpgroup fill stages, tile after tile."""
-    kernel = T.meta_var(cta.kernel)
-    if registers > 0:
-        T.ptx.setmaxnreg.dec.sync.aligned.u32(registers)
-    if kernel.via_registers:
-        loaded = TileScheduler(kernel, cta.first, kernel.clusters)
-        _load_by_both(cta, loaded)
-    elif cta.lanes[0] == 0:
-        if T.cuda.elect_sync():
-            scheduler = TileScheduler(kernel, cta.first, kernel.clusters)
-            _load_by_tma(cta, scheduler)
-        T.cuda.warp_sync()
 
 
 @T.inline
@@ -238,7 +91,7 @@ def _store_stream_k(cta, context, workspace, scheduler, at):
         store_partials(kernel, workspace, context.acc, cta.block, consumer, cta.lanes)
     else:
         for number in T.serial(scheduler.peers()):
-            peer = T.meta_var(scheduler.peer(number) * kernel.params.cluster_ctas + cta.cluster_rank)
+            peer = T.meta_var(scheduler.peer(number) * kernel.params.cluster_ctas + cta.ids.rank)
             add_partials(kernel, workspace, context.acc, peer, consumer, cta.lanes)
         store_tile(context, at)
 
@@ -269,9 +122,10 @@ def _process_tile(cta, consumer, context, workspace, scheduler):
 
 
 @T.inline
-def _consume(cta, workspace, registers):
+def _consume(cta, workspace):
     """Have a consumer warpgroup multiply what stages hold and store results, tile after tile."""
     kernel, smem, plan = T.meta_var((cta.kernel, cta.smem, cta.kernel.epilogue_plan))
+    _, registers = meta_vars(kernel.maxnreg)
     if registers > 0:
         T.ptx.setmaxnreg.inc.sync.aligned.u32(registers)
     acc = T.alloc_local((kernel.accum.registers,), kernel.accum.register_dtype)
@@ -322,13 +176,35 @@ def _reduce_split_k(cta, consumer):
     reduce_partials(kernel, cta.smem.partials, cta.rank.split, thread, at, cta.lanes)
 
 
-def _rank(kernel: GemmKernel, rank: Any) -> CtaRank:
-    params = kernel.params
+@T.inline
+def _run(kernel, maps, ids, workspace):
+    """Have a CTA take its tiles one after the other: the first warpgroup is the producer, the others are consumers."""
+    params, plan = T.meta_var((kernel.params, kernel.epilogue_plan))
+    pool = T.SMEMPool()
+    a_stages = pool.alloc((params.stages, kernel.a.stage_elements), kernel.a.dtype, align=1024)
+    b_stages = pool.alloc((params.stages, kernel.b.stage_elements), kernel.b.dtype, align=1024)
+    staging_shape = T.meta_var((params.consumers, *plan.staging_shape))
+    staging = T.meta_var(pool.alloc(staging_shape, plan.epilogue.dtype, align=1024) if plan.buffers > 0 else None)
+    partials = pool.alloc(kernel.split_k_shape, kernel.accum.register_dtype, align=128) if params.split_k > 1 else T.meta_var(None)
+    full = TMABar(pool, params.stages)
+    empty = MBarrier(pool, params.stages)
+    order = MBarrier(pool, 2)
+    pool.commit()
+    smem = T.meta_var(Smem(a=a_stages, b=b_stages, staging=staging, partials=partials, full=full, empty=empty, order=order))
+    _init_barriers(kernel, smem)
+    consumer: T.let = ids.warpgroup - 1
+    cta = T.meta_var(Cta(kernel=kernel, maps=maps, smem=smem, ids=ids, consumer=consumer))
+    _wait_for_preceding(cta, (ids.warpgroup == 0) & (ids.warp == 0))
+    if ids.warpgroup == 0:
+        produce(cta)
+    else:
+        _consume(cta, workspace)
+    if params.cluster_ctas > 1:
+        # The producer warp may come here in parts, so the barrier is not the aligned one.
+        _cluster_sync()
     if params.split_k > 1:
-        return CtaRank(m=0, n=0, split=rank)
-    return CtaRank(
-        m=0 if params.cluster_m == 1 else rank % params.cluster_m, n=0 if params.cluster_n == 1 else rank // params.cluster_m, split=0
-    )
+        if ids.warpgroup > 0:
+            _reduce_split_k(cta, ids.warpgroup - 1)
 
 
 def _host_body(kernel: GemmKernel, workspace: Workspace | None, body: Any) -> Any:
@@ -341,7 +217,6 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the parameters given."""
     params, epilogue = kernel.params, kernel.epilogue
     workspace = Workspace(kernel) if params.stream_k > 0 else None
-    registers = (SETMAXNREG_VIA_REGISTERS if kernel.via_registers else SETMAXNREG)[params.consumers]
 
     # The names of tensor maps are arguments on the host, and so part of the digest under which measurements are kept.
     @T.prim_func(check_well_formed=False)
@@ -365,34 +240,8 @@ def build(kernel: GemmKernel) -> tvm.IRModule:
         group = T.warpgroup_id([params.consumers + 1])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
-        pool = T.SMEMPool()
-        smem = Smem(kernel, pool)
-        pool.commit()
-        _init_barriers(kernel, smem)
-        consumer: T.let = group - 1
-        cta = T.meta_var(
-            Cta(
-                kernel=kernel,
-                maps=(rows_map, columns_map, store_map),
-                smem=smem,
-                rank=_rank(kernel, rank),
-                block=block,
-                cluster_rank=rank,
-                consumer=consumer,
-                lanes=(warp, lane),
-            )
-        )
-        _wait_for_preceding(cta, (group == 0) & (warp == 0))
-        if group == 0:
-            _produce(cta, registers[0])
-        else:
-            _consume(cta, workspace, registers[1])
-        if params.cluster_ctas > 1:
-            # The producer warp may come here in parts, so the barrier is not the aligned one.
-            _cluster_sync()
-        if params.split_k > 1:
-            if group > 0:
-                _reduce_split_k(cta, group - 1)
+        ids = T.meta_var(Ids(rank=rank, block=block, warpgroup=group, warp=warp, lane=lane))
+        _run(kernel, (rows_map, columns_map, store_map), ids, workspace)
 
     body = _host_body(kernel, workspace, main.body)
     func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})

@@ -25,7 +25,7 @@ from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.gather import FlatMemory
 from kerneldecl.templates.hopper.operands import Operand
 from kerneldecl.templates.hopper.pack import Packing
-from kerneldecl.templates.hopper.params import SETMAXNREG, GemmParams
+from kerneldecl.templates.hopper.params import SETMAXNREG, SETMAXNREG_VIA_REGISTERS, GemmParams
 
 L2_PREFETCH_BYTES = 32 * 1024
 """Bytes that the CTAs of an SM prefetch to L2 before the preceding kernel has ended. Of 17 GEMMs on an H200 none lost more than 0.5 % by
@@ -216,6 +216,11 @@ class GemmKernel:
     def via_registers(self) -> bool:
         """Say whether threads load an operand through registers."""
         return self.a.via_registers or self.b.via_registers
+
+    @property
+    def maxnreg(self) -> tuple[int, int]:
+        """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
+        return (SETMAXNREG_VIA_REGISTERS if self.via_registers else SETMAXNREG)[self.params.consumers]
 
     @property
     def tma_bytes(self) -> int:

@@ -162,13 +162,13 @@ def packed(packings: Sequence[Packing], sm_count: int, gemm: Any) -> Any:
     def main():
         T.device_entry()
         T.attr({"tirx.use_programtic_dependent_launch": True})
-        cta = T.cta_id([sum(ctas)])
+        block = T.cta_id([sum(ctas)])
         thread = T.thread_id([THREADS])
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
-        if cta < ctas[0]:
-            _copy(packings[0], at_once, cta, thread)
+        if block < ctas[0]:
+            _copy(packings[0], at_once, block, thread)
         elif len(packings) == 2:
-            _copy(packings[1], at_once, cta - ctas[0], thread)
+            _copy(packings[1], at_once, block - ctas[0], thread)
 
     return tirx.SeqStmt([*(tirx.AllocBuffer(packing.copy.buffer) for packing in packings), main.body, gemm])

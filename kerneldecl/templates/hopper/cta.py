@@ -1,0 +1,104 @@
+"""Owns what all warps of a GEMM kernel's CTA know: its shared memory and barriers, which warp of which CTA this is, where its tiles are.
+
+Knows nothing of the kernel's statements.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.hopper_limits import WARPGROUP_THREADS
+from kerneldecl.templates.hopper.kernel_config import GemmKernel
+from kerneldecl.templates.hopper.mainloop import CtaRank
+from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
+from kerneldecl.templates.hopper.tma import TmaLoader
+
+
+class Smem(NamedTuple):
+    """Shared memory of a CTA, and its barriers."""
+
+    a: Any
+    b: Any
+    staging: Any
+    """Buffers of each consumer for chunks of results; None where threads store directly."""
+    partials: Any
+    """Where split-K receives accumulators; None without it."""
+    full: Any
+    empty: Any
+    order: Any
+    """Between two consumers that multiply one after the other."""
+
+
+class Ids(NamedTuple):
+    """Which warp of which CTA this is."""
+
+    rank: Any
+    """Rank of the CTA in its cluster."""
+    block: Any
+    warpgroup: Any
+    warp: Any
+    lane: Any
+
+
+class Cta(NamedTuple):
+    """What all warps of a CTA know, while the kernel's script is read."""
+
+    kernel: GemmKernel
+    maps: tuple[Any, Any, Any]
+    """Tensor maps of A, B and the result."""
+    smem: Smem
+    ids: Ids
+    consumer: Any
+    """Index of the consumer warpgroup."""
+
+    @property
+    def block(self) -> Any:
+        return self.ids.block
+
+    @property
+    def lanes(self) -> tuple[Any, Any]:
+        """Return the warp of the warpgroup, and the lane."""
+        return self.ids.warp, self.ids.lane
+
+    @property
+    def rank(self) -> CtaRank:
+        params, rank = self.kernel.params, self.ids.rank
+        if params.split_k > 1:
+            return CtaRank(m=0, n=0, split=rank)
+        m = 0 if params.cluster_m == 1 else rank % params.cluster_m
+        n = 0 if params.cluster_n == 1 else rank // params.cluster_m
+        return CtaRank(m=m, n=n, split=0)
+
+    @property
+    def first(self) -> Any:
+        """Return the first of the tiles that its cluster takes."""
+        return self.block // self.kernel.params.cluster_ctas
+
+    @property
+    def thread(self) -> Any:
+        return self.lanes[0] * 32 + self.lanes[1]
+
+    def consumer_thread(self, consumer: Any) -> Any:
+        """Return the thread's index among those of all consumers."""
+        return consumer * WARPGROUP_THREADS + self.lanes[0] * 32 + self.lanes[1]
+
+    def tile_origin(self, scheduler: TileScheduler) -> tuple[Any, Any]:
+        """Return the first row and column of the CTA's tile."""
+        params = self.kernel.params
+        row = (scheduler.row * params.cluster_m + self.rank.m) * params.block_m
+        return row, (scheduler.column * params.cluster_n + self.rank.n) * params.block_n
+
+    def first_k_tile(self, scheduler: TileScheduler) -> Any:
+        return self.rank.split * self.kernel.k_tiles_per_cta if self.kernel.params.split_k > 1 else scheduler.first_k_tile()
+
+    def loaders(self) -> tuple[TmaLoader, TmaLoader]:
+        """Return how TMA loads A and B: CTAs along n share A, those along m share B."""
+        params, (rank_m, rank_n, _) = self.kernel.params, self.rank
+        a_mask = T.cast(T.shift_left(params.a_multicast_mask, rank_m), "uint16") if params.cluster_n > 1 else None
+        b_mask = T.cast(T.shift_left(params.b_multicast_mask, rank_n * params.cluster_m), "uint16") if params.cluster_m > 1 else None
+        return (
+            TmaLoader(self.kernel.a, self.maps[0], self.smem.a, rank_n, mask=a_mask),
+            TmaLoader(self.kernel.b, self.maps[1], self.smem.b, rank_m, mask=b_mask),
+        )
