@@ -106,7 +106,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (not all(map(_is_copy, before)), "an operand is computed by the same function, and TMA loads only what is in memory"),
         (not _are_matrices(space, block, gemm), "an operand is not a matrix (or a batch of them) with constant strides"),
         (max(gemm.extents[1:3]) == 1, IS_GEMV),
-        (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a launch takes: {MAX_GRID_Z}"),
+        (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a grid: {MAX_GRID_Z}"),
     )
     return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
 

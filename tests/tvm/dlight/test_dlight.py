@@ -210,7 +210,7 @@ def test_the_default_policy_has_no_tags() -> None:
 
 
 def test_the_tensor_core_policy_refuses_other_functions() -> None:
-    with pytest.raises(ValueError, match=r"tensor cores cannot run the function: there is no intrinsic for float32.*use DefaultPolicy"):
+    with pytest.raises(ValueError, match=r"tensor cores cannot run the function: there is no mma.sync of float32.*use DefaultPolicy"):
         TensorCorePolicy(matmul(256, 256, 256, "float32"), "h200")
 
 
@@ -254,7 +254,7 @@ def test_a_batch_beyond_the_grid_is_refused() -> None:
     a, b = (te.placeholder((70000, 16, 16), "float16", name) for name in "AB")
     axis = te.reduce_axis((0, 16), "k")
     c = te.compute((70000, 16, 16), lambda h, i, j: te.sum(a[h, i, axis] * b[h, axis, j], axis=axis), name="C")
-    assert why_no_tensor_cores(te.create_prim_func([a, b, c]), "h200") == "its batch is longer than a launch takes: 65535"
+    assert why_no_tensor_cores(te.create_prim_func([a, b, c]), "h200") == "its batch is longer than a grid: 65535"
 
 
 # Building
