@@ -92,7 +92,7 @@ def context(root: str, extra: Iterable[str]) -> str:
     for path in (*(os.path.join(root, name) for name in extra), *plugins):
         content = _content(path)
         state.update(f"{path} {len(content)}\n".encode() + content)
-    state.update(_listing(_PACKAGE, ("", *_package_folders())).encode())
+    state.update("".join(sorted(_lines(_PACKAGE, is_deep=True))).encode())
     return state.hexdigest()
 
 
@@ -104,13 +104,6 @@ def artifacts(root: str, folders: Iterable[str]) -> str:
 def records(root: str) -> str:
     """Return a digest of the listing of the tuning records."""
     return _listing(root, _RECORDS)
-
-
-def _package_folders(below: str = "") -> list[str]:
-    """Return all folders of this package, however deep, as paths below it."""
-    entries = os.scandir(os.path.join(_PACKAGE, below))
-    folders = [os.path.join(below, entry.name) for entry in entries if entry.is_dir() and entry.name != "__pycache__"]
-    return sorted([*folders, *(deeper for folder in folders for deeper in _package_folders(folder))])
 
 
 def _sources(folder: str) -> list[str]:
@@ -136,7 +129,8 @@ def _listing(root: str, folders: Iterable[str]) -> str:
     return sha256("".join(sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))).encode()).hexdigest()
 
 
-def _lines(folder: str) -> Iterator[str]:
+def _lines(folder: str, *, is_deep: bool = False) -> Iterator[str]:
+    """Yield a line for each entry of a folder, and with `is_deep` for all below it, however deep."""
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:
@@ -146,6 +140,8 @@ def _lines(folder: str) -> Iterator[str]:
             status = entry.stat()
             # ctime, the time of the inode's last change, cannot be set back by those who set a file's own time.
             yield f"{folder}/{entry.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
+            if is_deep and entry.is_dir():
+                yield from _lines(entry.path, is_deep=True)
 
 
 def _machine() -> bytes:
