@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.analysis.hopper_limits import (
     K_TILE_BYTES,
+    MAX_BLOCK_N,
     MAX_STAGES,
     MAX_TMA_BOX,
     MAX_TMA_BOX_STRIDE,
@@ -22,38 +23,31 @@ from kerneldecl.analysis.hopper_limits import (
     PREFERRED_ACCUM_REGISTERS,
     RESERVED_SMEM_BYTES,
     SPLIT_K_CHOICES,
-    WARPGROUP_THREADS,
 )
+from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
-from kerneldecl.model import Arch, Block, Candidate, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
 from kerneldecl.policies import wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvProblem, image_reduction, problem_of
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
 from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit
-from kerneldecl.policies.hopper.tile_widths import MAX_BLOCK_N, N_UNIT
-from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES, Consumers
+from kerneldecl.policies.hopper.tile_widths import N_UNIT
+from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES
 
 TEMPLATES = ("wgmma_conv2d",)
 HAS_TRACES = False
 
-CONSUMERS = (
-    Consumers(64, 1, "cooperative"),
-    Consumers(128, 1, "cooperative"),
-    Consumers(128, 2, "cooperative"),
-    Consumers(256, 2, "cooperative"),
-    Consumers(64, 2, "pingpong"),
-    Consumers(128, 2, "pingpong"),
-)
+CONSUMERS = tuple(each for each in wgmma_matmul.CONSUMERS if each.consumers <= 2 and each.kernel_schedule != "staggered")
 BLOCK_N_CHOICES = (64, 128, 192, 256)
 SWAP_MAX_FILTERS = 128
 """Filters up to which pixels may be B and filters A, so that each wgmma reads the few filters for more pixels."""
 SWAPPED_BLOCK_N_CHOICES = (64, 128, 256)
 K_TILE_CHANNELS = K_TILE_BYTES // ITEM_BYTES
+PDL = 1
+"""Value of `pdl`: CTAs that fill an SM start as those of the preceding kernel end, which hides the launch."""
 BOXES_PER_SIZE = 2
 """Boxes of pixels that are tried for each number of pixels."""
-SAME_TILE = 4
-"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
 MAX_RASTER_GROUP = 8
 SCATTERED_PIXELS_PENALTY = 0.2
 """Part of its time by which a tile of one pixel per image is slower than one of many pixels: they are further apart in memory. A tile
@@ -87,27 +81,10 @@ class Convolution:
 Problem = ConvProblem[Convolution]
 
 
-class Tiling(NamedTuple):
+class Tiling(WgmmaParams):
     """The parameters of template `wgmma_conv2d`."""
 
-    block_m: int
-    block_n: int
-    consumers: int
-    tile_w: int
-    tile_h: int
-    stages: int = MIN_STAGES
-    cluster_m: int = 1
-    cluster_n: int = 1
-    raster_group: int = 1
-    split_k: int = 1
-    kernel_schedule: str = "cooperative"
-    swap_ab: int = 0
-    pdl: int = 1
-    """1 always: CTAs that fill an SM start as those of the preceding kernel end, which hides the launch."""
-
-    @property
-    def is_pingpong(self) -> bool:
-        return self.kernel_schedule == "pingpong"
+    __slots__ = ()
 
     @property
     def box(self) -> tuple[int, int, int]:
@@ -122,45 +99,18 @@ class Tiling(NamedTuple):
     def filters(self) -> int:
         return self.block_m if self.swap_ab else self.block_n
 
-    @property
-    def thread_accumulators(self) -> int:
-        rows = self.block_m if self.is_pingpong else self.block_m // self.consumers
-        return rows * self.block_n // WARPGROUP_THREADS
-
     def candidate(self) -> Candidate:
-        return Candidate.of("wgmma_conv2d", self._asdict())
+        return self.candidate_of("wgmma_conv2d", CONV_ALONE)
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
-    return tuple(itertools.islice(proposals(space, arch), top_k))
-
-
-def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield what `propose` returns."""
-    problem = _problem_of(space, arch)
-    return iter(()) if isinstance(problem, str) else best_first(estimates(problem), SAME_TILE)
-
-
-def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why the template does not take a computation, as a sentence; empty where it does."""
-    problem = _problem_of(space, arch)
-    return problem if isinstance(problem, str) else ""
-
-
-def _problem_of(space: IterSpace, arch: Arch) -> Problem | str:
-    """Return the convolution that a function is, or why the template does not take it, as a sentence."""
-    return problem_of(space, arch, _convolution, lambda problem: _why_not_tiled(problem, is_gemm=not wgmma_matmul.why_not(space, arch)))
-
-
-def _why_not_tiled(problem: Problem, *, is_gemm: bool) -> str:
+def _why_not_tiled(problem: Problem, space: IterSpace, arch: Arch) -> str:
     conv, gemm = problem.conv, problem.gemm
     dtype, is_aligned = gemm.a.dtype, conv.channels % ALIGNED_ITEMS == 0 and gemm.b.vector() == ALIGNED_ITEMS
     reasons = (
         (dtype_bytes(dtype) != ITEM_BYTES, f"wgmma transposes 16-bit operands alone, and filters of {dtype} do not have k last"),
         (not is_aligned, f"its channels or filters are not multiples of {ALIGNED_ITEMS}"),
         (max(conv.strides) > MAX_TMA_BOX_STRIDE, f"its stride is larger than TMA's, {MAX_TMA_BOX_STRIDE}"),
-        (is_gemm, "it is a plain GEMM"),
+        (not wgmma_matmul.why_not(space, arch), "it is a plain GEMM"),
     )
     return first_reason(gemm, problem.gpu, reasons)
 
@@ -228,6 +178,7 @@ def _tiles(conv: Convolution, filters: int) -> Iterator[Tiling]:
                 tile_h=tile_h,
                 kernel_schedule=kernel_schedule,
                 swap_ab=swap_ab,
+                pdl=PDL,
             )
 
 
@@ -341,3 +292,7 @@ def _dram_bytes(problem: Problem) -> float:
     outputs = math.prod(conv.outputs)
     receptive = outputs * conv.taps * conv.channels * dtype_bytes(gemm.a.dtype)
     return min(gemm.a.size_bytes, receptive) + gemm.b.size_bytes + outputs * problem.filters * dtype_bytes(problem.out_dtype)
+
+
+POLICY = ConvPolicy(_convolution, _why_not_tiled, estimates)
+propose, proposals, why_not = POLICY.propose, POLICY.proposals, POLICY.why_not

@@ -20,11 +20,11 @@ from kerneldecl.analysis.hopper_limits import (
     WARPGROUP_THREADS,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.model import Arch, Block, Candidate, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
 from kerneldecl.policies.gpu.time_model import p_norm
-from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvProblem, image_reduction, problem_of
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
 from kerneldecl.policies.hopper.operands import first_reason
 from kerneldecl.policies.hopper.time_model import launch_secs
 
@@ -51,8 +51,6 @@ HELD_FRAGMENTS = 4
 """Fragments of A that a thread should have registers for; with fewer, one wgmma waits for another."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides fragments and accumulators, as in the template."""
-SAME_TILE = 4
-"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
 
 # Fitted to 24 tilings of a 7 x 7 convolution of 3 channels (H200, 2026-11), which ncu found bound by shared memory.
 
@@ -119,29 +117,7 @@ class Tiling(NamedTuple):
         return Candidate.of("wgmma_window", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
-    return tuple(itertools.islice(proposals(space, arch), top_k))
-
-
-def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield what `propose` returns."""
-    problem = _problem_of(space, arch)
-    return iter(()) if isinstance(problem, str) else best_first(estimates(problem), SAME_TILE)
-
-
-def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why the template does not take a computation, as a sentence; empty where it does."""
-    problem = _problem_of(space, arch)
-    return problem if isinstance(problem, str) else ""
-
-
-def _problem_of(space: IterSpace, arch: Arch) -> Problem | str:
-    """Return the convolution that a function is, or why the template does not take it, as a sentence."""
-    return problem_of(space, arch, convolution_of, _why_not_tiled)
-
-
-def _why_not_tiled(problem: Problem) -> str:
+def _why_not_tiled(problem: Problem, _space: IterSpace, _arch: Arch) -> str:
     conv, gemm = problem.conv, problem.gemm
     is_16_bit = dtype_bytes(gemm.a.dtype) == ITEM_BYTES
     are_filters_aligned = not gemm.b.is_k_last and gemm.b.vector() == ALIGNED_ITEMS
@@ -265,3 +241,7 @@ def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
     smem = (load + weights + store) / SMEM_RATE_FRACTION
     alone = multiply + smem + MMA_TILE_EDGE_CYCLES
     return max(p_norm(multiply, smem, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks)
+
+
+POLICY = ConvPolicy(convolution_of, _why_not_tiled, estimates)
+propose, proposals, why_not = POLICY.propose, POLICY.proposals, POLICY.why_not

@@ -19,21 +19,10 @@ from tvm import IRModule
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
+from kerneldecl.analysis.params import ConvCpuParams, read_params
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.cpu.gemm import Panels, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
+from kerneldecl.templates.cpu.gemm import Panels, TaskLoops, finish_task, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
 from kerneldecl.templates.shared.contraction import epilogue_of, only_reduction, plain_positions
-
-
-class _Params(NamedTuple):
-    """The template's parameters."""
-
-    tile_w: int
-    tile_f: int
-    block_h: int
-    block_f: int
-    pack_f: bool
-    order: str
-    pad_at: str
 
 
 class _Convolution(NamedTuple):
@@ -51,7 +40,7 @@ class _Convolution(NamedTuple):
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the scheduled convolution with padding and epilogue fused, or None where the function is none or tiles do not divide it."""
-    tiles = _Params(**{name: params[name] for name in _Params._fields})  # type: ignore[arg-type]
+    tiles = read_params(ConvCpuParams, params)
     sch = Schedule(mod)
     block = only_reduction(sch)
     conv = None if block is None else _convolution(sch.get(block))
@@ -98,11 +87,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
             parallelize(sch, sch.fuse(*sch.get_loops(producer)[:2]))
         vectorize_lanes(sch, sch.get_loops(producer)[-1], lanes)
     sch.reverse_compute_at(tail, inner[-1], preserve_unit_loops=True)
-    parallelize(sch, task)
-    sch.unroll(w_col)
-    vectorize_lanes(sch, f_lane, lanes)
-    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
-    sch.decompose_reduction(block, reduced[0])
+    finish_task(sch, block, tail, TaskLoops(task, w_col, f_lane, reduced[0]), lanes)
     return sch
 
 

@@ -6,12 +6,14 @@ Knows nothing of tiles, stages or times.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
 from kerneldecl.analysis.hopper_limits import TMA_ALIGN_BYTES
-from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace
+from kerneldecl.model import Access, Arch, Block, Gpu, IterSpace, Proposal
+from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
 
 ITEM_BYTES = 2
 """Bytes of an operand's element."""
@@ -19,6 +21,8 @@ ALIGNED_ITEMS = TMA_ALIGN_BYTES // ITEM_BYTES
 """Elements of which a tensor map's strides are multiples."""
 IMAGE_RANK = 4
 """Dimensions of images: image, row, column, channel."""
+SAME_TILE = 4
+"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
 
 _ConvT = TypeVar("_ConvT")
 
@@ -67,21 +71,37 @@ def _adds_only_margins(source: Access, image: Access) -> bool:
     return len(source.shape) == len(image.shape) and (source.shape[0], source.shape[3]) == (image.shape[0], image.shape[3])
 
 
-def problem_of(
-    space: IterSpace,
-    arch: Arch,
-    convolution_of: Callable[[IterSpace, Contraction], _ConvT | None],
-    why_not_tiled: Callable[[ConvProblem[_ConvT]], str],
-) -> ConvProblem[_ConvT] | str:
-    """Return the convolution that a function is, or why a template does not take it, as a sentence.
+@dataclass(frozen=True)
+class ConvPolicy(Generic[_ConvT]):
+    """A policy of convolutions on wgmma: what it proposes, given how it reads a convolution and times its tilings."""
 
-    `convolution_of` reads the sizes that the policy needs, and `why_not_tiled` returns the template's own reason, or nothing.
-    """
-    gemm = contraction_of(space)
-    if isinstance(gemm, str):
-        return gemm
-    conv = convolution_of(space, gemm)
-    if conv is None:
-        return "it is not a convolution of images in NHWC layout"
-    problem = ConvProblem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
-    return why_not_tiled(problem) or problem
+    convolution_of: Callable[[IterSpace, Contraction], _ConvT | None]
+    """Returns the sizes that the policy needs of a convolution, None for other computations."""
+    why_not_tiled: Callable[[ConvProblem[_ConvT], IterSpace, Arch], str]
+    """Returns why the template does not take a convolution, as a sentence; empty where it does."""
+    estimates: Callable[[ConvProblem[_ConvT]], Iterator[Estimate]]
+    """Yields the tilings to try with their predicted times."""
+
+    def propose(self, space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+        """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
+        return tuple(itertools.islice(self.proposals(space, arch), top_k))
+
+    def proposals(self, space: IterSpace, arch: Arch) -> Iterator[Proposal]:
+        """Yield what `propose` returns."""
+        problem = self._problem_of(space, arch)
+        return iter(()) if isinstance(problem, str) else best_first(self.estimates(problem), SAME_TILE)
+
+    def why_not(self, space: IterSpace, arch: Arch) -> str:
+        """Return why the template does not take a computation, as a sentence; empty where it does."""
+        problem = self._problem_of(space, arch)
+        return problem if isinstance(problem, str) else ""
+
+    def _problem_of(self, space: IterSpace, arch: Arch) -> ConvProblem[_ConvT] | str:
+        gemm = contraction_of(space)
+        if isinstance(gemm, str):
+            return gemm
+        conv = self.convolution_of(space, gemm)
+        if conv is None:
+            return "it is not a convolution of images in NHWC layout"
+        problem = ConvProblem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)
+        return self.why_not_tiled(problem, space, arch) or problem
