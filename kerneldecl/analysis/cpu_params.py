@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.model import Candidate
+
 
 class CpuConvParams(NamedTuple):
     """The parameters of `cpu_conv2d`: a direct convolution in register tiles of output pixels by output channels."""
@@ -25,3 +27,6 @@ class CpuConvParams(NamedTuple):
     """A task's inner loop: "wf" its panels of channels, for each register tile of pixels; "fw" its pixels, for each panel."""
     pad_at: str
     """Where the image is padded: "task" in each task, "root" once before all."""
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_conv2d", self._asdict())

@@ -8,6 +8,8 @@ from __future__ import annotations
 WARPGROUP_THREADS = 128
 MMA_TILE_ROWS = 64
 """Rows of A that one wgmma multiplies, and rows or columns that are contiguous in shared memory where k is not."""
+MAX_BLOCK_N = 256
+"""Columns that one wgmma multiplies at most (PTX ISA, "Asynchronous Warpgroup Level Matrix Shape")."""
 K_TILE_BYTES = 128
 """Bytes of each operand row in one k-tile: what TMA's 128-byte swizzle permutes together (PTX ISA, "Strides")."""
 SWIZZLE_ROWS = 8

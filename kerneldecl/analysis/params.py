@@ -1,13 +1,14 @@
-"""Owns the parameters that GPU policies choose and the templates of the same families read, with the layouts that both must know.
+"""Owns the parameters that policies choose and the templates of the same families read, with the layouts that both must know.
 
 Knows nothing of TVM, of how a policy chooses parameters or of how a template applies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from kerneldecl.analysis.hopper_limits import MIN_STAGES, WARPGROUP_THREADS
 from kerneldecl.model import Candidate, Value
 
 SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
@@ -124,6 +125,59 @@ class ConvSimtParams(NamedTuple):
 
     def candidate(self) -> Candidate:
         return Candidate.of("gpu_conv2d_simt", self._asdict())
+
+
+GEMM_ALONE = ("pack", "stream_k")
+"""Parameters of `WgmmaParams` that `wgmma_matmul` has and `wgmma_conv2d` lacks."""
+CONV_ALONE = ("tile_w", "tile_h")
+"""Parameters of `WgmmaParams` that `wgmma_conv2d` has and `wgmma_matmul` lacks."""
+
+
+class WgmmaParams(NamedTuple):
+    """The parameters of `wgmma_matmul` and of `wgmma_conv2d`, which are two uses of one GEMM kernel on wgmma."""
+
+    block_m: int
+    block_n: int
+    consumers: int
+    stages: int = MIN_STAGES
+    cluster_m: int = 1
+    cluster_n: int = 1
+    raster_group: int = 1
+    split_k: int = 1
+    kernel_schedule: str = "cooperative"
+    swap_ab: int = 0
+    pdl: int = 0
+    pack: int = 0
+    stream_k: int = 0
+    tile_w: int = 0
+    """Columns of a tile's box of pixels."""
+    tile_h: int = 0
+    """Rows of that box."""
+
+    @property
+    def is_cooperative(self) -> bool:
+        return self.kernel_schedule == "cooperative"
+
+    @property
+    def is_pingpong(self) -> bool:
+        return self.kernel_schedule == "pingpong"
+
+    @property
+    def is_staggered(self) -> bool:
+        return self.kernel_schedule == "staggered"
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.block_m if self.is_pingpong else self.block_m // self.consumers
+
+    @property
+    def thread_accumulators(self) -> int:
+        return self.consumer_rows * self.block_n // WARPGROUP_THREADS
+
+    def candidate_of(self, template: str, own: Sequence[str]) -> Candidate:
+        """Return the candidate of a template that has `own` parameters besides those of both."""
+        left_out = {*GEMM_ALONE, *CONV_ALONE} - {*own}
+        return Candidate.of(template, {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 class GemvI4Params(NamedTuple):

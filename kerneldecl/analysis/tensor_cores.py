@@ -66,16 +66,7 @@ def _mma_sync(dtype: str, *accum_dtypes: str) -> TensorCoreShape:
     PTX ISA, "Multiply-and-Accumulate Instruction: mma": .m16n8k16 for .f16 and .bf16, .m16n8k32 for .s8, all with sm_80. ldmatrix ("Warp
     Level Matrix Load Instruction: ldmatrix") transposes 16-bit elements alone in shape .m8n8, so 8-bit operands need k contiguous.
     """
-    item_bytes = dtype_bytes(dtype)
-    return TensorCoreShape(
-        unit="mma.sync",
-        dtype=dtype,
-        accum_dtypes=accum_dtypes,
-        tile=(16, 8, K_BYTES // item_bytes),
-        n_choices=(8,),
-        first_capability=(8, 0),
-        needs_contiguous_k=item_bytes != 2,
-    )
+    return _row("mma.sync", (dtype, *accum_dtypes), 16, (8,), (8, 0))
 
 
 def _wgmma(dtype: str, *accum_dtypes: str, n_choices: tuple[int, ...] = tuple(range(8, 257, 8))) -> TensorCoreShape:
@@ -85,14 +76,20 @@ def _wgmma(dtype: str, *accum_dtypes: str, n_choices: tuple[int, ...] = tuple(ra
     Multiply-and-Accumulate Instruction: wgmma.mma_async": sm_90a; imm-trans-a and imm-trans-b exist for .f16 and .bf16 alone. PTX has
     float16 accumulators for float8 as well; no template uses them.
     """
+    return _row("wgmma", (dtype, *accum_dtypes), 64, n_choices, (9, 0))
+
+
+def _row(unit: Unit, dtypes: tuple[str, ...], m: int, n_choices: tuple[int, ...], first_capability: tuple[int, int]) -> TensorCoreShape:
+    """Return the row of an instruction with 32 bytes of k; `dtypes` are that of the operands and those of accumulators."""
+    dtype, *accum_dtypes = dtypes
     item_bytes = dtype_bytes(dtype)
     return TensorCoreShape(
-        unit="wgmma",
+        unit=unit,
         dtype=dtype,
-        accum_dtypes=accum_dtypes,
-        tile=(64, 8, K_BYTES // item_bytes),
+        accum_dtypes=tuple(accum_dtypes),
+        tile=(m, 8, K_BYTES // item_bytes),
         n_choices=n_choices,
-        first_capability=(9, 0),
+        first_capability=first_capability,
         needs_contiguous_k=item_bytes != 2,
     )
 

@@ -11,21 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.analysis.cpu_params import CpuConvParams
-from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.cpu.time_model import (
-    FMA_LATENCY_CYCLES,
-    TILE_SHAPES,
-    Estimate,
-    Work,
-    busiest_share,
-    compute_lanes,
-    divisors,
-    estimate_of,
-    output_axes,
-    plain_axes,
-    ranked,
-    spread_cycles,
-)
+from kerneldecl.model import Access, Arch, Block, Cpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.cpu import time_model as model
 
 TEMPLATES = ("cpu_conv2d",)
 AUTO = {"cpu": 20}
@@ -67,17 +54,14 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     conv = convolution_of(space)
     if conv is None:
         return ()
-    return ranked(estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu))[:top_k]
+    return model.ranked(estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu))[:top_k]
 
 
 def convolution_of(space: IterSpace) -> Convolution | None:
     """Return the convolution that a function is, its output [..., h, w, f], or None."""
-    reductions = [block for block in space.blocks if block.is_reduction]
-    if len(reductions) != 1 or len(reductions[0].reads) != 2:
-        return None
-    block = reductions[0]
-    out = output_axes(block)
-    if out is None or len(out) < 3:
+    block = model.two_operand_reduction(space)
+    out = None if block is None else model.output_axes(block)
+    if block is None or out is None or len(out) < 3:
         return None
     # Where the output is a single pixel both operands look like weights; they come second.
     weights = [access for access in block.reads if _is_weights(access, out)]
@@ -88,12 +72,12 @@ def convolution_of(space: IterSpace) -> Convolution | None:
 
 
 def _is_weights(access: Access, out: list[int]) -> bool:
-    axes = plain_axes(access)
+    axes = model.plain_axes(access)
     return axes is not None and not set(out[:-1]) & set(axes)
 
 
 def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access) -> Convolution:
-    *images, h, w, f = output_axes(block) or []
+    *images, h, w, f = model.output_axes(block) or []
     extent = [axis.extent for axis in block.axes]
     reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
     strides = [dict(dim) for dim in pixels.index if dim is not None]
@@ -124,39 +108,31 @@ def _convolution(space: IterSpace, block: Block, pixels: Access, weights: Access
 def tilings(conv: Convolution, cpu: Cpu) -> Iterator[CpuConvParams]:
     """Yield the search space: the register tiles that compute fastest, each with all sensible blockings."""
     pad_places = ("task", "root") if conv.is_padded else ("task",)
-    for tile_w, tile_f in register_tiles(conv, cpu)[:TILE_SHAPES]:
+    for tile_w, tile_f in register_tiles(conv, cpu)[: model.TILE_SHAPES]:
         blocks_f = sorted({tile_f * count for count in _spaced(conv.f // tile_f)})
         for block_h, block_f, pack_f, order, pad_at in itertools.product(
             _spaced(conv.h), blocks_f, (False, True), ("fw", "wf"), pad_places
         ):
-            yield CpuConvParams(
-                tile_w=tile_w,
-                tile_f=tile_f,
-                block_h=block_h,
-                block_f=block_f,
-                pack_f=pack_f,
-                order=order,
-                pad_at=pad_at,
-            )
+            yield CpuConvParams(tile_w=tile_w, tile_f=tile_f, block_h=block_h, block_f=block_f, pack_f=pack_f, order=order, pad_at=pad_at)
 
 
 def _spaced(extent: int) -> list[int]:
     """Return a few divisors, from 1 to all of it."""
-    found = divisors(extent)
+    found = model.divisors(extent)
     quarters = {found[len(found) * quarter // 4] for quarter in range(4)}
     return sorted(quarters | {extent} | ({extent // 2} if extent % 2 == 0 else set()))
 
 
 def register_tiles(conv: Convolution, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_w, tile_f) that divide the output and whose accumulators fit the vector registers, fewest cycles first."""
-    lanes = compute_lanes(cpu, conv.out_dtype)
+    lanes = model.compute_lanes(cpu, conv.out_dtype)
     tiles = []
-    for tile_f in divisors(conv.group_f):
+    for tile_f in model.divisors(conv.group_f):
         vectors = _vectors(tile_f, lanes)
         # One register holds the broadcast element and `vectors` hold the weights.
         rows = (cpu.vector_registers - 1) // vectors - 1
         if vectors <= MOST_VECTORS:
-            tiles += [(tile_w, tile_f) for tile_w in divisors(conv.w) if tile_w <= rows]
+            tiles += [(tile_w, tile_f) for tile_w in model.divisors(conv.w) if tile_w <= rows]
     return sorted(tiles, key=lambda tile: (_micro_cycles(conv, tile[0], tile[1], cpu), tile))
 
 
@@ -167,25 +143,25 @@ def _vectors(tile_f: int, lanes: int) -> int:
 
 def _micro_cycles(conv: Convolution, tile_w: int, tile_f: int, cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in L1."""
-    vectors = _vectors(tile_f, compute_lanes(cpu, conv.out_dtype))
+    vectors = _vectors(tile_f, model.compute_lanes(cpu, conv.out_dtype))
     fma_cycles = tile_w * vectors / cpu.fma_per_cycle
     # A broadcast reads one element and costs half of a full vector's load; a depthwise convolution reads vectors of pixels.
     pixel_loads = tile_w * vectors if conv.is_depthwise else tile_w / 2
     load_cycles = (vectors + pixel_loads) * cpu.vector_bytes / cpu.l1_bytes_per_cycle
-    step_cycles = max(fma_cycles, load_cycles, FMA_LATENCY_CYCLES)
+    step_cycles = max(fma_cycles, load_cycles, model.FMA_LATENCY_CYCLES)
     # Accumulators are cleared, written and read once each, and the loop over channels starts anew for each tap.
     tile_cycles = conv.taps * (conv.channels * step_cycles + 4) + 3 * tile_w * vectors + 20
     return conv.images * conv.h * (conv.w / tile_w) * (conv.f / tile_f) * tile_cycles
 
 
-def estimate(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Estimate:
+def estimate(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> model.Estimate:
     """Return the predicted time: preparing weights and image first, then the convolution.
 
     Traffic is counted as for a GEMM (Goto and van de Geijn, TOMS 2008, section 4): a panel of weights stands for one operand's
     panel, and the rows that a task reads for the other's block.
     """
     works = [*_preparation(conv, tiling, cpu), _work(conv, tiling, cpu)]
-    return estimate_of(cpu, Candidate.of("cpu_conv2d", tiling._asdict()), works, (tiling.tile_w, tiling.tile_f))
+    return model.estimate_of(cpu, tiling.candidate(), works, (tiling.tile_w, tiling.tile_f))
 
 
 def _tasks(conv: Convolution, tiling: CpuConvParams) -> int:
@@ -197,9 +173,9 @@ def _task_rows(conv: Convolution, tiling: CpuConvParams) -> int:
     return tiling.block_h * conv.row_stride + conv.halo
 
 
-def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Work:
+def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> model.Work:
     tasks = _tasks(conv, tiling)
-    share = busiest_share(tasks, cpu.cores)
+    share = model.busiest_share(tasks, cpu.cores)
     terms = conv.taps * conv.channels
     panel = tiling.tile_f * terms * conv.weight_bytes
     receptive_field = _task_rows(conv, tiling) * conv.image_row_bytes
@@ -213,13 +189,13 @@ def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Work:
         far_bytes += visits * panel
     cycles = _micro_cycles(conv, tiling.tile_w, tiling.tile_f, cpu)
     if not tiling.pack_f:
-        cycles += visits * terms * spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
+        cycles += visits * terms * model.spread_cycles(cpu, conv.f * conv.weight_bytes, tiling.tile_f * conv.weight_bytes)
     if conv.is_padded and tiling.pad_at == "task":
         # A load and a store for each vector, and the test of the margin.
         cycles += tasks * 2 * receptive_field / cpu.vector_bytes
     total_bytes = conv.f * terms * conv.weight_bytes + conv.images * conv.h * conv.row_stride * conv.image_row_bytes
     dram_bytes = total_bytes if total_bytes > cpu.l3_bytes else 0
-    return Work(
+    return model.Work(
         compute_cycles=share * cycles,
         l2_bytes=share * near_bytes,
         l3_bytes=share * far_bytes,
@@ -228,7 +204,7 @@ def _work(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Work:
     )
 
 
-def _preparation(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Iterator[Work]:
+def _preparation(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Iterator[model.Work]:
     """Yield the work of packing the weights and of padding the whole image, where a tiling asks for it."""
     is_parallel = _tasks(conv, tiling) > 1
     cores = cpu.cores if is_parallel else 1
@@ -237,7 +213,7 @@ def _preparation(conv: Convolution, tiling: CpuConvParams, cpu: Cpu) -> Iterator
     for is_copied, copy_bytes in ((tiling.pack_f, weights), (conv.is_padded and tiling.pad_at == "root", image)):
         if is_copied:
             moved_bytes = 2 * copy_bytes
-            yield Work(
+            yield model.Work(
                 compute_cycles=moved_bytes / cpu.vector_bytes / cores,
                 l3_bytes=moved_bytes / cores,
                 dram_bytes=moved_bytes if moved_bytes > cpu.l3_bytes else 0,

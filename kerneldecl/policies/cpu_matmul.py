@@ -11,20 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kerneldecl.model import Access, Arch, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.cpu.time_model import (
-    FMA_LATENCY_CYCLES,
-    TILE_SHAPES,
-    Estimate,
-    Work,
-    busiest_share,
-    compute_lanes,
-    divisors,
-    estimate_of,
-    output_axes,
-    plain_axes,
-    ranked,
-    spread_cycles,
-)
+from kerneldecl.policies.cpu import time_model as model
 
 TEMPLATES = ("cpu_matmul", "cpu_dot")
 AUTO = {"cpu": 10}
@@ -80,16 +67,15 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     gemm = gemm_of(space)
     if gemm is None:
         return ()
-    return ranked(estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu))[:top_k]
+    return model.ranked(estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu))[:top_k]
 
 
 def gemm_of(space: IterSpace) -> Gemm | None:
     """Return the GEMM that a function is, or None."""
-    reductions = [block for block in space.blocks if block.is_reduction]
-    if len(reductions) != 1 or len(reductions[0].reads) != 2:
+    block = model.two_operand_reduction(space)
+    if block is None:
         return None
-    block = reductions[0]
-    out, first, second = output_axes(block), *(plain_axes(access) for access in block.reads)
+    out, first, second = model.output_axes(block), *(model.plain_axes(access) for access in block.reads)
     reduced = [i for i, axis in enumerate(block.axes) if axis.kind == "reduce"]
     if out is None or len(out) < 2 or first is None or second is None or len(reduced) != 1:
         return None
@@ -137,7 +123,7 @@ def _is_indexed_last(access: Access, axis: int) -> bool:
 
 def tilings(gemm: Gemm, cpu: Cpu) -> Iterator[Tiling]:
     """Yield the search space: the register tiles that compute fastest, each with all sensible blockings and packings."""
-    shapes = itertools.product(register_tiles(gemm, cpu)[:TILE_SHAPES], _reduction_blocks(gemm, cpu))
+    shapes = itertools.product(register_tiles(gemm, cpu)[: model.TILE_SHAPES], _reduction_blocks(gemm, cpu))
     for (tile_m, tile_n), block_k in shapes:
         packs_m = (False, True) if gemm.m % tile_m == 0 else (True,)
         packs_n = (False, True) if gemm.n % tile_n == 0 and gemm.is_b_row_major else (True,)
@@ -154,14 +140,14 @@ def tilings(gemm: Gemm, cpu: Cpu) -> Iterator[Tiling]:
                 pack_n=pack_n,
                 order=order,
             )
-    for tile_m, tile_n in dot_tiles(gemm, cpu)[:TILE_SHAPES]:
+    for tile_m, tile_n in dot_tiles(gemm, cpu)[: model.TILE_SHAPES]:
         for (block_m, block_n), order in itertools.product(_blocks(gemm, tile_m, tile_n, gemm.k, cpu), ORDERS):
             yield Tiling(template="cpu_dot", tile_m=tile_m, tile_n=tile_n, block_m=block_m, block_n=block_n, order=order)
 
 
 def register_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, those with the fewest cycles first."""
-    lanes = compute_lanes(cpu, gemm.out_dtype)
+    lanes = model.compute_lanes(cpu, gemm.out_dtype)
     widths = [lanes * vectors for vectors in (1, 2, 3, 4, 5, 6) if lanes * (vectors - 1) < gemm.n]
     if gemm.n < lanes:
         widths = [1 << (gemm.n - 1).bit_length()]
@@ -176,12 +162,12 @@ def register_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
 
 def dot_tiles(gemm: Gemm, cpu: Cpu) -> list[tuple[int, int]]:
     """Return (tile_m, tile_n) whose accumulators fit the vector registers, fewest cycles first; none unless both operands have k last."""
-    if not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % compute_lanes(cpu, gemm.out_dtype):
+    if not gemm.is_a_row_major or gemm.is_b_row_major or gemm.k % model.compute_lanes(cpu, gemm.out_dtype):
         return []
     # The rows of one operand stay in registers besides the accumulators while the other's are read in turn.
     tiles = [
         (tile_m, tile_n)
-        for tile_m, tile_n in itertools.product(divisors(gemm.m), divisors(gemm.n))
+        for tile_m, tile_n in itertools.product(model.divisors(gemm.m), model.divisors(gemm.n))
         if tile_m * tile_n + tile_m + 1 <= cpu.vector_registers
     ]
     return sorted(tiles, key=lambda tile: (_micro_cycles(gemm, "cpu_dot", tile, cpu), tile))
@@ -198,7 +184,7 @@ def _blocks(gemm: Gemm, tile_m: int, tile_n: int, panel_k: int, cpu: Cpu) -> lis
 def _block_extents(extent: int, tile: int, most: int) -> list[int]:
     """Return all of an extent, its half, and what comes next below `most` and a quarter of it."""
     tiles = -(-extent // tile)
-    counts = divisors(tiles)
+    counts = model.divisors(tiles)
     fitting = [max((count for count in counts if count * tile <= limit), default=1) for limit in (most, most // 4)]
     halves = [tiles // 2] if tiles % 2 == 0 else []
     return sorted({tile * count for count in (tiles, *halves, *fitting)})
@@ -207,19 +193,19 @@ def _block_extents(extent: int, tile: int, most: int) -> list[int]:
 def _reduction_blocks(gemm: Gemm, cpu: Cpu) -> list[int]:
     """Return 0 (no blocking) and, for reductions that outgrow L1, the largest divisor of k with which a panel stays in it."""
     most = cpu.l1d_bytes // 2 // (2 * cpu.vector_bytes)
-    fitting = max((d for d in divisors(gemm.k) if d <= 2 * most), default=1)
+    fitting = max((d for d in model.divisors(gemm.k) if d <= 2 * most), default=1)
     return [0, fitting] if most <= fitting < gemm.k else [0]
 
 
 def _micro_cycles(gemm: Gemm, template: str, tile: tuple[int, int], cpu: Cpu) -> float:
     """Return the cycles of all register tiles on one core, were every operand in L1."""
     tile_m, tile_n = tile
-    lanes = compute_lanes(cpu, gemm.out_dtype)
+    lanes = model.compute_lanes(cpu, gemm.out_dtype)
     vectors = tile_n if template == "cpu_dot" else -(-tile_n // lanes)
     # A broadcast reads one element and costs half of a full vector's load.
     loads = vectors + (tile_m if template == "cpu_dot" else tile_m / 2)
     load_cycles = loads * cpu.vector_bytes / cpu.l1_bytes_per_cycle
-    step_cycles = max(tile_m * vectors / cpu.fma_per_cycle, load_cycles, FMA_LATENCY_CYCLES)
+    step_cycles = max(tile_m * vectors / cpu.fma_per_cycle, load_cycles, model.FMA_LATENCY_CYCLES)
     if template == "cpu_dot":
         # In the end, the lanes of each accumulator are added one by one.
         tile_cycles = gemm.k / lanes * step_cycles + tile_m * tile_n * lanes + 20
@@ -229,20 +215,20 @@ def _micro_cycles(gemm: Gemm, template: str, tile: tuple[int, int], cpu: Cpu) ->
     return gemm.batch * math.ceil(gemm.m / tile_m) * math.ceil(gemm.n / tile_n) * tile_cycles
 
 
-def estimate(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Estimate:
+def estimate(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> model.Estimate:
     """Return the predicted time: packing first, then the GEMM.
 
     Traffic follows Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, TOMS 2008, section 4):
     per register tile, the panel that changes comes from the cache that its block fits, the other from the cache that the panel fits.
     """
     works = [*_packing(gemm, tiling, cpu), _work(gemm, tiling, cpu)]
-    return estimate_of(cpu, tiling.candidate(), works, (tiling.tile_m, tiling.tile_n))
+    return model.estimate_of(cpu, tiling.candidate(), works, (tiling.tile_m, tiling.tile_n))
 
 
-def _work(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Work:
+def _work(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> model.Work:
     m_tiles, n_tiles = math.ceil(gemm.m / tiling.tile_m), math.ceil(gemm.n / tiling.tile_n)
     tasks = gemm.batch * (m_tiles * tiling.tile_m // tiling.block_m) * (n_tiles * tiling.tile_n // tiling.block_n)
-    share = busiest_share(tasks, cpu.cores)
+    share = model.busiest_share(tasks, cpu.cores)
     panel_k = tiling.block_k or gemm.k
     panel_m, panel_n = tiling.tile_m * panel_k * gemm.a_bytes, tiling.tile_n * panel_k * gemm.b_bytes
     block_m, block_n = tiling.block_m * panel_k * gemm.a_bytes, tiling.block_n * panel_k * gemm.b_bytes
@@ -259,8 +245,8 @@ def _work(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Work:
     first_bytes = tasks * (block_m + block_n) * (gemm.k / panel_k)
     cycles = _micro_cycles(gemm, tiling.template, (tiling.tile_m, tiling.tile_n), cpu) + _tail_cycles(gemm, tiling)
     if not tiling.pack_n and gemm.is_b_row_major:
-        cycles += visits * panel_k * spread_cycles(cpu, gemm.n * gemm.b_bytes, tiling.tile_n * gemm.b_bytes)
-    return Work(
+        cycles += visits * panel_k * model.spread_cycles(cpu, gemm.n * gemm.b_bytes, tiling.tile_n * gemm.b_bytes)
+    return model.Work(
         compute_cycles=share * cycles,
         l2_bytes=share * near_bytes,
         l3_bytes=share * (far_bytes + first_bytes),
@@ -274,7 +260,7 @@ def _tail_cycles(gemm: Gemm, tiling: Tiling) -> float:
     return 3.0 * gemm.batch * gemm.m * gemm.n if gemm.n % tiling.tile_n else 0.0
 
 
-def _packing(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
+def _packing(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Iterator[model.Work]:
     """Yield the work of copying operands into panels: at L3's rate, or one by one where the copy transposes or pads."""
     is_parallel = gemm.batch > 1 or tiling.block_m < gemm.m or tiling.block_n < gemm.n
     cores = cpu.cores if is_parallel else 1
@@ -287,4 +273,4 @@ def _packing(gemm: Gemm, tiling: Tiling, cpu: Cpu) -> Iterator[Work]:
             cycles = items * (2.0 if extent % tile else 0.0 if is_straight else 1.0)
             moved_bytes = 2 * items * item_bytes
             far_bytes = moved_bytes if moved_bytes > cpu.l3_bytes else 0
-            yield Work(cycles / cores, l3_bytes=moved_bytes / cores, dram_bytes=far_bytes, parallel_regions=int(is_parallel))
+            yield model.Work(cycles / cores, l3_bytes=moved_bytes / cores, dram_bytes=far_bytes, parallel_regions=int(is_parallel))

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.analysis.hopper_limits import (
     K_TILE_BYTES,
+    MAX_BLOCK_N,
     MAX_STAGES,
     MAX_TMA_BOX,
     MAX_TMA_BOX_STRIDE,
@@ -22,42 +23,31 @@ from kerneldecl.analysis.hopper_limits import (
     PREFERRED_ACCUM_REGISTERS,
     RESERVED_SMEM_BYTES,
     SPLIT_K_CHOICES,
-    TMA_ALIGN_BYTES,
-    WARPGROUP_THREADS,
 )
+from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
-from kerneldecl.model import Access, Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
 from kerneldecl.policies import wgmma_matmul
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.operands import smem_rows_unit, why_no_wgmma
-from kerneldecl.policies.hopper.tile_widths import MAX_BLOCK_N, N_UNIT
-from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES, Consumers
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
+from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit
+from kerneldecl.policies.hopper.tile_widths import N_UNIT
+from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES
 
 TEMPLATES = ("wgmma_conv2d",)
 HAS_TRACES = False
 
-CONSUMERS = (
-    Consumers(64, 1, "cooperative"),
-    Consumers(128, 1, "cooperative"),
-    Consumers(128, 2, "cooperative"),
-    Consumers(256, 2, "cooperative"),
-    Consumers(64, 2, "pingpong"),
-    Consumers(128, 2, "pingpong"),
-)
+CONSUMERS = tuple(each for each in wgmma_matmul.CONSUMERS if each.consumers <= 2 and each.kernel_schedule != "staggered")
 BLOCK_N_CHOICES = (64, 128, 192, 256)
 SWAP_MAX_FILTERS = 128
 """Filters up to which pixels may be B and filters A, so that each wgmma reads the few filters for more pixels."""
 SWAPPED_BLOCK_N_CHOICES = (64, 128, 256)
-ITEM_BYTES = 2
-"""Bytes of an operand's element."""
 K_TILE_CHANNELS = K_TILE_BYTES // ITEM_BYTES
-ALIGNED_ITEMS = TMA_ALIGN_BYTES // ITEM_BYTES
-"""Elements of which a tensor map's strides are multiples."""
+PDL = 1
+"""Value of `pdl`: CTAs that fill an SM start as those of the preceding kernel end, which hides the launch."""
 BOXES_PER_SIZE = 2
 """Boxes of pixels that are tried for each number of pixels."""
-SAME_TILE = 4
-"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
 MAX_RASTER_GROUP = 8
 SCATTERED_PIXELS_PENALTY = 0.2
 """Part of its time by which a tile of one pixel per image is slower than one of many pixels: they are further apart in memory. A tile
@@ -88,40 +78,13 @@ class Convolution:
         return math.prod(-(-extent // side) for extent, side in zip(self.outputs, box, strict=True))
 
 
-class Problem(NamedTuple):
-    """What all tilings of a convolution have in common."""
-
-    conv: Convolution
-    gemm: Contraction
-    out_dtype: str
-    gpu: Gpu
-
-    @property
-    def filters(self) -> int:
-        return self.gemm.extents[2]
+Problem = ConvProblem[Convolution]
 
 
-class Tiling(NamedTuple):
+class Tiling(WgmmaParams):
     """The parameters of template `wgmma_conv2d`."""
 
-    block_m: int
-    block_n: int
-    consumers: int
-    tile_w: int
-    tile_h: int
-    stages: int = MIN_STAGES
-    cluster_m: int = 1
-    cluster_n: int = 1
-    raster_group: int = 1
-    split_k: int = 1
-    kernel_schedule: str = "cooperative"
-    swap_ab: int = 0
-    pdl: int = 1
-    """1 always: CTAs that fill an SM start as those of the preceding kernel end, which hides the launch."""
-
-    @property
-    def is_pingpong(self) -> bool:
-        return self.kernel_schedule == "pingpong"
+    __slots__ = ()
 
     @property
     def box(self) -> tuple[int, int, int]:
@@ -136,38 +99,12 @@ class Tiling(NamedTuple):
     def filters(self) -> int:
         return self.block_m if self.swap_ab else self.block_n
 
-    @property
-    def thread_accumulators(self) -> int:
-        rows = self.block_m if self.is_pingpong else self.block_m // self.consumers
-        return rows * self.block_n // WARPGROUP_THREADS
-
     def candidate(self) -> Candidate:
-        return Candidate.of("wgmma_conv2d", self._asdict())
+        return self.candidate_of("wgmma_conv2d", CONV_ALONE)
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
-    return tuple(itertools.islice(proposals(space, arch), top_k))
-
-
-def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield what `propose` returns."""
-    gemm = contraction_of(space)
-    if isinstance(gemm, str) or why_not(space, arch):
-        return iter(())
-    conv = _convolution(space, gemm)
-    assert conv is not None, "why_not has asked for it"
-    return best_first(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
-
-
-def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why the template does not take a computation, as a sentence; empty where it does."""
-    gemm = contraction_of(space)
-    if isinstance(gemm, str):
-        return gemm
-    conv = _convolution(space, gemm)
-    if conv is None:
-        return "it is not a convolution of images in NHWC layout"
+def _why_not_tiled(problem: Problem, space: IterSpace, arch: Arch) -> str:
+    conv, gemm = problem.conv, problem.gemm
     dtype, is_aligned = gemm.a.dtype, conv.channels % ALIGNED_ITEMS == 0 and gemm.b.vector() == ALIGNED_ITEMS
     reasons = (
         (dtype_bytes(dtype) != ITEM_BYTES, f"wgmma transposes 16-bit operands alone, and filters of {dtype} do not have k last"),
@@ -175,16 +112,15 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (max(conv.strides) > MAX_TMA_BOX_STRIDE, f"its stride is larger than TMA's, {MAX_TMA_BOX_STRIDE}"),
         (not wgmma_matmul.why_not(space, arch), "it is a plain GEMM"),
     )
-    return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
+    return first_reason(gemm, problem.gpu, reasons)
 
 
 def _convolution(space: IterSpace, gemm: Contraction) -> Convolution | None:
     """Return the sizes of a convolution of images with dimensions image, row, column, channel; None for other computations."""
-    before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
-    block = space.blocks[len(before)]
-    image = block.reads[gemm.a.position]
-    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not adds_only_margins(stored(space, image), image):
+    found = image_reduction(space, gemm)
+    if found is None:
         return None
+    block, image, _ = found
     *dims, channel = ([(axis, coefficient) for axis, coefficient in index or () if block.axes[axis].extent > 1] for index in image.index)
     read = [dim for dim in (_dimension(block, terms, gemm) for terms in dims) if dim is not None]
     if len(read) < len(dims) or len(channel) != 1 or channel[0][1] != 1 or channel[0][0] not in gemm.k:
@@ -198,16 +134,6 @@ def _convolution(space: IterSpace, gemm: Contraction) -> Convolution | None:
         taps=rows.taps * columns.taps,
         channels=block.axes[channel[0][0]].extent,
     )
-
-
-def is_copy(block: Block) -> bool:
-    """Say whether a block moves elements and computes nothing, such as one that adds a margin."""
-    return len(block.reads) == 1 and block.reads[0].dtype == block.writes[0].dtype and block.flops_per_point == 0
-
-
-def adds_only_margins(source: Access, image: Access) -> bool:
-    """Say whether an image has the argument's number of images and channels, so that at most margins were added."""
-    return len(source.shape) == len(image.shape) and (source.shape[0], source.shape[3]) == (image.shape[0], image.shape[3])
 
 
 class _Dimension(NamedTuple):
@@ -252,6 +178,7 @@ def _tiles(conv: Convolution, filters: int) -> Iterator[Tiling]:
                 tile_h=tile_h,
                 kernel_schedule=kernel_schedule,
                 swap_ab=swap_ab,
+                pdl=PDL,
             )
 
 
@@ -365,3 +292,7 @@ def _dram_bytes(problem: Problem) -> float:
     outputs = math.prod(conv.outputs)
     receptive = outputs * conv.taps * conv.channels * dtype_bytes(gemm.a.dtype)
     return min(gemm.a.size_bytes, receptive) + gemm.b.size_bytes + outputs * problem.filters * dtype_bytes(problem.out_dtype)
+
+
+POLICY = ConvPolicy(_convolution, _why_not_tiled, estimates)
+propose, proposals, why_not = POLICY.propose, POLICY.proposals, POLICY.why_not

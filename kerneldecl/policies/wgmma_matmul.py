@@ -30,12 +30,12 @@ from kerneldecl.policies.hopper import time_model as model
 from kerneldecl.policies.hopper.operands import (
     TRANSPOSE_FACTOR,
     are_tma_loadable,
+    first_reason,
     is_k_last_in_smem,
     is_tma_loadable,
     k_tile_items,
     needs_transpose,
     smem_rows_unit,
-    why_no_wgmma,
 )
 from kerneldecl.policies.hopper.ranking import diversified
 from kerneldecl.policies.hopper.tile_widths import block_n_choices, can_multicast, filling_block_n
@@ -108,7 +108,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (max(gemm.extents[1:3]) == 1, IS_GEMV),
         (gemm.extents[0] > MAX_GRID_Z, f"its batch is longer than a grid: {MAX_GRID_Z}"),
     )
-    return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
+    return first_reason(gemm, arch.the_gpu, reasons)
 
 
 def _is_copy(block: Block) -> bool:

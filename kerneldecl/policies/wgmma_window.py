@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.analysis.contraction import Contraction, contraction_of, stored
+from kerneldecl.analysis.contraction import Contraction
 from kerneldecl.analysis.hopper_limits import (
     EPILOGUE_BUFFER_BYTES,
     MAX_TMA_BOX,
@@ -20,13 +20,13 @@ from kerneldecl.analysis.hopper_limits import (
     WARPGROUP_THREADS,
 )
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.model import Arch, Block, Candidate, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies.gpu.gemm_tiles import Estimate, best_first
+from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
+from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
 from kerneldecl.policies.gpu.time_model import p_norm
-from kerneldecl.policies.hopper.operands import why_no_wgmma
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
+from kerneldecl.policies.hopper.operands import first_reason
 from kerneldecl.policies.hopper.time_model import launch_secs
-from kerneldecl.policies.wgmma_conv2d import ALIGNED_ITEMS, ITEM_BYTES, adds_only_margins, is_copy
 
 TEMPLATES = ("wgmma_window",)
 HAS_TRACES = False
@@ -51,8 +51,6 @@ HELD_FRAGMENTS = 4
 """Fragments of A that a thread should have registers for; with fewer, one wgmma waits for another."""
 OTHER_REGISTERS = 48
 """Registers of a thread besides fragments and accumulators, as in the template."""
-SAME_TILE = 4
-"""Proposals of one tile at most; see `gemm_tiles.ranked`."""
 
 # Fitted to 24 tilings of a 7 x 7 convolution of 3 channels (H200, 2026-11), which ncu found bound by shared memory.
 
@@ -98,17 +96,7 @@ class Convolution(NamedTuple):
         return -(-self.rows.taps * self.line_pairs * 2 // WGMMA_K)
 
 
-class Problem(NamedTuple):
-    """What all tilings of a convolution have in common."""
-
-    conv: Convolution
-    gemm: Contraction
-    out_dtype: str
-    gpu: Gpu
-
-    @property
-    def filters(self) -> int:
-        return self.gemm.extents[2]
+Problem = ConvProblem[Convolution]
 
 
 class Tiling(NamedTuple):
@@ -129,29 +117,8 @@ class Tiling(NamedTuple):
         return Candidate.of("wgmma_window", self._asdict())
 
 
-def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return the tilings with the least predicted time, best first; nothing for what the template does not take."""
-    return tuple(itertools.islice(proposals(space, arch), top_k))
-
-
-def proposals(space: IterSpace, arch: Arch) -> Iterator[Proposal]:
-    """Yield what `propose` returns."""
-    gemm = contraction_of(space)
-    if isinstance(gemm, str) or why_not(space, arch):
-        return iter(())
-    conv = convolution_of(space, gemm)
-    assert conv is not None, "why_not has asked for it"
-    return best_first(estimates(Problem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)), SAME_TILE)
-
-
-def why_not(space: IterSpace, arch: Arch) -> str:
-    """Return why the template does not take a computation, as a sentence; empty where it does."""
-    gemm = contraction_of(space)
-    if isinstance(gemm, str):
-        return gemm
-    conv = convolution_of(space, gemm)
-    if conv is None:
-        return "it is not a convolution of images in NHWC layout"
+def _why_not_tiled(problem: Problem, _space: IterSpace, _arch: Arch) -> str:
+    conv, gemm = problem.conv, problem.gemm
     is_16_bit = dtype_bytes(gemm.a.dtype) == ITEM_BYTES
     are_filters_aligned = not gemm.b.is_k_last and gemm.b.vector() == ALIGNED_ITEMS
     reasons = (
@@ -160,17 +127,15 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         (conv.width * conv.channels % ALIGNED_ITEMS != 0, "rows of its images are not multiples of 16 bytes"),
         (not are_filters_aligned, f"its weights do not have multiples of {ALIGNED_ITEMS} filters contiguous"),
     )
-    return why_no_wgmma(gemm, arch.the_gpu) or next((reason for applies, reason in reasons if applies), "")
+    return first_reason(gemm, problem.gpu, reasons)
 
 
 def convolution_of(space: IterSpace, gemm: Contraction) -> Convolution | None:
     """Return the sizes of a convolution of images with dimensions image, row, column, channel; None for other computations."""
-    before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
-    block = space.blocks[len(before)]
-    image = block.reads[gemm.a.position]
-    source = stored(space, image)
-    if gemm.batch or len(image.index) != 4 or not all(map(is_copy, before)) or not adds_only_margins(source, image):
+    found = image_reduction(space, gemm)
+    if found is None:
         return None
+    block, image, source = found
     dims = [_dimension(block, tuple(index or ()), gemm) for index in image.index[:3]]
     channels = [
         axis for axis, coefficient in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or coefficient == 1)
@@ -276,3 +241,7 @@ def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
     smem = (load + weights + store) / SMEM_RATE_FRACTION
     alone = multiply + smem + MMA_TILE_EDGE_CYCLES
     return max(p_norm(multiply, smem, exponent=TENSOR_CORE_OVERLAP), alone / tiling.blocks)
+
+
+POLICY = ConvPolicy(convolution_of, _why_not_tiled, estimates)
+propose, proposals, why_not = POLICY.propose, POLICY.proposals, POLICY.why_not

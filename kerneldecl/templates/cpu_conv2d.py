@@ -21,7 +21,7 @@ from tvm.tirx import IterVar
 
 from kerneldecl.analysis.cpu_params import CpuConvParams
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.cpu.gemm import Panels, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
+from kerneldecl.templates.cpu.gemm import Panels, TaskLoops, finish_task, merge_epilogue, pack, parallelize, vector_lanes, vectorize_lanes
 from kerneldecl.templates.shared.contraction import epilogue_of, only_reduction, plain_positions
 
 
@@ -87,11 +87,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
             parallelize(sch, sch.fuse(*sch.get_loops(producer)[:2]))
         vectorize_lanes(sch, sch.get_loops(producer)[-1], lanes)
     sch.reverse_compute_at(tail, inner[-1], preserve_unit_loops=True)
-    parallelize(sch, task)
-    sch.unroll(w_col)
-    vectorize_lanes(sch, f_lane, lanes)
-    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
-    sch.decompose_reduction(block, reduced[0])
+    finish_task(sch, block, tail, TaskLoops(task, w_col, f_lane, reduced[0]), lanes)
     return sch
 
 

@@ -22,31 +22,21 @@ import tvm
 from tvm.s_tir import Schedule
 
 from kerneldecl.model import Arch, Value
+from kerneldecl.templates.cpu.reduction import schedule_reduction
 from kerneldecl.templates.shared import blocks, reductions
 
 
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the schedule of one reduction over a matrix and vectors, fused with the blocks around it; None where it has another form."""
-    return blocks.attempt(mod, lambda sch: _schedule(sch, params, arch))
 
-
-def _schedule(sch: Schedule, params: Mapping[str, Value], arch: Arch) -> bool:
-    found = reductions.isolate_reduction(sch)
-    if found is None or len(found[0].block.reads) < 2 or reductions.is_strided(found[0]) != ("columns" in params):
-        return False
-    gemv, rest = found
-    if "columns" in params:
-        nest = reductions.column_reduction(sch, gemv, reductions.ColumnTiling.of(params))
-    else:
-        lanes = blocks.lanes_of(gemv.block.writes[0].dtype, arch.the_cpu.vector_bytes)
+    def row_nest(sch: Schedule, gemv: blocks.Leaf, lanes: int) -> reductions.Nest | None:
         vectors, rows, chunks = (blocks.count(params, name) for name in ("vectors", "rows", "chunks"))
-        tiling = reductions.RowTiling(lanes=lanes, vectors=vectors, rows=rows, chunks=chunks)
-        if gemv.extent_of("spatial") % tiling.rows:
-            return False
+        if gemv.extent_of("spatial") % rows:
+            return None
         _deinterleave(sch, gemv, lanes)
-        nest = reductions.row_reduction(sch, gemv, tiling)
-    reductions.finish_nest(sch, nest, rest, params)
-    return True
+        return reductions.row_reduction(sch, gemv, reductions.RowTiling(lanes=lanes, vectors=vectors, rows=rows, chunks=chunks))
+
+    return blocks.attempt(mod, lambda sch: schedule_reduction(sch, params, arch, row_nest, min_reads=2))
 
 
 def _deinterleave(sch: Schedule, gemv: blocks.Leaf, lanes: int) -> None:

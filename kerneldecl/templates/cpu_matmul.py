@@ -23,13 +23,13 @@ from kerneldecl.templates.cpu.gemm import (
     Gemm,
     GemmTiles,
     Panels,
+    TaskLoops,
+    finish_task,
     merge_epilogue,
     pack,
-    parallelize,
     read_gemm,
     tile_loops,
     vector_lanes,
-    vectorize_lanes,
 )
 from kerneldecl.templates.shared.contraction import epilogue_of
 
@@ -73,11 +73,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | 
 
     # 4. Move the epilogue to the tile that it completes. Loop kinds come first: the initialisation inherits them.
     sch.reverse_compute_at(tail, task if is_blocked else tile, preserve_unit_loops=True)
-    parallelize(sch, task)
-    sch.unroll(row)
-    vectorize_lanes(sch, column, lanes)
-    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
-    sch.decompose_reduction(block, k_loops[0])
+    finish_task(sch, block, tail, TaskLoops(task, row, column, k_loops[0]), lanes)
     return sch
 
 

@@ -31,7 +31,7 @@ from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.gpu.conv import normalize_conv, receptive_field
 from kerneldecl.templates.gpu.gemm import can_copy_async, inline_sources, interleave_lanes, place_store, read_gemm
 from kerneldecl.templates.shared.blocks import attempt
-from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.contraction import fuse_epilogue
 
 PASS_CONFIG = {"tirx.use_async_copy": 1}
 OUTER_LOOPS = 4
@@ -77,12 +77,10 @@ class _Loops(NamedTuple):
 
 def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvSimtParams, arch: Arch) -> bool:
     # 1. Normal form: image, row, column and channel of the output, and the reduction axes; in whole tiles.
-    block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    if epilogue is None:
+    fused = fuse_epilogue(sch)
+    if fused is None:
         return False
-    if epilogue:
-        merge(sch, epilogue)
+    block = fused.block
     if not all(_stays_in_index(sch.get(block), gemm.a.position, axis) for axis in gemm.k):
         return False
     padding = sch.get_producers(block)

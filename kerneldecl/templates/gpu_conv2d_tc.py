@@ -39,7 +39,7 @@ from kerneldecl.templates.gpu.mma_fragments import (
     store_accumulators,
 )
 from kerneldecl.templates.shared.blocks import attempt
-from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.contraction import fuse_epilogue
 
 
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
@@ -65,12 +65,10 @@ def _fits(tiles: ConvTcParams, gemm: Contraction) -> bool:
 
 def _schedule(sch: Schedule, gemm: Contraction, tiles: ConvTcParams) -> bool:
     # 1. Normal form: image, row, column and channel of the output, and one fused reduction axis; in whole tiles.
-    block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    if epilogue is None:
+    fused = fuse_epilogue(sch)
+    if fused is None:
         return False
-    if epilogue:
-        merge(sch, epilogue)
+    block = fused.block
     padding = sch.get_producers(block)
     normalize_conv(sch, block, gemm, [gemm.k])
     mma = intrinsics_of(sch, block, gemm, a_k_last=True)

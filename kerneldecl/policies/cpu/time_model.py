@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kerneldecl.model import Access, Block, Candidate, Cpu, Proposal, dtype_bytes
+from kerneldecl.model import Access, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
 
 HALF_PAGE_BYTES = 2048
 """Stride in bytes from which on rows are neither prefetched as one stream nor spread over the sets of a cache."""
@@ -103,6 +103,12 @@ def spread_cycles(cpu: Cpu, stride_bytes: int, row_bytes: int) -> float:
     From `HALF_PAGE_BYTES` on that is one cycle per cache line, measured on a Zen 4 in November 2026 with strides of 2 and 4 KiB.
     """
     return -(-row_bytes // cpu.line_bytes) if stride_bytes >= HALF_PAGE_BYTES else 0.0
+
+
+def two_operand_reduction(space: IterSpace) -> Block | None:
+    """Return the function's only reduction where it reads two operands, as GEMMs and convolutions do, or None."""
+    reductions = [block for block in space.blocks if block.is_reduction]
+    return reductions[0] if len(reductions) == 1 and len(reductions[0].reads) == 2 else None
 
 
 def plain_axes(access: Access) -> list[int] | None:

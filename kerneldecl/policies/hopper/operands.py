@@ -5,6 +5,8 @@ Knows nothing of tiles or of times.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kerneldecl.analysis.contraction import NOT_MULTIPLY_ACCUMULATE, Contraction, Operand
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS, TMA_ALIGN_BYTES
 from kerneldecl.analysis.tensor_cores import accumulators
@@ -12,6 +14,15 @@ from kerneldecl.model import Gpu, dtype_bytes
 
 TRANSPOSE_FACTOR = 4
 """Ratio of the times to load bytes across the reduction and along it. Assumed."""
+
+
+def first_reason(gemm: Contraction, gpu: Gpu, reasons: Iterable[tuple[bool, str]]) -> str:
+    """Return why no wgmma multiplies a GEMM's operands, else the first of a template's reasons that applies; empty where none does."""
+    return why_no_wgmma(gemm, gpu) or _first(reasons)
+
+
+def _first(reasons: Iterable[tuple[bool, str]]) -> str:
+    return next((reason for applies, reason in reasons if applies), "")
 
 
 def why_no_wgmma(gemm: Contraction, gpu: Gpu) -> str:
@@ -24,7 +35,7 @@ def why_no_wgmma(gemm: Contraction, gpu: Gpu) -> str:
         (gemm.accum_dtype not in accumulators("wgmma", dtype), f"there is no wgmma of {dtype} with {gemm.accum_dtype} accumulators"),
         (not gpu.tensor_rate(dtype), f"the GPU's tensor cores do not take {dtype}"),
     )
-    return next((reason for applies, reason in reasons if applies), "")
+    return _first(reasons)
 
 
 def k_tile_items(gemm: Contraction) -> int:

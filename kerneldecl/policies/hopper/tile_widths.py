@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from kerneldecl.analysis.hopper_limits import MAX_TMA_BOXES, MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import MAX_BLOCK_N, MAX_TMA_BOXES, MMA_TILE_ROWS
 from kerneldecl.analysis.tensor_cores import wgmma_instructions
 from kerneldecl.model import Gpu
 
 N_UNIT = 8
 """Columns of which every wgmma multiplies a multiple (PTX ISA, "Asynchronous Warpgroup Level Matrix Shape")."""
-MAX_BLOCK_N = 256
-"""Columns that one wgmma multiplies at most (same)."""
 BLOCK_N_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 COARSE_N_UNIT = 32
 """Columns of which the width is a multiple that covers more than `MMA_TILE_ROWS` columns."""

@@ -17,8 +17,8 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_STAGES,
     MIN_STAGES,
     RESERVED_SMEM_BYTES,
-    WARPGROUP_THREADS,
 )
+from kerneldecl.analysis.params import GEMM_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate, Group, dram_bytes, wave_items
@@ -55,50 +55,18 @@ STREAM_K_MAX_WAVES = 64
 """Number of full waves below which stream-K is tried: among more, the last one hardly matters."""
 
 
-class Tiling(NamedTuple):
+class Tiling(WgmmaParams):
     """The parameters of template `wgmma_matmul`."""
 
-    block_m: int
-    block_n: int
-    consumers: int
-    stages: int
-    cluster_m: int = 1
-    cluster_n: int = 1
-    raster_group: int = 1
-    split_k: int = 1
-    kernel_schedule: str = "cooperative"
-    swap_ab: int = 0
-    pdl: int = 0
-    pack: int = 0
-    stream_k: int = 0
-
-    @property
-    def is_cooperative(self) -> bool:
-        return self.kernel_schedule == "cooperative"
-
-    @property
-    def is_pingpong(self) -> bool:
-        return self.kernel_schedule == "pingpong"
-
-    @property
-    def is_staggered(self) -> bool:
-        return self.kernel_schedule == "staggered"
+    __slots__ = ()
 
     @property
     def cluster_ctas(self) -> int:
         """Return the CTAs of a cluster without split-K."""
         return self.cluster_m * self.cluster_n
 
-    @property
-    def consumer_rows(self) -> int:
-        return self.block_m if self.is_pingpong else self.block_m // self.consumers
-
-    @property
-    def thread_accumulators(self) -> int:
-        return self.consumer_rows * self.block_n // WARPGROUP_THREADS
-
     def candidate(self) -> Candidate:
-        return Candidate.of("wgmma_matmul", self._asdict())
+        return self.candidate_of("wgmma_matmul", GEMM_ALONE)
 
 
 class Problem(NamedTuple):

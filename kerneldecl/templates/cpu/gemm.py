@@ -38,6 +38,18 @@ class GemmAxes(NamedTuple):
     b: Operand
 
 
+class TaskLoops(NamedTuple):
+    """Loops of a tiled contraction that take its loop kinds."""
+
+    task: Any
+    row: Any
+    """The loop over the rows (or columns of pixels) of a register tile."""
+    column: Any
+    """The loop over a row of a register tile, contiguous elements."""
+    reduction: Any
+    """The outermost loop over the reduction."""
+
+
 class GemmTiles(NamedTuple):
     """The parameters that both GEMM templates have."""
 
@@ -131,6 +143,15 @@ def gemm_axes(block: Any) -> GemmAxes | None:
         a=Operand(reads[0], len(a), a.index(m), a.index(k)),
         b=Operand(reads[1], len(b), b.index(n), b.index(k)),
     )
+
+
+def finish_task(sch: Schedule, block: Any, tail: Any, loops: TaskLoops, lanes: int) -> None:
+    """Run tasks in parallel, unroll rows and vectorize columns of register tiles, and set accumulators before the reduction."""
+    parallelize(sch, loops.task)
+    sch.unroll(loops.row)
+    vectorize_lanes(sch, loops.column, lanes)
+    vectorize_lanes(sch, sch.get_loops(tail)[-1], lanes)
+    sch.decompose_reduction(block, loops.reduction)
 
 
 def merge_epilogue(sch: Schedule, block: Any, epilogue: Sequence[Any]) -> Any:

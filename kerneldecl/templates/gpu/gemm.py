@@ -21,7 +21,7 @@ from kerneldecl.analysis.gpu_limits import MIN_ASYNC_COPY_BYTES, WARP_LANES
 from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.contraction import fuse_epilogue
 
 SPLIT_K_VECTOR = 4
 """Results per thread of the split-K reduction at most."""
@@ -61,12 +61,10 @@ def normalize(sch: Schedule, gemm: Contraction, tile: Sequence[int], *, k_first:
     first. With split-K, accumulators are stored in global memory for `reduce_split_k`. None where the epilogue cannot be merged
     into one block.
     """
-    block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    if epilogue is None:
+    fused = fuse_epilogue(sch)
+    if fused is None:
         return None
-    if epilogue:
-        merge(sch, epilogue)
+    block = fused.block
     # 1. Copies indexed by the block's own axes, which are inlined later; each group of axes is fused.
     for operand, spatial in ((gemm.a, gemm.m), (gemm.b, gemm.n)):
         sch.reindex(block, ("read", operand.position))

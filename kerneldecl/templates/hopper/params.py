@@ -6,10 +6,10 @@ Knows nothing of TVM, memory layouts or how parameters are chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kerneldecl.analysis.hopper_limits import (
     MAX_ACCUM_REGISTERS,
+    MAX_BLOCK_N,
     MAX_CTA_SMEM_BYTES,
     MAX_MULTICAST_CLUSTER,
     MAX_STAGES,
@@ -20,6 +20,7 @@ from kerneldecl.analysis.hopper_limits import (
     WARPGROUP_THREADS,
     fitting_epilogue_buffers,
 )
+from kerneldecl.analysis.params import CONV_ALONE, WgmmaParams
 from kerneldecl.analysis.tensor_cores import accumulators_per_register, wgmma_instructions
 from kerneldecl.model import Value
 
@@ -28,38 +29,19 @@ SETMAXNREG = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 the whole SM; 0 leaves them as they are."""
 SETMAXNREG_VIA_REGISTERS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 """The same, where producer threads load operands through registers."""
-MAX_BLOCK_N = 256
-"""Columns of a tile: those of the widest wgmma."""
 
 
-class GemmParams(NamedTuple):
-    """The parameters of wgmma_matmul, as read; those of wgmma_conv2d that it shares."""
+class GemmParams(WgmmaParams):
+    """The parameters of wgmma_matmul or wgmma_conv2d, as read."""
 
-    block_m: int
-    block_n: int
-    consumers: int
-    stages: int
-    cluster_m: int
-    cluster_n: int
-    raster_group: int
-    split_k: int
-    kernel_schedule: str
-    swap_ab: int
-    pdl: int
-    stream_k: int = 0
-    """Absent from convolutions."""
+    __slots__ = ()
 
     @classmethod
     def of(cls, params: Mapping[str, Value]) -> GemmParams:
-        return cls(**{name: params[name] for name in cls._fields if name in params or name not in cls._field_defaults})  # type: ignore[arg-type]
-
-    @property
-    def is_pingpong(self) -> bool:
-        return self.kernel_schedule == "pingpong"
-
-    @property
-    def is_staggered(self) -> bool:
-        return self.kernel_schedule == "staggered"
+        """Return a candidate's parameters; raise KeyError where one is missing that both templates have."""
+        absent = () if "stream_k" in params else ("stream_k",)
+        names = (name for name in cls._fields if name not in {"pack", *CONV_ALONE, *absent})
+        return cls(**{name: params[name] for name in names})  # type: ignore[arg-type]
 
     @property
     def stagger_k_tiles(self) -> int:

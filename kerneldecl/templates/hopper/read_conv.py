@@ -23,7 +23,7 @@ from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler.blocks import is_reduction
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.templates.hopper.read_gemm import dense_strides, is_load_of, loads_of, replaced, uncast
-from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.contraction import FusedReduction, fuse_epilogue
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Terms = tuple[dict[int, int], int]
@@ -73,20 +73,17 @@ class Convolution:
 def read_convolution(mod: tvm.IRModule) -> Convolution | None:
     """Return the convolution that a module's function is, None where it is none or its images have another layout."""
     sch = Schedule(mod)
-    block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    if epilogue is None:
+    fused = fuse_epilogue(sch)
+    if fused is None:
         return None
-    if epilogue:
-        merge(sch, epilogue)
     contraction = contraction_of(iter_space(sch.mod))
     if not isinstance(contraction, Contraction) or not contraction.is_plain or contraction.batch:
         return None
-    producers = [sch.get(producer) for producer in sch.get_producers(block)]
+    producers = [sch.get(producer) for producer in sch.get_producers(fused.block)]
     if len(producers) > 1 or any(is_reduction(producer) for producer in producers):
         return None
     try:
-        return _read(sch, sch.get(block), sch.get(epilogue[-1]) if epilogue else None, producers, contraction)
+        return _read(sch, fused, producers, contraction)
     except ScheduleError:
         return None
 
@@ -107,7 +104,8 @@ class _Accesses(NamedTuple):
     accum_index: list[Terms]
 
 
-def _read(sch: Schedule, block: Any, last: Any, producers: Sequence[Any], contraction: Contraction) -> Convolution | None:
+def _read(sch: Schedule, fused: FusedReduction, producers: Sequence[Any], contraction: Contraction) -> Convolution | None:
+    block, last = fused.blocks(sch)
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     axes = _Axes(block)

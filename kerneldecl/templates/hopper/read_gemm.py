@@ -23,7 +23,7 @@ from kerneldecl.analysis.contraction import Contraction, contraction_of
 from kerneldecl.compiler import tfloat32
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.model import dtype_bytes
-from kerneldecl.templates.shared.contraction import epilogue_of, merge, only_reduction
+from kerneldecl.templates.shared.contraction import FusedReduction, fuse_epilogue
 from kerneldecl.templates.shared.fast_math import with_fast_activations
 
 Dim = tuple[int, int]
@@ -109,13 +109,10 @@ class EpilogueExpr:
 def read_gemm(mod: tvm.IRModule) -> GemmProblem | None:
     """Return the GEMM that a module's function is, None where it is none or where its memory has no strides."""
     sch = Schedule(mod)
-    block = only_reduction(sch)
-    epilogue = None if block is None else epilogue_of(sch, block)
-    if epilogue is None:
+    fused = fuse_epilogue(sch)
+    if fused is None:
         return None
-    if epilogue:
-        merge(sch, epilogue)
-    while producers := sch.get_producers(block):
+    while producers := sch.get_producers(fused.block):
         try:
             sch.compute_inline(producers[0])
         except ScheduleError:
@@ -123,11 +120,12 @@ def read_gemm(mod: tvm.IRModule) -> GemmProblem | None:
     with contextlib.suppress(ValueError):
         contraction = contraction_of(iter_space(sch.mod))
         if isinstance(contraction, Contraction) and contraction.is_plain:
-            return _read(sch, sch.get(block), sch.get(epilogue[-1]) if epilogue else None, contraction)
+            return _read(sch, fused, contraction)
     return None
 
 
-def _read(sch: Schedule, block: Any, last: Any, contraction: Contraction) -> GemmProblem | None:
+def _read(sch: Schedule, fused: FusedReduction, contraction: Contraction) -> GemmProblem | None:
+    block, last = fused.blocks(sch)
     func = sch.mod["main"]
     fresh = {param: tirx.decl_buffer([int(extent) for extent in param.shape], param.dtype, param.name) for param in func.params}
     axes = _Axes(block)

@@ -6,11 +6,30 @@ Knows nothing of policies, of tile sizes or of any one operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
 
 from kerneldecl.compiler.blocks import is_reduction
+
+
+class FusedReduction(NamedTuple):
+    """A function's only reduction, and the one block that its epilogue was merged into."""
+
+    block: Any
+    last: Any | None
+    """None where the reduction has no epilogue."""
+
+    def blocks(self, sch: Schedule) -> tuple[Any, Any | None]:
+        """Return both as the schedule's TensorIR blocks."""
+        return sch.get(self.block), None if self.last is None else sch.get(self.last)
+
+
+def fuse_epilogue(sch: Schedule) -> FusedReduction | None:
+    """Merge the epilogue of a function's only reduction into one block; None where it has several reductions or another epilogue."""
+    block = only_reduction(sch)
+    epilogue = None if block is None else epilogue_of(sch, block)
+    return None if epilogue is None else FusedReduction(block, merge(sch, epilogue) if epilogue else None)
 
 
 def only_reduction(sch: Schedule) -> Any | None:
