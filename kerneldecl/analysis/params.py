@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from kerneldecl.analysis.hopper_limits import MIN_STAGES, WARPGROUP_THREADS
+from kerneldecl.analysis.hopper_limits import MIN_STAGES, MMA_TILE_ROWS, WARPGROUP_THREADS
 from kerneldecl.model import Candidate, Value
 
 SIMT_WARP_ROWS, SIMT_WARP_COLUMNS = 4, 8
@@ -180,6 +180,25 @@ class WgmmaParams(NamedTuple):
         return Candidate.of(template, {name: value for name, value in self._asdict().items() if name not in left_out})
 
 
+class WindowParams(NamedTuple):
+    """The parameters of `wgmma_window`: boxes of output pixels whose receptive fields are in shared memory, multiplied by wgmma."""
+
+    tile_w: int
+    mma_tiles: int
+    """64-row MMA tiles of a box."""
+    block_n: int
+    stages: int
+    blocks: int
+    """CTAs on an SM."""
+
+    @property
+    def tile_h(self) -> int:
+        return self.mma_tiles * MMA_TILE_ROWS // self.tile_w
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("wgmma_window", self._asdict())
+
+
 class GemvI4Params(NamedTuple):
     """The parameters of `gpu_gemv_i4`: warps that stream rows of 4-bit weights through shared memory."""
 
@@ -204,7 +223,7 @@ class Params(Protocol):
     def candidate(self) -> Candidate: ...
 
 
-_ParamsT = TypeVar("_ParamsT", GemmTcParams, GemmSimtParams, ConvTcParams, ConvSimtParams, GemvI4Params)
+_ParamsT = TypeVar("_ParamsT", GemmTcParams, GemmSimtParams, ConvTcParams, ConvSimtParams, WindowParams, GemvI4Params)
 
 
 def read_params(kind: type[_ParamsT], params: Mapping[str, Value]) -> _ParamsT:

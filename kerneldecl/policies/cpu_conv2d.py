@@ -51,10 +51,7 @@ class Convolution:
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no convolution."""
-    conv = convolution_of(space)
-    if conv is None:
-        return ()
-    return model.ranked(estimate(conv, tiling, arch.the_cpu) for tiling in tilings(conv, arch.the_cpu))[:top_k]
+    return model.proposals_of(convolution_of(space), arch.the_cpu, tilings, estimate)[:top_k]
 
 
 def convolution_of(space: IterSpace) -> Convolution | None:

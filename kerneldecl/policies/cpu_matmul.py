@@ -64,10 +64,7 @@ class Tiling:
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return the tilings with the least predicted time, best first; nothing for what is no GEMM."""
-    gemm = gemm_of(space)
-    if gemm is None:
-        return ()
-    return model.ranked(estimate(gemm, tiling, arch.the_cpu) for tiling in tilings(gemm, arch.the_cpu))[:top_k]
+    return model.proposals_of(gemm_of(space), arch.the_cpu, tilings, estimate)[:top_k]
 
 
 def gemm_of(space: IterSpace) -> Gemm | None:

@@ -30,7 +30,7 @@ from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
 from kerneldecl.policies import wgmma_matmul
 from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.hopper import time_model as model
-from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, ImageReduction
 from kerneldecl.policies.hopper.operands import first_reason, smem_rows_unit
 from kerneldecl.policies.hopper.tile_widths import N_UNIT
 from kerneldecl.policies.wgmma_matmul import MIN_SPLIT_K_TILES, SPLIT_K_MAX_WAVES
@@ -115,12 +115,9 @@ def _why_not_tiled(problem: Problem, space: IterSpace, arch: Arch) -> str:
     return first_reason(gemm, problem.gpu, reasons)
 
 
-def _convolution(space: IterSpace, gemm: Contraction) -> Convolution | None:
-    """Return the sizes of a convolution of images with dimensions image, row, column, channel; None for other computations."""
-    found = image_reduction(space, gemm)
-    if found is None:
-        return None
-    block, image, _ = found
+def _convolution(reduction: ImageReduction, gemm: Contraction) -> Convolution | None:
+    """Return the sizes of a convolution over images; None for other computations."""
+    block, image, _ = reduction
     *dims, channel = ([(axis, coefficient) for axis, coefficient in index or () if block.axes[axis].extent > 1] for index in image.index)
     read = [dim for dim in (_dimension(block, terms, gemm) for terms in dims) if dim is not None]
     if len(read) < len(dims) or len(channel) != 1 or channel[0][1] != 1 or channel[0][0] not in gemm.k:

@@ -19,12 +19,13 @@ from kerneldecl.analysis.hopper_limits import (
     SMEM_BOX_ALIGN_BYTES,
     WARPGROUP_THREADS,
 )
+from kerneldecl.analysis.params import WindowParams
 from kerneldecl.analysis.tensor_cores import K_BYTES
-from kerneldecl.model import Arch, Block, Candidate, IterSpace, dtype_bytes
+from kerneldecl.model import Arch, Block, IterSpace, dtype_bytes
 from kerneldecl.policies.gpu.gemm_tiles import Estimate
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK, TENSOR_CORE_OVERLAP
 from kerneldecl.policies.gpu.time_model import p_norm
-from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, image_reduction
+from kerneldecl.policies.hopper.convolution import ALIGNED_ITEMS, ITEM_BYTES, ConvPolicy, ConvProblem, ImageReduction
 from kerneldecl.policies.hopper.operands import first_reason
 from kerneldecl.policies.hopper.time_model import launch_secs
 
@@ -99,24 +100,6 @@ class Convolution(NamedTuple):
 Problem = ConvProblem[Convolution]
 
 
-class Tiling(NamedTuple):
-    """The parameters of template `wgmma_window`."""
-
-    tile_w: int
-    mma_tiles: int
-    block_n: int
-    stages: int
-    blocks: int
-    """CTAs on an SM."""
-
-    @property
-    def tile_h(self) -> int:
-        return self.mma_tiles * MMA_TILE_ROWS // self.tile_w
-
-    def candidate(self) -> Candidate:
-        return Candidate.of("wgmma_window", self._asdict())
-
-
 def _why_not_tiled(problem: Problem, _space: IterSpace, _arch: Arch) -> str:
     conv, gemm = problem.conv, problem.gemm
     is_16_bit = dtype_bytes(gemm.a.dtype) == ITEM_BYTES
@@ -130,12 +113,9 @@ def _why_not_tiled(problem: Problem, _space: IterSpace, _arch: Arch) -> str:
     return first_reason(gemm, problem.gpu, reasons)
 
 
-def convolution_of(space: IterSpace, gemm: Contraction) -> Convolution | None:
-    """Return the sizes of a convolution of images with dimensions image, row, column, channel; None for other computations."""
-    found = image_reduction(space, gemm)
-    if found is None:
-        return None
-    block, image, source = found
+def convolution_of(reduction: ImageReduction, gemm: Contraction) -> Convolution | None:
+    """Return the sizes of a convolution over images; None for other computations."""
+    block, image, source = reduction
     dims = [_dimension(block, tuple(index or ()), gemm) for index in image.index[:3]]
     channels = [
         axis for axis, coefficient in image.index[3] or () if block.axes[axis].extent > 1 and (axis not in gemm.k or coefficient == 1)
@@ -172,7 +152,7 @@ def estimates(problem: Problem) -> Iterator[Estimate]:
     for tile_w, mma_tiles, block_n in itertools.product(TILE_W_CHOICES, MMA_TILES_CHOICES, _block_n_choices(problem.filters)):
         if mma_tiles * MMA_TILE_ROWS % tile_w:
             continue
-        tile = Tiling(tile_w=tile_w, mma_tiles=mma_tiles, block_n=block_n, stages=min(STAGE_CHOICES), blocks=1)
+        tile = WindowParams(tile_w=tile_w, mma_tiles=mma_tiles, block_n=block_n, stages=min(STAGE_CHOICES), blocks=1)
         is_too_tall = tile.tile_h >= 2 * problem.conv.rows.outputs
         if max(_box(problem.conv, tile)) > MAX_TMA_BOX or is_too_tall:
             continue
@@ -181,7 +161,7 @@ def estimates(problem: Problem) -> Iterator[Estimate]:
             yield Estimate(tiling, _secs(problem, tiling), (tile_w, mma_tiles, block_n))
 
 
-def _pipelines(problem: Problem, tile: Tiling) -> Iterator[tuple[int, int]]:
+def _pipelines(problem: Problem, tile: WindowParams) -> Iterator[tuple[int, int]]:
     """Yield numbers of stages, and of CTAs on an SM, whose shared memory and registers fit."""
     gpu = problem.gpu
     registers = tile.block_n // 2 + FRAGMENT_REGISTERS * min(problem.conv.wgmmas, HELD_FRAGMENTS) + OTHER_REGISTERS
@@ -199,7 +179,7 @@ def _block_n_choices(filters: int) -> list[int]:
     return sorted({covering, *(width for width in FIXED_BLOCK_N if width <= covering)})
 
 
-def _box(conv: Convolution, tiling: Tiling) -> tuple[int, int]:
+def _box(conv: Convolution, tiling: WindowParams) -> tuple[int, int]:
     """Return the rows of an image, and the elements of each, that a tile's receptive field covers at most."""
     rows, columns = conv.rows, conv.columns
     lines = (tiling.tile_h - 1) * rows.stride + (rows.taps - 1) * rows.dilation + 1
@@ -207,7 +187,7 @@ def _box(conv: Convolution, tiling: Tiling) -> tuple[int, int]:
     return lines, -(-elements // ALIGNED_ITEMS) * ALIGNED_ITEMS
 
 
-def smem_bytes(problem: Problem, tiling: Tiling) -> int:
+def smem_bytes(problem: Problem, tiling: WindowParams) -> int:
     """Return the least shared memory of a CTA: weights, stages, an epilogue buffer."""
     weights = -(-tiling.block_n // MMA_TILE_ROWS) * problem.conv.wgmmas * WGMMA_K * MMA_TILE_ROWS * ITEM_BYTES
     # The box is aligned in its stage.
@@ -216,7 +196,7 @@ def smem_bytes(problem: Problem, tiling: Tiling) -> int:
     return weights + tiling.stages * stage + epilogue + RESERVED_SMEM_BYTES
 
 
-def _secs(problem: Problem, tiling: Tiling) -> float:
+def _secs(problem: Problem, tiling: WindowParams) -> float:
     """Return the time: each SM multiplies, and moves fragments, weights and results; DRAM overlaps with that."""
     conv, gpu = problem.conv, problem.gpu
     filter_tiles = -(-problem.filters // tiling.block_n)
@@ -230,7 +210,7 @@ def _secs(problem: Problem, tiling: Tiling) -> float:
     return p_norm(sm_secs, dram_secs, exponent=TENSOR_CORE_OVERLAP) + WEIGHTS_SECS + launch_secs(gpu, has_pdl=True)
 
 
-def _mma_tile_cycles(problem: Problem, tiling: Tiling) -> float:
+def _mma_tile_cycles(problem: Problem, tiling: WindowParams) -> float:
     """Return the cycles of a 64-row MMA tile. Few CTAs on an SM do not hide each other's waits."""
     wgmmas, gpu = problem.conv.wgmmas, problem.gpu
     flops = 2 * MMA_TILE_ROWS * tiling.block_n * wgmmas * WGMMA_K

@@ -24,10 +24,11 @@ from tvm import IRModule
 
 from kerneldecl.analysis import tensor_cores
 from kerneldecl.analysis.hopper_limits import MAX_TMA_BOX, MMA_TILE_ROWS, SM_SMEM_BYTES, SYSTEM_SMEM_BYTES, TMA_ALIGN_BYTES
+from kerneldecl.analysis.params import WindowParams, read_params
 from kerneldecl.model import Arch, Gpu, Value, dtype_bytes
 from kerneldecl.templates.hopper.conv_tiles import PixelBoxes, conv_epilogue
 from kerneldecl.templates.hopper.read_conv import Convolution, read_convolution
-from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, SmemConvKernel, SmemConvParams
+from kerneldecl.templates.hopper.smem_conv_config import ITEM_BYTES, PIECE, SmemConvKernel
 from kerneldecl.templates.hopper.smem_conv_kernel import build
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 from kerneldecl.templates.wgmma_matmul import has_wgmma
@@ -36,7 +37,7 @@ from kerneldecl.templates.wgmma_matmul import has_wgmma
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the convolution with its epilogue as one custom kernel, or None where wgmma, TMA or these parameters do not take it."""
-    conv_params = SmemConvParams.of(params)
+    conv_params = read_params(WindowParams, params)
     convolution = read_convolution(mod) if has_wgmma(arch) and _are_in_range(conv_params) else None
     if convolution is None or not _takes(convolution):
         return None
@@ -52,7 +53,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     return build(kernel) if _fits(kernel, arch.the_gpu) else None
 
 
-def _are_in_range(params: SmemConvParams) -> bool:
+def _are_in_range(params: WindowParams) -> bool:
     return (
         params.tile_w in (16, 32, 64)
         and params.mma_tiles in (1, 2, 4)

@@ -242,6 +242,10 @@ def _mma(dtype: str, accum_dtype: str) -> Any:
     shape = f"m16n8k{depth}"
     operand, accumulator = ABBREVIATIONS[dtype], ABBREVIATIONS[accum_dtype]
 
+    def multiply(*places: tuple[Any, Any]) -> Any:
+        """Return one mma.sync of A, B and C, each as a pointer and an offset."""
+        return T.ptx_legacy.mma(shape, "row", "col", operand, operand, accumulator, *itertools.chain(*places), False, dtype=accum_dtype)
+
     @T.prim_func(s_tir=True)
     def done(a: T.handle, b: T.handle, c: T.handle) -> None:
         A = T.match_buffer(a, (LANES, held), dtype, align=64, offset_factor=ROWS, scope="local")
@@ -251,42 +255,11 @@ def _mma(dtype: str, accum_dtype: str) -> Any:
             T.reads(C[0:LANES, 0:held_accum], A[0:LANES, 0:held], B[0:LANES, 0:held])
             T.writes(C[0:LANES, 0:held_accum])
             for tx in T.thread_binding(0, LANES, "threadIdx.x"):
-                T.evaluate(
-                    T.ptx_legacy.mma(
-                        shape,
-                        "row",
-                        "col",
-                        operand,
-                        operand,
-                        accumulator,
-                        A.data,
-                        A.elem_offset + tx * held,
-                        B.data,
-                        B.elem_offset + tx * held,
-                        C.data,
-                        C.elem_offset + tx * held_accum,
-                        False,
-                        dtype=accum_dtype,
-                    )
-                )
-                T.evaluate(
-                    T.ptx_legacy.mma(
-                        shape,
-                        "row",
-                        "col",
-                        operand,
-                        operand,
-                        accumulator,
-                        A.data,
-                        A.elem_offset + tx * held,
-                        B.data,
-                        B.elem_offset + tx * held + held // 2,
-                        C.data,
-                        C.elem_offset + tx * held_accum + held_accum // 2,
-                        False,
-                        dtype=accum_dtype,
-                    )
-                )
+                a_place = T.meta_var((A.data, A.elem_offset + tx * held))
+                b_place = T.meta_var((B.data, B.elem_offset + tx * held))
+                c_place = T.meta_var((C.data, C.elem_offset + tx * held_accum))
+                T.evaluate(multiply(a_place, b_place, c_place))
+                T.evaluate(multiply(a_place, (b_place[0], b_place[1] + held // 2), (c_place[0], c_place[1] + held_accum // 2)))
 
     return done
 

@@ -5,10 +5,14 @@ Knows nothing of operators, templates or TVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kerneldecl.model import Access, Block, Candidate, Cpu, IterSpace, Proposal, dtype_bytes
+
+_ProblemT = TypeVar("_ProblemT")
+_TilingT = TypeVar("_TilingT")
 
 HALF_PAGE_BYTES = 2048
 """Stride in bytes from which on rows are neither prefetched as one stream nor spread over the sets of a cache."""
@@ -81,6 +85,16 @@ def estimate_of(cpu: Cpu, candidate: Candidate, works: Sequence[Work], tile: tup
     secs = sum(predicted_secs(cpu, work) for work in works)
     moved_bytes = sum(work.l2_bytes + work.l3_bytes + work.dram_bytes for work in works)
     return Estimate(candidate, secs, moved_bytes, tile)
+
+
+def proposals_of(
+    problem: _ProblemT | None,
+    cpu: Cpu,
+    tilings: Callable[[_ProblemT, Cpu], Iterable[_TilingT]],
+    estimate: Callable[[_ProblemT, _TilingT, Cpu], Estimate],
+) -> tuple[Proposal, ...]:
+    """Return the tilings of a problem with the least predicted time, best first; nothing where there is no problem."""
+    return () if problem is None else ranked(estimate(problem, tiling, cpu) for tiling in tilings(problem, cpu))
 
 
 def ranked(estimates: Iterable[Estimate]) -> tuple[Proposal, ...]:

@@ -50,7 +50,7 @@ class ImageReduction(NamedTuple):
     """The argument that holds the image, without the margins around it."""
 
 
-def image_reduction(space: IterSpace, gemm: Contraction) -> ImageReduction | None:
+def _image_reduction(space: IterSpace, gemm: Contraction) -> ImageReduction | None:
     """Return the reduction over images with dimensions image, row, column, channel; None for other computations."""
     before = list(itertools.takewhile(lambda block: not block.is_reduction, space.blocks))
     block = space.blocks[len(before)]
@@ -75,8 +75,8 @@ def _adds_only_margins(source: Access, image: Access) -> bool:
 class ConvPolicy(Generic[_ConvT]):
     """A policy of convolutions on wgmma: what it proposes, given how it reads a convolution and times its tilings."""
 
-    convolution_of: Callable[[IterSpace, Contraction], _ConvT | None]
-    """Returns the sizes that the policy needs of a convolution, None for other computations."""
+    convolution_of: Callable[[ImageReduction, Contraction], _ConvT | None]
+    """Returns the sizes that the policy needs of a convolution over images, None for other computations."""
     why_not_tiled: Callable[[ConvProblem[_ConvT], IterSpace, Arch], str]
     """Returns why the template does not take a convolution, as a sentence; empty where it does."""
     estimates: Callable[[ConvProblem[_ConvT]], Iterator[Estimate]]
@@ -100,7 +100,8 @@ class ConvPolicy(Generic[_ConvT]):
         gemm = contraction_of(space)
         if isinstance(gemm, str):
             return gemm
-        conv = self.convolution_of(space, gemm)
+        reduction = _image_reduction(space, gemm)
+        conv = None if reduction is None else self.convolution_of(reduction, gemm)
         if conv is None:
             return "it is not a convolution of images in NHWC layout"
         problem = ConvProblem(conv, gemm, space.blocks[-1].writes[0].dtype, arch.the_gpu)

@@ -90,6 +90,10 @@ class Cta(NamedTuple):
         row = (scheduler.row * params.cluster_m + self.rank.m) * params.block_m
         return row, (scheduler.column * params.cluster_n + self.rank.n) * params.block_n
 
+    def tile_start(self, scheduler: TileScheduler) -> tuple[Any, Any, Any]:
+        """Return the first row and column of the tile, and the k-tile from which on this CTA loads it."""
+        return (*self.tile_origin(scheduler), self.first_k_tile(scheduler))
+
     def first_k_tile(self, scheduler: TileScheduler) -> Any:
         return self.rank.split * self.kernel.k_tiles_per_cta if self.kernel.params.split_k > 1 else scheduler.first_k_tile()
 

@@ -35,8 +35,7 @@ def _load_by_tma(cta, scheduler):
     state = PipelineState(kernel.params.stages, 1)
     a, b = meta_vars(cta.loaders())
     while scheduler.valid():
-        row, column = meta_vars(cta.tile_origin(scheduler))
-        begin = T.meta_var(cta.first_k_tile(scheduler))
+        row, column, begin = meta_vars(cta.tile_start(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
             empty.wait(state.stage, state.phase)
             full.arrive(state.stage, kernel.stage_bytes)
@@ -70,8 +69,7 @@ def _load_by_both(cta, scheduler):
     state = PipelineState(kernel.params.stages, 1)
     block_k = T.meta_var(kernel.a.row_elements)
     while scheduler.valid():
-        row, column = meta_vars(cta.tile_origin(scheduler))
-        begin = T.meta_var(cta.first_k_tile(scheduler))
+        row, column, begin = meta_vars(cta.tile_start(scheduler))
         for i in T.serial(scheduler.k_tile_count()):
             empty.wait(state.stage, state.phase)
             if kernel.tma_bytes > 0:

@@ -6,9 +6,8 @@ Knows nothing of the kernel's statements.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -22,8 +21,8 @@ from kerneldecl.analysis.hopper_limits import (
     SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
 )
+from kerneldecl.analysis.params import WindowParams
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
-from kerneldecl.model import Value
 from kerneldecl.templates.hopper.conv_tiles import PixelBoxes
 from kerneldecl.templates.hopper.epilogue import Epilogue
 from kerneldecl.templates.hopper.kernel_config import AccumulatorLayout, EpiloguePlan
@@ -46,24 +45,6 @@ LOW, HIGH = 0x0000FFFF, 0xFFFF0000
 ALL = LOW | HIGH
 
 
-class SmemConvParams(NamedTuple):
-    """The parameters of wgmma_window, as read."""
-
-    tile_w: int
-    mma_tiles: int
-    block_n: int
-    stages: int
-    blocks: int
-
-    @classmethod
-    def of(cls, params: Mapping[str, Value]) -> SmemConvParams:
-        return cls(**{name: params[name] for name in cls._fields})  # type: ignore[arg-type]
-
-    @property
-    def tile_h(self) -> int:
-        return self.mma_tiles * MMA_TILE_ROWS // self.tile_w
-
-
 @dataclass(frozen=True)
 class SmemConvKernel:
     """One kernel: the reduction goes over rows of windows, in pairs of contiguous elements; rows of odd length end with half a pair."""
@@ -71,7 +52,7 @@ class SmemConvKernel:
     convolution: Convolution
     boxes: PixelBoxes
     epilogue: Epilogue
-    params: SmemConvParams
+    params: WindowParams
     sm_count: int
 
     @property
