@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "reduce_float16": ("gpu_reduce", "reduce", {"op": "sum", "shape": (512, 1024), "axes": (1,), "dtype": "float16"}, ROWS),
     "reduce_float32": ("gpu_reduce", "reduce", {"op": "max", "shape": (512, 1024), "axes": (0,)}, COLUMNS),
     "reduce_chunks_float32": ("gpu_reduce", "reduce", {"op": "sum", "shape": (4, 65536), "axes": (1,)}, LONG),
-    "window_float16": ("gpu_window", "tensor_ir", {"file": "tests/windows.py", "function": "max_pool"}, POOL),
+    "window_float16": ("gpu_window", "tensor_ir", {"file": "tests/support/sliding_windows.py", "function": "max_pool"}, POOL),
     "softmax_float16": ("gpu_rowwise", "softmax", {"shape": (512, 1024), "dtype": "float16"}, KEPT),
     "layer_norm_float32": ("gpu_rowwise", "layer_norm", {"shape": (512, 1024)}, KEPT),
     "rms_norm_bfloat16": ("gpu_rowwise", "rms_norm", {"shape": (512, 1024), "dtype": "bfloat16"}, KEPT),

@@ -41,7 +41,7 @@ Case = tuple[str, str, dict[str, Any]]
 
 
 def sliding_window(function: str) -> Case:
-    return WINDOW, "tensor_ir", {"file": "tests/windows.py", "function": function}
+    return WINDOW, "tensor_ir", {"file": "tests/support/sliding_windows.py", "function": function}
 
 
 SMALL: list[Case] = [
