@@ -46,7 +46,7 @@ UNMAPPED = "*(volatile float*)16 = 1.0f;"
 HANG = "while (true) __nanosleep(1000);"
 
 
-def case(size: int = SIZE) -> dict[str, Any]:
+def spec(size: int = SIZE) -> dict[str, Any]:
     return {"root": str(ROOT), "rule": "elementwise", "attrs": {"op": "add", "shape": [size], "dtype": "float32"}, "seed": 20}
 
 
@@ -86,11 +86,11 @@ def measure() -> Iterator[Callable[..., dict[str, Any]]]:
 
 def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
     good = built()
-    assert measure("prepare", case=case()) == {}
-    verdict = measure("verify", case=case(), **good)
+    assert measure("prepare", spec=spec()) == {}
+    verdict = measure("verify", spec=spec(), **good)
     assert verdict["error"] <= 1e-6
     assert 0 < verdict["secs"] < 1
-    sampled = measure("sample", case=case(), calls=20, samples=5, **good)["samples"]
+    sampled = measure("sample", spec=spec(), calls=20, samples=5, **good)["samples"]
     assert len(sampled) == 5
     assert all(0 < secs < 1e-3 for secs in sampled)
 
@@ -108,45 +108,45 @@ def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
 )
 def test_a_harmful_kernel_is_reported_and_the_next_one_is_measured(built: Any, measure: Any, line: str, reason: str) -> None:
     bad, good = built(line), built()
-    assert measure("verify", case=case(), **good)["error"] <= 1e-6
-    assert reason in measure("verify", case=case(), **bad)["failure"]
+    assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
+    assert reason in measure("verify", spec=spec(), **bad)["failure"]
     for _ in range(2):
-        assert measure("verify", case=case(), **good)["error"] <= 1e-6
-    assert measure("sample", case=case(), calls=3, samples=1, **good)["samples"]
+        assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
+    assert measure("sample", spec=spec(), calls=3, samples=1, **good)["samples"]
 
 
 @pytest.mark.parametrize("line", [WRONG, UNWRITTEN], ids=["wrong", "unwritten"])
 def test_wrong_numbers_are_an_error_beyond_any_tolerance(built: Any, measure: Any, line: str) -> None:
-    assert measure("verify", case=case(), **built(line))["error"] > 1
-    assert measure("verify", case=case(), **built())["error"] <= 1e-6
+    assert measure("verify", spec=spec(), **built(line))["error"] > 1
+    assert measure("verify", spec=spec(), **built())["error"] <= 1e-6
 
 
 def test_a_kernel_that_hangs_is_ended(built: Any, measure: Any) -> None:
     hanging, good = built(HANG), built()
-    assert measure("verify", case=case(), **good)["error"] <= 1e-6
-    assert measure("verify", 3.0, case=case(), **hanging) == {"failure": "took more than 3 s"}
-    assert measure("verify", case=case(), **good)["error"] <= 1e-6
+    assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
+    assert measure("verify", 3.0, spec=spec(), **hanging) == {"failure": "took more than 3 s"}
+    assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
 
 
 @pytest.mark.parametrize("size", [1, 3, 1 << 10, (1 << 22) + 5])
 def test_sizes_from_one_element_to_more_than_a_cache(built: Any, measure: Any, size: int) -> None:
     kernel = built(size=size)
-    assert measure("verify", case=case(size), **kernel)["error"] <= 1e-6
-    assert len(measure("sample", case=case(size), calls=64, samples=2, **kernel)["samples"]) == 2
+    assert measure("verify", spec=spec(size), **kernel)["error"] <= 1e-6
+    assert len(measure("sample", spec=spec(size), calls=64, samples=2, **kernel)["samples"]) == 2
 
 
 def test_twice_the_work_is_twice_the_time(built: Any, measure: Any) -> None:
     """Kernels that wait for a number of clock cycles, at 1 to 3 GHz."""
     wait = "{{ long long start = clock64(); while (clock64() - start < {}) {{}} }}"
     short, long = built(wait.format(20_000)), built(wait.format(40_000))
-    measure("sample", case=case(), calls=10, samples=3, **short)  # brings the clock up
-    times = [min(measure("sample", case=case(), calls=10, samples=9, **kernel)["samples"]) for kernel in (short, long)]
+    measure("sample", spec=spec(), calls=10, samples=3, **short)  # brings the clock up
+    times = [min(measure("sample", spec=spec(), calls=10, samples=9, **kernel)["samples"]) for kernel in (short, long)]
     assert 20_000 / 3e9 < times[0] < 20_000 / 1e9
     assert 1.5 < times[1] / times[0] < 2.1
 
 
 def test_measured_peaks_and_conditions_of_the_gpu(built: Any, measure: Any) -> None:
-    measure("sample", case=case(), calls=1, samples=1, **built())
+    measure("sample", spec=spec(), calls=1, samples=1, **built())
     found = measure("measured_peaks")
     assert 0.7 < found["dram_bytes_per_s"] / H200.the_gpu.dram_bytes_per_s < 1.0
     assert found["device"]["gpu"] == H200.model

@@ -129,7 +129,7 @@ class Kernels:
         described = {**self.described(case), "computation": computation}
         fields = {"candidate": candidate.to_json(), "arch": to_json(arch), "toolchain": TOOLS, "folder": str(folder), "force": True}
         answer = self._answer({"action": "build", "spec": described, **fields})
-        library = folder / f"{answer.get('code', '')}.so"
+        library = folder / f"{answer.get('code_digest', '')}.so"
         return Kernel(candidate, library, symbol(computation), f"{answer.get('failure', '')} {answer.get('diagnostics', '')}".strip())
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Checked:
     def _wrong(self, case: Case, kernel: Kernel, tolerance: float) -> str:
         if kernel.failure:
             return kernel.failure
-        at_hand = {"device": "cuda", "model": H200.model, "case": {**self._kernels.described(case), "seed": 0}}
+        at_hand = {"device": "cuda", "model": H200.model, "spec": {**self._kernels.described(case), "seed": 0}}
         request = {"action": "verify", **at_hand, "library": str(kernel.library), "symbol": kernel.symbol}
         answer = self._runner.measure(request, LIMIT_SECS)
         if "failure" in answer:

@@ -141,8 +141,8 @@ print(json.dumps({
 
 BUILD = """
 import tvm, tvm_ffi
-sys.path[:0] = [sys.argv[4], str(Path(sys.argv[4]).parent)]
-import test_cuda_build as cases
+sys.path[:0] = [sys.argv[4], str(Path(sys.argv[4]).parents[1])]
+import test_cuda as cases
 from kerneldecl.store.keys import digest
 compiled = cases.compile_cuda_object(cases.bound(cases.addition()), cases.H200, "kd_add", cases.LocalStore(folder))
 has_runtime = tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None

@@ -359,7 +359,7 @@ def damage_database(folder: Path) -> None:
     ("damage", "message"),
     [
         (damage_database, "database_workload.json of the artifact has other content"),
-        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 3"),
+        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 4"),
         (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was built with TVM 0.26.0"),
         (shutil.rmtree, "holds no artifact"),
     ],

@@ -50,7 +50,7 @@ SMALL: list[Case] = [
     (ELEMENTWISE, "elementwise", {"op": "gelu", "shape": (65, 128), "dtype": "float16"}),
     *((ELEMENTWISE, "transpose", {"shape": shape, "axes": (1, 0)}) for shape in [(1, 17), (49, 81), (64, 128), (96, 40)]),
     (ELEMENTWISE, "transpose", {"shape": (2, 64, 3, 64), "axes": (0, 2, 3, 1), "dtype": "bfloat16"}),
-    *((ELEMENTWISE, "tensor_ir", {"file": "tests/places.py", "function": name}) for name in ("joined", "cut", "turned")),
+    *((ELEMENTWISE, "tensor_ir", {"file": "tests/support/rearrangements.py", "function": name}) for name in ("joined", "cut", "turned")),
     *(
         (REDUCE, "reduce", {"op": "sum", "shape": shape, "axes": axes})
         for shape, axes in [((1, 1), (1,)), ((1031,), (0,)), ((3, 4096), (1,))]
