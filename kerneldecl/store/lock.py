@@ -52,7 +52,8 @@ def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:
 
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
+        # A GPU is locked in the thread that first measures, and given back in another.
+        lock = FileLock(path, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:

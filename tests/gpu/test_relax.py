@@ -24,6 +24,7 @@ from kerneldecl.plugins.load import load_arch
 from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
+from kerneldecl.toolchain.linkers import LINKERS
 
 pytestmark = pytest.mark.gpu
 
@@ -103,7 +104,7 @@ def exchange(folder: Path, symbol: str, content: bytes) -> None:
     """Have another kernel stand in an artifact for the one of a symbol, as one who writes artifacts would."""
     manifest = json.loads((folder / link.MANIFEST).read_text())
     (folder / "objects" / f"{symbol}.o").write_bytes(content)
-    link.LINKERS["cuda"](folder / "other.so", sorted((folder / "objects").glob("*.o")))
+    LINKERS["cuda"](folder / "other.so", sorted((folder / "objects").glob("*.o")))
     name = f"lib/net-{digest((folder / 'other.so').read_bytes())[:16]}.so"
     (folder / manifest["library"]).unlink()
     (folder / "other.so").rename(folder / name)
