@@ -2,7 +2,7 @@
 
 Knows nothing of declarations, plans or TVM, and imports next to nothing: a null build ends here.
 
-The last complete build leaves a stamp with five digests: of workloads.toml, of its lock, of what else a plan depends on
+The last complete build leaves a stamp, lines of text with five digests: of workloads.toml, of its lock, of what else a plan depends on
 (contents of rules, policies, templates and archs, this package, the machine), of the listing of the tuning records, and
 of the listing of the artifacts. Where none differs, the plan is empty as before; otherwise a plan is made. A listing holds
 each file's size and times: a file that was written to at all counts as changed.
@@ -10,14 +10,15 @@ each file's size and times: a file that was written to at all counts as changed.
 
 from __future__ import annotations
 
-import json
 import os
 from _thread import get_native_id
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
-STAMP = "cache/stamp.json"
-SCHEMA = 1
+STAMP = "cache/stamp.txt"
+_FIRST_LINE = "stamp 2"
+_DECLARED = ("declared ", "entries ")
+"""What the lines that depend on the text of workloads.toml begin with."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
 # For lower records and an artifact's sources, only their folders' times are compared: a call of stat() for each file would
@@ -30,12 +31,12 @@ _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"init
 def is_fresh(root: str) -> int | None:
     """Return the number of entries if everything is as the last complete build left it, else None."""
     try:
-        with open(os.path.join(root, STAMP), "rb") as file:
-            stamp = json.loads(file.read())
-        now = stamp["schema"] == SCHEMA and _stamp(root, stamp["extra"], stamp["folders"], stamp["entries"])
-        return int(stamp["entries"]) if now == stamp else None
-    except (OSError, ValueError, KeyError, TypeError):
+        lines = _read(root)
+        [entries] = _values(lines, "entries ")
+        now = _stamp(root, _values(lines, "extra "), _values(lines, "folder "), int(entries))
+    except (OSError, ValueError):
         return None
+    return int(entries) if lines == now else None
 
 
 def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries: int) -> None:
@@ -47,10 +48,10 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
     _write(root, _stamp(root, sorted(extra), sorted(folders), entries))
 
 
-def _write(root: str, stamp: dict[str, object]) -> None:
+def _write(root: str, stamp: list[str]) -> None:
     temporary = os.path.join(root, f"{STAMP}.{get_native_id()}.part")  # as store.files, without what that imports
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(stamp, file)
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("\n".join(stamp))
     os.replace(temporary, os.path.join(root, STAMP))
 
 
@@ -60,29 +61,37 @@ def restamp(root: str, entries: int) -> int:
     The caller knows that the new text declares the same.
     """
     try:
-        with open(os.path.join(root, STAMP), "rb") as file:
-            old = json.loads(file.read())
-        now = _stamp(root, old["extra"], old["folders"], entries)
-    except (OSError, ValueError, KeyError, TypeError):
+        old = _read(root)
+        now = _stamp(root, _values(old, "extra "), _values(old, "folder "), entries)
+    except (OSError, ValueError):
         return 0
-    if any(old.get(name) != now[name] for name in ("schema", "lock", "context", "artifacts", "records")):
+    if [line for line in old if not line.startswith(_DECLARED)] != [line for line in now if not line.startswith(_DECLARED)]:
         return 0
     _write(root, now)
     return entries
 
 
-def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "declared": sha256(_content(os.path.join(root, "workloads.toml"))).hexdigest(),
-        "lock": sha256(_content(os.path.join(root, "workloads.lock"))).hexdigest(),
-        "context": context(root, extra),
-        "artifacts": artifacts(root, folders),
-        "records": records(root),
-        "extra": extra,
-        "folders": folders,
-        "entries": entries,
-    }
+def _read(root: str) -> list[str]:
+    with open(os.path.join(root, STAMP), encoding="utf-8", errors="surrogateescape") as file:
+        return file.read().split("\n")
+
+
+def _values(lines: Iterable[str], name: str) -> list[str]:
+    return [line.removeprefix(name) for line in lines if line.startswith(name)]
+
+
+def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> list[str]:
+    return [
+        _FIRST_LINE,
+        f"declared {sha256(_content(os.path.join(root, 'workloads.toml'))).hexdigest()}",
+        f"lock {sha256(_content(os.path.join(root, 'workloads.lock'))).hexdigest()}",
+        f"context {context(root, extra)}",
+        f"artifacts {artifacts(root, folders)}",
+        f"records {records(root)}",
+        *(f"extra {name}" for name in extra),
+        *(f"folder {name}" for name in folders),
+        f"entries {entries}",
+    ]
 
 
 def context(root: str, extra: Iterable[str]) -> str:

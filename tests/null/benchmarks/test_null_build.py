@@ -7,6 +7,7 @@ from pathlib import Path
 
 import null_build
 import pytest
+from bench_support.many_entries import one_table, shapes_of
 from support.repository import REPOSITORY
 
 FOLDER = REPOSITORY / "benchmarks"
@@ -47,7 +48,7 @@ def test_null_builds_and_plans_after_edits_are_measured(tmp_path: Path) -> None:
     """Each run prints what is expected, or ends this process."""
     rows = null_build.null_builds(tmp_path, 2, rounds=1)
     assert {"kerneldecl, a table each", "kerneldecl, one table"} <= {row["tool"] for row in rows}
-    editor = null_build.Editor(tmp_path / "one-table", null_build.one_table, null_build.shapes_of(2))
+    editor = null_build.Editor(tmp_path / "one-table", one_table, shapes_of(2))
     editor.after_comment("build")
     editor.after_change()
     editor.restore()

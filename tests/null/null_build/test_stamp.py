@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,8 +128,15 @@ def backdated(pattern: str) -> Edit:
     return edit
 
 
-def stamp(**fields: object) -> Edit:
-    return lambda space: space.write({STAMP: json.dumps({**space.json(STAMP), **fields})})
+def stamp(pattern: str, line: str) -> Edit:
+    """Change the lines of the stamp that match."""
+
+    def edit(space: Space) -> None:
+        text, count = re.subn(pattern, line, space.read(STAMP), flags=re.MULTILINE)
+        assert count
+        space.write({STAMP: text})
+
+    return edit
 
 
 CHANGES: dict[str, Edit] = {
@@ -164,13 +172,15 @@ CHANGES: dict[str, Edit] = {
     "artifact removed": lambda space: shutil.rmtree(space.root / "dist"),
     "stamp removed": remove(STAMP),
     "stamp cut off": truncate(STAMP),
-    "stamp not JSON": lambda space: space.write({STAMP: "nonsense"}),
-    "stamp no object": lambda space: space.write({STAMP: "[]"}),
-    "stamp empty": lambda space: space.write({STAMP: "{}"}),
-    "stamp of another schema": stamp(schema=99),
-    "stamp of other folders": stamp(folders=[]),
-    "stamp with folders of no sense": stamp(folders=7),
-    "stamp with more entries": stamp(entries="many"),
+    "stamp of no sense": lambda space: space.write({STAMP: "nonsense"}),
+    "stamp empty": lambda space: space.write({STAMP: ""}),
+    "stamp of another schema": stamp("^stamp .*", "stamp 99"),
+    "stamp without folders": stamp("^folder .*\n", ""),
+    "stamp of other folders": stamp("^folder .*", "folder dist/other"),
+    "stamp with folders of no sense": stamp("^folder .*", "folder a\\0b"),
+    "stamp that names a folder as a file": stamp("^extra .*", "extra rules"),
+    "stamp with many entries": stamp("^entries .*", "entries many"),
+    "stamp with two numbers of entries": stamp("^entries .*", "entries 3\nentries 4"),
 }
 
 

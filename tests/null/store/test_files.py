@@ -101,7 +101,7 @@ def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> Non
     assert list(known.tables.values()) == [[row]]
     assert isinstance(known.tables[min(known.tables)][0], Row)
     assert is_fresh(str(tmp_path)) == 1
-    assert names_in(tmp_path / "cache") == [Path(MEMO).name, "stamp.json"]
+    assert names_in(tmp_path / "cache") == [Path(MEMO).name, "stamp.txt"]
 
 
 def test_a_memo_of_another_form_does_not_hold(tmp_path: Path) -> None:
