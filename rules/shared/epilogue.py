@@ -19,7 +19,10 @@ from kerneldecl.model import Arg
 from .pointwise import OPERATIONS, cast, lower, stage
 from .precision import is_integer
 
-Step = Literal["bias", "relu", "gelu", "silu", "add", "scale", "scale_columns"]
+Step = Literal[
+    "bias", "add", "scale", "scale_columns",
+    "relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_sigmoid", "hard_swish",
+]  # fmt: skip
 RowStep = Literal["scale_rows"]
 """A step of GEMMs alone."""
 SCALES = frozenset({"scale", "scale_columns", "scale_rows"})

@@ -71,6 +71,14 @@ def _relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
+def _hard_sigmoid(x: Array) -> Array:
+    return np.asarray(np.clip(x + 3, 0, 6) / 6)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))))
+
+
 OPERATIONS = {
     "copy": Pointwise(1, 0, np.positive),
     "add": Pointwise(2, 1, np.add),
@@ -87,7 +95,11 @@ OPERATIONS = {
     "tanh": Pointwise(1, 1, np.tanh, is_float_only=True, is_rounded=True),
     "sigmoid": Pointwise(1, 1, _sigmoid, is_float_only=True, is_rounded=True),
     "gelu": Pointwise(1, 5, lambda x: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)), is_float_only=True, is_rounded=True),
+    "gelu_tanh": Pointwise(1, 9, _gelu_tanh, is_float_only=True, is_rounded=True),
     "silu": Pointwise(1, 2, lambda x: x * _sigmoid(x), is_float_only=True, is_rounded=True),
+    "relu6": Pointwise(1, 2, lambda x: np.clip(x, 0, 6)),
+    "hard_sigmoid": Pointwise(1, 4, _hard_sigmoid, is_float_only=True, is_rounded=True),
+    "hard_swish": Pointwise(1, 5, lambda x: x * _hard_sigmoid(x), is_float_only=True, is_rounded=True),
 }
 
 
@@ -122,6 +134,17 @@ def lower(op: str, shape: Any, name: str, dtype: str, *operands: Reader) -> Any:
         half = stage(shape, f"{name}_half", lambda e: e * const(0.5), erf)
         gate = stage(shape, f"{name}_gate", lambda h: const(0.5) + h, half)
         return stage(shape, name, operator.mul, *operands, gate)
+    if op == "gelu_tanh":
+        return _lower_gelu_tanh(shape, name, const, *operands)
+    if op in {"relu6", "hard_sigmoid", "hard_swish"}:
+        shifted = operands[0] if op == "relu6" else stage(shape, f"{name}_shifted", lambda x: x + const(3), *operands)
+        positive = stage(shape, f"{name}_relu", lambda x: te.max(x, const(0)), shifted)
+        if op == "relu6":
+            return stage(shape, name, lambda x: te.min(x, const(6)), positive)
+        gate = stage(shape, f"{name}_gate", lambda x: te.min(x, const(6)), positive)
+        if op == "hard_swish":
+            gate = stage(shape, f"{name}_gated", operator.mul, *operands, gate)
+        return stage(shape, name, lambda x: te.div(x, const(6)), gate)
     expressions: dict[str, Callable[..., Any]] = {
         "copy": lambda x: x,
         "add": operator.add,
@@ -139,3 +162,18 @@ def lower(op: str, shape: Any, name: str, dtype: str, *operands: Reader) -> Any:
         "sigmoid": te.sigmoid,
     }
     return stage(shape, name, expressions[op], *operands)
+
+
+def _lower_gelu_tanh(shape: Any, name: str, const: Callable[[float], Any], x: Reader) -> Any:
+    """Return x / 2 * (1 + tanh(sqrt(2 / pi) * x * (1 + 0.044715 * x * x))), in the stages of Relax."""
+    from tvm import te
+
+    half = stage(shape, f"{name}_half", lambda v: const(0.5) * v, x)
+    scaled = stage(shape, f"{name}_scaled", lambda v: const(math.sqrt(2 / math.pi)) * v, x)
+    linear = stage(shape, f"{name}_linear", lambda v: const(0.044715) * v, x)
+    square = stage(shape, f"{name}_square", operator.mul, linear, x)
+    factor = stage(shape, f"{name}_factor", lambda v: const(1) + v, square)
+    inner = stage(shape, f"{name}_inner", operator.mul, scaled, factor)
+    tanh = stage(shape, f"{name}_tanh", te.tanh, inner)
+    gate = stage(shape, f"{name}_gate", lambda v: const(1) + v, tanh)
+    return stage(shape, name, operator.mul, half, gate)

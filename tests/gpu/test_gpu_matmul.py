@@ -14,7 +14,7 @@ TENSOR_CORES, CUDA_CORES = proposed("gpu_matmul_tc", step=10), proposed("gpu_mat
 BOTH = {"tensor cores": TENSOR_CORES, "CUDA cores": CUDA_CORES}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SIZES = [(256, 256, 256), (1000, 1003, 517), (16, 512, 1024), (129, 66, 40), (17, 31, 16), (64, 192, 72)]
-EPILOGUES = [["bias"], ["bias", "relu"], ["gelu"], ["bias", "silu", "add"]]
+EPILOGUES = [["bias"], ["bias", "relu"], ["gelu"], ["bias", "silu", "add"], ["bias", "relu6"], ["hard_swish", "add"]]
 TILING: dict[str, Any] = {
     "block_m": 64,
     "block_n": 64,

@@ -41,6 +41,8 @@ EPILOGUES: list[dict[str, Any]] = [
     {"epilogue": ["bias", "relu"]},
     {"epilogue": ["bias", "gelu"], "dtype": "bfloat16"},
     {"epilogue": ["silu", "add"], "batch": 3},
+    {"epilogue": ["bias", "hard_swish"]},
+    {"epilogue": ["bias", "gelu_tanh"]},
     {"epilogue": ["scale_rows", "scale_columns", "bias"], "dtype": "int8", "out_dtype": "float16"},
     {"epilogue": ["scale", "add"], "dtype": "float8_e4m3fn", "out_dtype": "float32"},
 ]

@@ -12,9 +12,9 @@ from typing import Any
 
 from kerneldecl.model import Arg
 
-UNARY = ("relu", "copy", "neg", "abs", "sqrt", "exp", "tanh", "sigmoid", "gelu", "silu")
+_ACTIVATIONS = ("relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_sigmoid", "hard_swish")
+UNARY = (*_ACTIVATIONS, "copy", "neg", "abs", "sqrt", "exp")
 BINARY = ("add", "mul", "sub", "div", "maximum", "minimum")
-_ACTIVATIONS = ("relu", "gelu", "silu")
 _REDUCTIONS = ("sum", "mean", "max", "min")
 _LARGEST_STRIDE = 4
 _LARGEST_DILATION = 3

@@ -28,7 +28,8 @@ TARGET = target_of(load_arch(ROOT, "host"))
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 CONVOLUTION = {"n": 2, "h": 9, "w": 8, "c": 6, "f": 4, "kh": 3, "kw": 2, "stride": 2, "padding": 1, "groups": 2}
 FACTORS = (*FLOATS, "float8_e4m3fn", "float8_e5m2", "int8", "uint8")
-ONE_OPERAND = ("copy", "neg", "abs", "relu", "sqrt", "exp", "tanh", "sigmoid", "gelu", "silu")
+ACTIVATIONS = ("relu", "relu6", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "hard_sigmoid", "hard_swish")
+ONE_OPERAND = (*ACTIVATIONS, "copy", "neg", "abs", "sqrt", "exp")
 TWO_OPERANDS = ("add", "sub", "mul", "div", "maximum", "minimum")
 
 
@@ -191,6 +192,18 @@ SHAPE = {"shape": (3, 4, 5)}
 op = relax.op
 
 
+def scalar(value: float) -> Any:
+    return relax.const(value, "float32")
+
+
+def relu6(x: Any) -> Any:
+    return op.minimum(op.nn.relu(x), scalar(6))
+
+
+def hard_sigmoid(x: Any) -> Any:
+    return op.divide(relu6(op.add(x, scalar(3))), scalar(6))
+
+
 @pytest.mark.parametrize(
     ("instance", "build"),
     [
@@ -215,7 +228,11 @@ op = relax.op
         (rule("transpose", **SHAPE, axes=(2, 0, 1)), lambda x: op.permute_dims(x, [2, 0, 1])),
         *((rule("elementwise", op=name, **SHAPE), getattr(op, name)) for name in ("add", "maximum", "minimum", "abs", "sqrt", "exp")),
         *((rule("elementwise", op=name, **SHAPE), getattr(op, name)) for name in ("tanh", "sigmoid")),
-        *((rule("elementwise", op=name, **SHAPE), getattr(op.nn, name)) for name in ("relu", "gelu", "silu")),
+        *((rule("elementwise", op=name, **SHAPE), getattr(op.nn, name)) for name in ("relu", "gelu", "gelu_tanh", "silu")),
+        (rule("elementwise", op="relu6", **SHAPE), relu6),
+        (rule("elementwise", op="hard_sigmoid", **SHAPE), hard_sigmoid),
+        (rule("elementwise", op="hard_swish", **SHAPE), lambda x: op.divide(op.multiply(x, relu6(op.add(x, scalar(3)))), scalar(6))),
+        (rule("conv2d", **CONV2D, epilogue=("bias", "relu6")), lambda x, w, bias: relu6(op.add(relax_conv2d()(x, w), bias))),
         (rule("elementwise", op="sub", **SHAPE), op.subtract),
         (rule("elementwise", op="mul", **SHAPE), op.multiply),
         (rule("elementwise", op="div", **SHAPE), op.divide),

@@ -81,9 +81,9 @@ def test_tensor_cores_take_every_layout(layout: str, dtype: str, accum_dtype: st
     [
         {"m": 1000, "n": 1003, "k": 517, "epilogue": ("bias", "relu")},
         {"m": 100, "n": 96, "k": 72, "layout": "tn", "batch": 3},
-        {"m": 64, "n": 64, "k": 64, "epilogue": ("bias", "gelu", "add")},
+        {"m": 64, "n": 64, "k": 64, "epilogue": ("bias", "gelu_tanh", "add")},
         {"m": 128, "n": 64, "k": 128, "layout": "nt", "dtype": "int8"},
-        {"m": 7, "n": 300, "k": 40, "layout": "nt", "dtype": "bfloat16", "epilogue": ("silu",)},
+        {"m": 7, "n": 300, "k": 40, "layout": "nt", "dtype": "bfloat16", "epilogue": ("hard_swish",)},
     ],
 )
 def test_no_further_kernel_whatever_the_sizes_and_the_epilogue(attrs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
