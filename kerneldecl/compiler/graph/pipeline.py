@@ -10,17 +10,23 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SimplifyShapes, VectorBiases
+from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
+from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.shapes import SimplifyShapes
 
 GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
     FoldConstants(),
     FoldBatchNorm(),  # knows convolutions as they were imported
     MergePadding(),
+    SimplifyClips(),
     ChannelsLast(),
     FoldConstants(),  # repacks the weights, once
-    VectorBiases(),
+    SplitPadding(),
     SimplifyShapes(),
+    VectorBiases(),
+    OrderOperands(),
+    SeparateGates(),
     relax.transform.DeadCodeElimination(),
 )
 """The passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls."""

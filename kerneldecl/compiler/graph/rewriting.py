@@ -26,7 +26,9 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
             if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
                 self._reads = _reads(func)
                 self.builder_.update_func(var, self.visit_expr(func))
-        return relax.transform.DeadCodeElimination()(self.builder_.get())
+        # ConvertLayout loses the layout at a variable that is another's alias.
+        tidied = relax.transform.CanonicalizeBindings()(self.builder_.get())
+        return relax.transform.DeadCodeElimination()(tidied)
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:  # noqa: ARG002  # for subclasses
         """Return what stands for a call of an operator, whose arguments are rewritten already; the call itself to keep it."""
