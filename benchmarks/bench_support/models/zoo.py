@@ -1,0 +1,125 @@
+"""Owns the models that the benchmark compares: torchvision's and transformers' own classes with random weights, and their inputs.
+
+Knows nothing of how they are tuned or timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Made = tuple[Any, tuple[Any, ...]]
+"""A module in evaluation mode, float32, and inputs for it."""
+LLAMA_3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 1,
+    "vocab_size": 1024,  # the block is compared, not the embedding
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model with inputs of one shape."""
+
+    name: str
+    make: Callable[[], Made]
+
+
+class First(torch.nn.Module):
+    """Gives the first output of a module whose outputs are a dataclass."""
+
+    def __init__(self, module: Any, argument: str) -> None:
+        super().__init__()
+        self.module, self.argument = module, argument
+
+    def forward(self, x: Any) -> Any:
+        return self.module(**{self.argument: x}, return_dict=False)[0]
+
+
+class UNetBlock(torch.nn.Module):
+    """Two residual blocks of a diffusion U-Net: group norm, SiLU, 3x3 convolution, twice, and the shortcut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(*(part for _ in range(2) for part in self._parts(channels))) for _ in range(2)
+        )
+
+    @staticmethod
+    def _parts(channels: int) -> tuple[Any, ...]:
+        return torch.nn.GroupNorm(32, channels), torch.nn.SiLU(), torch.nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def _torchvision() -> Any:
+    if torch.version.cuda is None:
+        # PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators do not load. These models use none of them.
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import torchvision
+
+    return torchvision.models
+
+
+def _vision(name: str, batch: int) -> Made:
+    torch.manual_seed(0)
+    return getattr(_torchvision(), name)(weights=None).eval(), (torch.randn(batch, 3, 224, 224),)
+
+
+def _bert(batch: int, tokens: int, **sizes: int) -> Made:
+    _torchvision()  # transformers imports it
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertEncoder
+
+    torch.manual_seed(0)
+    encoder = BertEncoder(BertConfig(**sizes, attn_implementation="eager")).eval()
+    return First(encoder, "hidden_states"), (torch.randn(batch, tokens, sizes["hidden_size"]),)
+
+
+def _llama(tokens: int) -> Made:
+    _torchvision()  # transformers imports it
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="eager")).eval()
+    return First(model, "inputs_embeds"), (torch.randn(1, tokens, LLAMA_3_8B["hidden_size"]),)
+
+
+def _unet_block() -> Made:
+    torch.manual_seed(0)
+    return UNetBlock(320).eval(), (torch.randn(2, 320, 64, 64),)
+
+
+BERT_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12}
+BERT_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 6}
+EXAMPLES: tuple[Example, ...] = (
+    Example("resnet18.b1", lambda: _vision("resnet18", 1)),
+    Example("resnet50.b1", lambda: _vision("resnet50", 1)),
+    Example("resnet50.b32", lambda: _vision("resnet50", 32)),
+    Example("mobilenet_v2.b32", lambda: _vision("mobilenet_v2", 32)),
+    Example("mobilenet_v3_small.b1", lambda: _vision("mobilenet_v3_small", 1)),
+    Example("efficientnet_b0.b32", lambda: _vision("efficientnet_b0", 32)),
+    Example("vit_b_16.b32", lambda: _vision("vit_b_16", 32)),
+    Example("unet_block.b2", _unet_block),
+    Example("bert_base.b1.s128", lambda: _bert(1, 128, **BERT_BASE)),
+    Example("bert_base.b16.s128", lambda: _bert(16, 128, **BERT_BASE)),
+    Example("bert_large.b8.s384", lambda: _bert(8, 384, **BERT_LARGE)),
+    Example("llama3_8b.block.s512", lambda: _llama(512)),
+    Example("llama3_8b.block.s2048", lambda: _llama(2048)),
+)
+
+
+def example(name: str) -> Example:
+    """Return the example of a name; raise KeyError where there is none."""
+    return {each.name: each for each in EXAMPLES}[name]
