@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -67,6 +67,13 @@ def _random(rng: np.random.Generator, dtype: str, count: int, scale: float) -> A
         return rng.integers(0, 2, count).astype(numpy_dtype(dtype))
     info = np.iinfo(numpy_dtype(dtype))
     return rng.integers(max(info.min, -128), min(info.max, 127), count, endpoint=True).astype(numpy_dtype(dtype))
+
+
+def integers_between(rng: np.random.Generator, arg: Arg, low: int, high: int, without: Collection[int] = ()) -> Array:
+    """Return random integers from `low` to `high`, both included, but for those of `without`, as an argument has them."""
+    values = rng.integers(low, high, min(math.prod(arg.shape), BLOCK_ELEMENTS), endpoint=True)
+    values[np.isin(values, list(without))] = high
+    return np.resize(values.astype(numpy_dtype(arg.dtype)), arg.shape)
 
 
 PERIOD = 2039

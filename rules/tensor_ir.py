@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.arrays import Array
+import numpy as np
+
+from kerneldecl.arrays import Array, integers_between, random_array
 from kerneldecl.rule import Arg, Rule, Signature, WorkspaceFile
 
 NO_FILE = WorkspaceFile("")
@@ -64,6 +66,16 @@ class TensorIr(Rule):
         from kerneldecl.compiler.reference import expected_outputs
 
         return expected_outputs(self.lower(), inputs, self.signature().outputs)
+
+    def inputs(self, rng: np.random.Generator) -> list[Array]:
+        """Return random inputs: indices that are inside of what they index, divisors that are not zero, else as other rules."""
+        from kerneldecl.compiler.input_values import allowed_values
+
+        args, allowed = self.signature().inputs, allowed_values(self.lower())
+        return [
+            integers_between(rng, arg, allowed[at].low, allowed[at].high, allowed[at].without) if at in allowed else random_array(rng, arg)
+            for at, arg in enumerate(args)
+        ]
 
     def tolerance(self) -> float:
         """Return the tolerance of the least precise argument plus the rounding of accumulations in the function's own dtypes."""

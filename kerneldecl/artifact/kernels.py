@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,14 @@ def _load_first(places: Iterable[str | Path], advice: str) -> None:
 _EXTENSION_CODES = {
     np.dtype(getattr(ml_dtypes, name)): code for name, code in (("bfloat16", 4), ("float8_e4m3fn", 10), ("float8_e5m2", 12))
 }
+_NUMPY_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _DTYPE_OFFSET = 20
 """Offset of DLTensor's dtype: data pointer (8 bytes), device (8), number of dimensions (4) come before it."""
+
+
+def is_supported(dtype: str) -> bool:
+    """Say whether kernels can be given arrays of a dtype, in TVM's spelling: whether NumPy or the table above exports it to DLPack."""
+    return _NUMPY_DTYPES.fullmatch(dtype) is not None or dtype in {known.name for known in _EXTENSION_CODES}
 
 
 def tensor(array: Any) -> tvm_ffi.Tensor:

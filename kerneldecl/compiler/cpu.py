@@ -19,6 +19,7 @@ from tvm.tirx import compilation_pipeline
 
 from kerneldecl.compiler.canonical import module_digest
 from kerneldecl.compiler.passes import vector_math
+from kerneldecl.compiler.passes.bool_operands import integer_bools
 from kerneldecl.compiler.passes.float8 import exact_float8
 from kerneldecl.compiler.prim_funcs import is_tirx, traceless_digest, traceless_module
 from kerneldecl.model import Arch, Candidate, Value
@@ -109,7 +110,7 @@ def _mixed_pipeline() -> Any:
     pipelines = {flag: tvm.tirx.get_tir_pipeline(name) for flag, name in ((False, "s_tir"), (True, "tirx"))}
 
     def lowered(before: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
-        mod = exact_float8(before)
+        mod = integer_bools(exact_float8(before))
         done: dict[Any, Any] = {}
         with tvm.transform.PassContext(context.opt_level, config={**dict(context.config), **PASS_CONFIG}):
             for flag, (lower, *_rest) in pipelines.items():

@@ -172,7 +172,10 @@ def _axes(nest: _Nest) -> Iterator[Axis]:
             raise ValueError(f"axis {iter_var.var.name} of block {block.name_hint} is neither spatial nor a reduction")
         # The loop's name is the one the author wrote; the axis's own is derived from it.
         name = value.name if any(value.same_as(loop.loop_var) for loop in nest.loops) else iter_var.var.name
-        yield Axis(name, _constant(iter_var.dom.extent, f"axis {name} of block {block.name_hint}"), AXIS_KINDS[iter_var.iter_type])  # type: ignore[arg-type]
+        extent = _constant(iter_var.dom.extent, f"axis {name} of block {block.name_hint}")
+        if extent == 0:
+            raise ValueError(f"axis {name} of block {block.name_hint} has extent 0, so there is nothing to compute")
+        yield Axis(name, extent, AXIS_KINDS[iter_var.iter_type])  # type: ignore[arg-type]
 
 
 def _constant(extent: Any, what: str) -> int:

@@ -10,7 +10,6 @@ compared with the function alone: policy, template, target, compiler and precisi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,16 +20,16 @@ import tvm
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.blocks import is_reduction
-from kerneldecl.compiler.canonical import canonical_module, load, save, signature_of
+from kerneldecl.compiler.canonical import canonical_module, signature_of
 from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.widening import widened
 from kerneldecl.hardware import host
 from kerneldecl.model import Arch, Arg, IterSpace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import standard_order
 
-NARROW = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"})
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 UNSCHEDULED_FLOPS = 1 << 28
 """Operations that one core does within a second without vector instructions: larger functions are scheduled."""
@@ -44,19 +43,6 @@ def expected_outputs(func: Any, inputs: Sequence[Array], outputs: Sequence[Arg])
     results = [aligned(poisoned(Arg(arg.name, arg.shape, dtype))) for arg, dtype in zip(outputs, dtypes[len(inputs) :], strict=True)]
     _compiled(mod)(*map(tensor, (*arrays, *results)))
     return results
-
-
-def widened(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return the module with its floating dtypes one size wider; itself where it reinterprets bits, whose width is fixed."""
-    saved = json.loads(save(mod))
-    if any(node == {"type": "ir.Op", "data": "tirx.reinterpret"} for node in saved["nodes"]):
-        return mod
-    types = [node["data"] for node in saved["nodes"] if node["type"] == "ir.PrimType"]
-    has_narrow = any(each["dtype"] in NARROW for each in types)
-    wider = dict.fromkeys(NARROW, "float32") if has_narrow else {"float32": "float64"}
-    for each in types:
-        each["dtype"] = wider.get(each["dtype"], each["dtype"])
-    return load(json.dumps(saved))
 
 
 def rounding(func: Any) -> float:

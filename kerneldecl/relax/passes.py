@@ -101,7 +101,13 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         call = super().visit_call_(call)
         if call.op != _CALL_TIR or call.args[0].name_hint not in self._kernels:
             return call
-        return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], list(call.ty_args))
+        return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], _outputs(call))
+
+
+def _outputs(call: relax.Call) -> list[Any]:
+    """Return the type of each output of a call_tir: several outputs have a tuple's type."""
+    (result,) = call.ty_args
+    return list(result.fields) if isinstance(result, relax.TupleType) else [result]
 
 
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:

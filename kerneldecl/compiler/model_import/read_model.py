@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 import zipfile
 from collections import Counter
@@ -18,14 +17,13 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from kerneldecl.artifact.kernels import is_supported
 from kerneldecl.compiler import canonical, dynamic_shapes
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+from kerneldecl.compiler.input_values import allowed_values
+from kerneldecl.compiler.iter_space import iter_space
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
-
-
-_NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
-"""An access, in a script, to a buffer at an index that another buffer holds."""
 
 
 class ModelError(ValueError):
@@ -195,14 +193,15 @@ def _checked(found: Any, what: str) -> tvm.IRModule:
 def function_problem(func: Any) -> str:
     """Return why a function can have no entry; empty if it can."""
     try:
-        canonical.signature_of(func)
+        signature = canonical.signature_of(func)
+        if not isinstance(func.body, tvm.s_tir.SBlockRealize):
+            return "it is not made of blocks, so that nothing can schedule it"
+        allowed_values(func)
+        iter_space(canonical.canonical_module(func))
     except (TypeError, ValueError) as error:
         return str(error)
-    if not isinstance(func.body, tvm.s_tir.SBlockRealize):
-        return "it is not made of blocks, so that nothing can schedule it"
-    if _NESTED_ACCESS.search(func.script()):
-        return "its inputs say where it reads or writes, which random inputs cannot verify"
-    return ""
+    foreign = sorted({dtype for _, dtype in signature if not is_supported(dtype)})
+    return f"kernels take no arrays of {', '.join(foreign)}" if foreign else ""
 
 
 def is_dynamic(func: Any) -> bool:
