@@ -41,7 +41,10 @@ def plan(root: str | Path = ".") -> Plan:
 def build(
     root: str | Path = ".", patterns: Sequence[str] = (), *, jobs: int | None = None, report: Report | None = None
 ) -> dict[str, Artifact]:
-    """Build the workspace and return its artifacts by target; raise TuningError naming the entries that failed."""
+    """Build the workspace and return its artifacts by target; raise TuningError naming the entries that failed.
+
+    The artifacts are linked without what failed, and can be loaded.
+    """
     done = run_build(open_workspace(Path(root).resolve()), patterns, Options(jobs=jobs), report or _silent)
     if done.failures:
         raise TuningError("; ".join(f"{entry}: {reason}" for entry, reason in done.failures.items()))

@@ -52,6 +52,8 @@ class Linked:
     toolchain: Mapping[str, str]
     key: str
     parts: tuple[Part, ...]
+    missing: Mapping[str, str]
+    """Why entries of the target are left out, by name."""
 
 
 def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
@@ -105,6 +107,7 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
         "toolchain": compilers(linked.arch, linked.toolchain),
         "library": library,
         "entries": [_entry(part, kernels, traceless) for part in sorted(linked.parts, key=lambda part: part.workload.name)],
+        "missing": dict(linked.missing),
         "files": files,
     }
     write_whole(folder / MANIFEST, with_digest(manifest), durable=True)

@@ -29,6 +29,8 @@ class Artifact(Mapping[str, Callable[..., object]]):
         """Return a kernel; it takes NumPy or torch arrays (anything with DLPack), inputs first, and writes the outputs."""
         from kerneldecl.artifact.kernels import kernel_of
 
+        if name in self.manifest["missing"]:
+            raise KeyError(f"{name!r} is not in {self.folder}, which was linked without it: {self.manifest['missing'][name]}")
         if name not in self._symbols:
             raise KeyError(f"{name!r} is not in {self.folder}; it holds {', '.join(self._symbols)}")
         return kernel_of(self.library, self._symbols[name])

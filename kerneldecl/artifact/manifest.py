@@ -53,7 +53,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
         return "there is no artifact yet"
     except (OSError, ValueError):
         return f"{MANIFEST} of the artifact cannot be read"
-    if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "files", "library"} <= manifest.keys():
+    if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "missing", "files", "library"} <= manifest.keys():
         return f"{MANIFEST} of the artifact lacks fields"
     if manifest["schema"] != SCHEMA:
         return f"the artifact has schema {manifest['schema']}; this kerneldecl reads {SCHEMA}"

@@ -5,7 +5,6 @@ Knows nothing of how entries are built.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ _BUILD_FLAGS = ("locked", "no_measure", "require_measured", "as_json")
 @click.command()
 @patterns_argument
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
-@click.option("--keep-going/--fail-fast", default=None, help="Go on after a failed entry. Default: in CI, and where CI is set.")
+@click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry, or stop.")
+@click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
 @click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
 @click.option("--require-measured", is_flag=True, help="Fail what cannot be measured here, instead of linking what is expected best.")
@@ -39,16 +39,16 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli.progress import display
     from kerneldecl.stages.session import Options
 
-    keep_going = options["keep_going"] if options["keep_going"] is not None else bool(os.environ.get("CI"))
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
     asked = Options(
-        keep_going=keep_going,
+        keep_going=options["keep_going"],
         jobs=options["jobs"],
         locked=options["locked"],
         wait=not options["no_wait"],
         measure=not options["no_measure"],
         require_measured=options["require_measured"],
+        require_all=options["require_all"],
     )
     workspace = opened(settings)
     with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:

@@ -20,6 +20,7 @@ def build_json(done: Session) -> dict[str, Any]:
     settled = {*up_to_date, *tuned, *built, *done.failures}
     unmeasured = [e.entry for e in chosen if e.is_unmeasured]
     linked = [action.target for action in done.first_plan.links if not action.is_hit and action.target in done.artifacts]
+    incomplete = {e.workload.target for e in done.plan.entries if e.entry in done.failures}
     return {
         "schema": 1,
         "entries": len(chosen),
@@ -31,6 +32,7 @@ def build_json(done: Session) -> dict[str, Any]:
         "not_reached": [e.entry for e in chosen if e.entry not in settled],
         "linked": linked,
         "failed": [{"entry": entry, "reason": reason} for entry, reason in done.failures.items()],
+        "incomplete": sorted(incomplete & done.artifacts.keys()),
         "artifacts": {target: str(folder) for target, folder in done.artifacts.items()},
     }
 
@@ -47,7 +49,8 @@ def build_text(found: dict[str, Any]) -> str:
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
     lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
-    lines += [f"artifact for {target}: {found['artifacts'][target]}" for target in found["linked"]]
+    without = dict.fromkeys(found["incomplete"], ", without the failed entries")
+    lines += [f"artifact for {target}: {found['artifacts'][target]}{without.get(target, '')}" for target in found["linked"]]
     return "\n".join(lines)
 
 

@@ -70,24 +70,21 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
         )
         table.update(settings)
     unmeasured = why_not_measured_here(arch)
-    failures: dict[str, str] = {}
-    while tables:
-        write_whole(root / FILE, _text(arch, tables), durable=False)
-        try:
-            workspace = open_workspace(root)
-        except DeclarationError as error:
-            raise ValueError(f"{root} is damaged: {error}; give it another folder, or remove it") from None
-        done = run_build(workspace, (), Options(require_measured=not unmeasured, jobs=jobs), _log)
-        if not done.failures:
-            [artifact] = done.artifacts.values()
-            for name in _DATABASE:
-                shutil.copy(artifact / "database" / name, root / name)
-            return Tuned(artifact, failures, unmeasured)
-        # An artifact is linked only if all entries have kernels: these are left out.
-        reasons = {entry.rpartition("@")[0]: reason for entry, reason in done.failures.items()}
-        failures |= {path: reasons[table["name"]] for path, table in tables.items() if table["name"] in reasons}
-        tables = {path: table for path, table in tables.items() if path not in failures}
-    return Tuned(None, failures, unmeasured)
+    write_whole(root / FILE, _text(arch, tables), durable=False)
+    try:
+        workspace = open_workspace(root)
+    except DeclarationError as error:
+        raise ValueError(f"{root} is damaged: {error}; give it another folder, or remove it") from None
+    done = run_build(workspace, (), Options(require_measured=not unmeasured, jobs=jobs), _log)
+    artifact = done.artifacts.get(arch.name)
+    if artifact:
+        for name in _DATABASE:
+            shutil.copy(artifact / "database" / name, root / name)
+    failures = {path: done.failures[entry] for path, table in tables.items() if (entry := f"{table['name']}@{arch.name}") in done.failures}
+    if failures:
+        # The next module's functions are tuned beside those that have kernels; what failed is tried again where it comes again.
+        write_whole(root / FILE, _text(arch, {path: table for path, table in tables.items() if path not in failures}), durable=False)
+    return Tuned(artifact, failures, unmeasured)
 
 
 def file_of(func: Any) -> str:
@@ -112,7 +109,7 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
     if document["target"] != {arch.name: {"arch": arch.name}}:
         # A lookup in TVM's database does not compare the target of a schedule.
         raise ValueError(f"{root} has what was tuned for {', '.join(document['target'])}; give {arch.name} a folder of its own")
-    return {table["file"]: table for table in document["workload"]}
+    return {table["file"]: table for table in document.get("workload", [])}
 
 
 def _write_arch(root: Path, arch: Arch) -> None:

@@ -5,25 +5,34 @@ Knows nothing of how it was produced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import tomli
 
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.results import TuneResult
 
+Locked = tuple[Workload, Arch, TuneResult | str]
+"""An entry with its record, or, where it has failed, with the key under which it has none."""
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
 
 
-def lock_text(name: str, version: str, toolchain: dict[str, str], entries: Iterable[tuple[Workload, Arch, TuneResult]]) -> str:
-    """Return the lock: a block for each entry, sorted by name. Entries of a detected arch hold for one machine and stay out."""
-    locked = sorted((workload.entry, record) for workload, arch, record in entries if not arch.is_detected)
+def lock_text(artifact: tuple[str, str], toolchain: Mapping[str, str], entries: Iterable[Locked]) -> str:
+    """Return the lock: a block for each entry, sorted by name. Entries of a detected arch hold for one machine and stay out.
+
+    `artifact` is the declared name and version.
+    """
+    name, version = artifact
+    locked = sorted((workload.entry, found) for workload, arch, found in entries if not arch.is_detected)
     tools = "".join(f'{tool} = "{version}"\n' for tool, version in sorted(toolchain.items()))
     head = f'{HEAD}schema = 1\n\n[artifact]\nname = "{name}"\nversion = "{version}"\n\n[toolchain]\n{tools}'
-    return head + "".join(f"\n{_block(entry, record)}" for entry, record in locked)
+    return head + "".join(f"\n{_block(entry, found)}" for entry, found in locked)
 
 
-def _block(entry: str, record: TuneResult) -> str:
+def _block(entry: str, record: TuneResult | str) -> str:
+    if isinstance(record, str):
+        # Without the reason: it may name what differs from one machine to the next.
+        return f'[[entry]]\nname = "{entry}"\nkey = "{record}"\nmissing = true\n'
     return "".join(
         [
             "[[entry]]\n",
@@ -36,10 +45,10 @@ def _block(entry: str, record: TuneResult) -> str:
     )
 
 
-def unmeasured_keys(text: str) -> frozenset[str]:
-    """Return the keys of the entries that a lock holds unmeasured; none where the text is no lock."""
+def unsettled_keys(text: str) -> frozenset[str]:
+    """Return the keys of the entries that a lock holds unmeasured or as missing; none where the text is no lock."""
     try:
         entries = tomli.loads(text).get("entry", [])
     except tomli.TOMLDecodeError:
         return frozenset()
-    return frozenset(entry["key"] for entry in entries if entry.get("unmeasured"))
+    return frozenset(entry["key"] for entry in entries if entry.get("unmeasured") or entry.get("missing"))

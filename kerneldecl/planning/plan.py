@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Workload
@@ -156,6 +157,8 @@ class Past:
     has_blob: Callable[[str], bool]
     artifact_defect: Callable[[str, str], str]
     """What is wrong with the artifact of a target for a link key; empty where nothing is."""
+    failure: Callable[[str, str], str]
+    """Why an entry failed in the last build under the same key; empty where it did not."""
 
 
 def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> EntryPlan:
@@ -208,7 +211,8 @@ def _judged(subject: Subject, manifest: str, read: Read, past: Past, arch: Arch)
         return Action.done(subject, action_key, manifest), found
     old = past.manifest(subject.entry, subject.kind)
     changed = tuple(keys.changed_lines(old, manifest)) if old else ()
-    reason = found.reason if found is not NEVER else _changes(changed) if changed else _never(subject)
+    failed = past.failure(subject.entry, action_key)
+    reason = found.reason if found is not NEVER else failed or (_changes(changed) if changed else _never(subject))
     return Action.ready(subject, action_key, reason, manifest, changed), None
 
 
@@ -255,14 +259,18 @@ def link_action(
     waiting: Sequence[str],
     defect: Callable[[str, str], str],
     old: Callable[[], str] = str,
+    missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Action:
-    """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet."""
+    """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet.
+
+    `missing` gives the reasons why entries have failed, which the artifact is linked without.
+    """
     target = artifact[2]
     subject = Subject(target, target, "link")
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         return Action.waiting(subject, f"{waiting[0]}{more}")
-    manifest = keys.link_manifest(*artifact, digests)
+    manifest = keys.link_manifest(*artifact, digests, missing)
     link_key = keys.key(manifest)
     reason = defect(target, link_key)
     if not reason:
@@ -271,10 +279,13 @@ def link_action(
     return Action.ready(subject, link_key, _changes(changed) if changed else reason, manifest, changed)
 
 
-def _plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past) -> Action:
-    digests = {entry.workload.name: link_digest(entry) for entry in entries if entry.tuned}
-    waiting = [entry.entry for entry in entries if entry.tuned is None]
-    return link_action(artifact, digests, waiting, past.artifact_defect, lambda: past.manifest(artifact[2], "link"))
+def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past, failures: Mapping[str, str]) -> Action:
+    """Return the link of the target that the entries are of, without those that failed: `failures` has their reasons."""
+    missing = {entry.workload.name: failures[entry.entry] for entry in entries if entry.entry in failures}
+    present = [entry for entry in entries if entry.entry not in failures]
+    digests = {entry.workload.name: link_digest(entry) for entry in present if entry.tuned}
+    waiting = [entry.entry for entry in present if entry.tuned is None]
+    return link_action(artifact, digests, waiting, past.artifact_defect, lambda: past.manifest(artifact[2], "link"), missing)
 
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:
@@ -283,7 +294,7 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
     by_target: dict[str, list[EntryPlan]] = {}
     for entry in entries:
         by_target.setdefault(entry.workload.target, []).append(entry)
-    links = [_plan_link((*artifact, target), several, past) for target, several in by_target.items()]
+    links = [plan_link((*artifact, target), several, past, {}) for target, several in by_target.items()]
     # Nobody needs the object of an entry while the artifact that holds it is whole.
     linked = {link.target for link in links if link.is_hit}
     return Plan(tuple(_without_build(e) if e.workload.target in linked else e for e in entries), tuple(links))

@@ -1,4 +1,4 @@
-"""Owns the stage that links: the artifact of every target whose entries are all there.
+"""Owns the stage that links: the artifact of every target whose entries are all there, or have failed.
 
 Knows nothing of what an artifact holds.
 """
@@ -9,29 +9,45 @@ from pathlib import Path
 
 from kerneldecl.artifact import link
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
-from kerneldecl.planning.plan import Action
-from kerneldecl.stages.session import Session
+from kerneldecl.planning.plan import Action, EntryPlan, plan_link
+from kerneldecl.stages.session import Session, past_of
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Finished, Note
 
 
 def link_artifacts(session: Session) -> None:
-    """Link the targets whose entries are all there."""
+    """Link the targets whose entries are all there, without those that failed.
+
+    A target where every entry failed, or one did that the user requires, has no new artifact; that of an earlier build stays.
+    """
     workspace, declaration = session.workspace, session.workspace.declaration
-    without_objects = {e.workload.target for e in session.plan.entries if not e.action("build").is_hit}
-    for action in session.plan.links:
+    for planned in session.plan.links:
+        entries = [e for e in session.plan.entries if e.workload.target == planned.target]
+        present = [e for e in entries if e.entry not in session.failures]
+        is_whole = len(present) == len(entries)
+        if not present or (session.options.require_all and not is_whole):
+            continue
+        action = planned if is_whole else _without_failed(session, planned, entries)
         folder = artifact_folder(workspace.root, declaration.artifact, declaration.version, action.target)
-        if action.is_hit:
-            session.artifacts[action.target] = folder
-        elif action.key and action.target not in without_objects:
-            _link_artifact(session, action, folder)
+        if not action.is_hit:
+            if not action.key or not all(e.action("build").is_hit for e in present):
+                continue  # of other entries than those selected, some are not tuned, or their objects are not here
+            _link_artifact(session, action, folder, present)
+        session.links[action.target] = action
+        session.artifacts[action.target] = folder
 
 
-def _link_artifact(session: Session, action: Action, folder: Path) -> None:
+def _without_failed(session: Session, planned: Action, entries: list[EntryPlan]) -> Action:
+    declaration = session.workspace.declaration
+    artifact = (declaration.artifact, declaration.version, planned.target)
+    return plan_link(artifact, entries, past_of(session.workspace), session.failures)
+
+
+def _link_artifact(session: Session, action: Action, folder: Path, entries: list[EntryPlan]) -> None:
     session.ran.append(action)
     workspace, declaration = session.workspace, session.workspace.declaration
-    entries = [e for e in session.plan.entries if e.workload.target == action.target]
     parts = tuple(link.Part(e.workload, e.lowered, e.tuned) for e in entries if e.lowered is not None and e.tuned is not None)
+    failed = (e for e in session.plan.entries if e.workload.target == action.target and e.entry in session.failures)
     linked = link.Linked(
         name=declaration.artifact,
         version=declaration.version,
@@ -40,10 +56,10 @@ def _link_artifact(session: Session, action: Action, folder: Path) -> None:
         toolchain=workspace.inputs.toolchain,
         key=action.key,
         parts=parts,
+        missing={e.workload.name: session.failures[e.entry] for e in failed},
     )
     with exclusive(workspace.cache / "link.lock", "linking in this workspace", lambda text: session.report(Note(text))):
         if artifact_defect(folder, action.key):  # another build may have linked it while we waited
             link.link(linked, workspace.store, folder, session.linkers[linked.arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)
-    session.artifacts[action.target] = folder
     session.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))

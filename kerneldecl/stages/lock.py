@@ -5,11 +5,12 @@ Knows nothing of how entries are tuned.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from kerneldecl.errors import StaleError
 from kerneldecl.planning import lockfile
-from kerneldecl.planning.plan import Plan
+from kerneldecl.planning.plan import Action, EntryPlan, Plan
 from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.stages.session import Session
 from kerneldecl.store.files import write_whole
@@ -18,14 +19,15 @@ from kerneldecl.store.files import write_whole
 def check_lock(session: Session) -> None:
     """Stop before anything runs if the lock would change and the user forbade it.
 
-    An entry that the lock holds unmeasured may be ranked again: that gives what it gave, or `write_lock` finds it out.
+    An entry that the lock holds unmeasured may be ranked again, and a missing one tried again: that gives what it gave, or
+    `write_lock` finds it out.
     """
     if not session.options.locked:
         return
     text = lock_on_disk(session.workspace)
-    unmeasured = lockfile.unmeasured_keys(text)
-    untuned = [a for e in session.plan.entries if not e.arch.is_detected for a in e.actions if a.kind == "tune" and not a.is_hit]
-    if stale := [a.entry for a in untuned if a.key not in unmeasured]:
+    unsettled = lockfile.unsettled_keys(text)
+    untuned = [_first_miss(e) for e in session.plan.entries if not e.arch.is_detected and not e.tuned]
+    if stale := [a.entry for a in untuned if a.key not in unsettled]:
         raise StaleError(
             f"{LOCK} would change: {', '.join(stale[:5])} would be tuned; run `kerneldecl build` without --locked and commit the lock"
         )
@@ -34,19 +36,24 @@ def check_lock(session: Session) -> None:
 
 
 def write_lock(session: Session) -> None:
-    """Write workloads.lock if every declared arch's entry has its record."""
-    path, text = session.workspace.root / LOCK, lock_of(session.workspace, session.plan)
-    if all(e.tuned for e in session.plan.entries if not e.arch.is_detected) and text != _read(path):
+    """Write workloads.lock if every declared arch's entry has its record, or has failed and the artifact may lack it."""
+    missing = () if session.options.require_all else session.failures.keys()
+    path, text = session.workspace.root / LOCK, lock_of(session.workspace, session.plan, missing)
+    if all(e.tuned or e.entry in missing for e in session.plan.entries if not e.arch.is_detected) and text != _read(path):
         if session.options.locked:
             raise _lock_would_change()
         write_whole(path, text, durable=False)
 
 
-def lock_of(workspace: Workspace, current: Plan) -> str:
-    """Return the lock that the records make."""
+def lock_of(workspace: Workspace, current: Plan, missing: Collection[str] = ()) -> str:
+    """Return the lock that the records make, with the entries without a record that are missing."""
     declaration = workspace.declaration
-    entries = [(e.workload, e.arch, e.tuned) for e in current.entries if e.tuned]
-    return lockfile.lock_text(declaration.artifact, declaration.version, dict(workspace.inputs.toolchain), entries)
+    entries = [(e.workload, e.arch, e.tuned or _first_miss(e).key) for e in current.entries if e.tuned or e.entry in missing]
+    return lockfile.lock_text((declaration.artifact, declaration.version), workspace.inputs.toolchain, entries)
+
+
+def _first_miss(entry: EntryPlan) -> Action:
+    return next(action for action in entry.actions if not action.is_hit)
 
 
 def lock_on_disk(workspace: Workspace) -> str:

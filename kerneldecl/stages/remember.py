@@ -1,4 +1,4 @@
-"""Owns what a build leaves for the next one's explanations: its keys, and why it ran what it ran.
+"""Owns what a build leaves for the next one's explanations: its keys, why it ran what it ran, and what failed.
 
 Knows nothing of how they are shown.
 """
@@ -19,10 +19,19 @@ def remember(session: Session) -> None:
     final = session.plan
     keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
     for linked in final.links:
-        keys[linked.entry] = {"link": linked.key} if linked.is_hit else last.keys.get(linked.entry, {})
+        there = session.links.get(linked.target) or (linked if linked.is_hit else None)
+        keys[linked.entry] = {"link": there.key} if there else last.keys.get(linked.entry, {})
     for entry, before in last.keys.items():
         keys[entry] = {**before, **keys[entry]} if entry in keys else keys.get(entry, {})
-    last_build.write_state(path, replace(last, keys={entry: k for entry, k in keys.items() if k}, why=_reasons(session, last)))
+    kept = {entry: k for entry, k in keys.items() if k}
+    last_build.write_state(path, replace(last, keys=kept, why=_reasons(session, last), failed=_failed(session, last)))
+
+
+def _failed(session: Session, last: last_build.State) -> dict[str, dict[str, str]]:
+    """Return the failures that stand: those of this build, and earlier ones of entries that it did not get to."""
+    waiting = {e.entry for e in session.plan.entries if not e.is_done}
+    now = {entry: {"key": session.failed_keys[entry], "reason": reason} for entry, reason in session.failures.items()}
+    return {entry: failed for entry, failed in {**last.failed, **now}.items() if entry in waiting}
 
 
 def _reasons(session: Session, last: last_build.State) -> dict[str, list[dict[str, Any]]]:

@@ -37,6 +37,8 @@ class Options:
     """Processes that compile side by side; None: one a core."""
     require_measured: bool = False
     """Whether an entry that cannot be measured here fails instead of being linked by its policy's choice."""
+    require_all: bool = False
+    """Whether an artifact that would lack a failed entry is not linked."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +55,10 @@ class Session:
     started_runner: Runner | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
+    links: dict[str, Action] = field(default_factory=dict)
+    """The links of the artifacts that are there, by target: some lack entries that failed."""
+    failed_keys: dict[str, str] = field(default_factory=dict)
+    """The key under which each entry failed."""
     variants: dict[str, int] = field(default_factory=dict)
     """How many custom kernels of the user's compete, by entry."""
     bundles: dict[str, Path] = field(default_factory=dict)
@@ -93,6 +99,7 @@ class Session:
         for entry in self.entries:
             if entry.action(action.kind).key == action.key:
                 self.failures[entry.entry] = reason
+                self.failed_keys[entry.entry] = action.key
                 self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
 
 
@@ -103,10 +110,11 @@ def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
         return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
 
-    return plan(declaration.workloads, workspace.inputs, read, _past(workspace), (declaration.artifact, declaration.version))
+    return plan(declaration.workloads, workspace.inputs, read, past_of(workspace), (declaration.artifact, declaration.version))
 
 
-def _past(workspace: Workspace) -> Past:
+def past_of(workspace: Workspace) -> Past:
+    """Return what earlier builds left in the workspace."""
     store, declaration = workspace.store, workspace.declaration
     last = last_build.read_state(workspace.cache / "state.json")
     detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
@@ -120,7 +128,11 @@ def _past(workspace: Workspace) -> Past:
     def defect(target: str, link_key: str) -> str:
         return artifact_defect(artifact_folder(workspace.root, declaration.artifact, declaration.version, target), link_key)
 
-    return Past(manifest, store.has_blob, defect)
+    def failure(entry: str, failed_key: str) -> str:
+        before = last.failed.get(entry, {})
+        return f"it failed in the last build: {before['reason']}" if before.get("key") == failed_key else ""
+
+    return Past(manifest, store.has_blob, defect, failure)
 
 
 def drop_damaged(workspace: Workspace, planned: Plan) -> bool:

@@ -121,9 +121,13 @@ def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
     return manifest("measure", {"code": code, "arch": arch_fields(arch), "protocol": dict(protocol)})
 
 
-def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str]) -> str:
-    """Return what an artifact depends on. `entries` gives a digest of what the artifact says and holds of each entry, by name."""
-    return manifest("link", {"artifact": {"name": name, "version": version, "target": target}, "entries": dict(entries)})
+def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str], missing: Mapping[str, str]) -> str:
+    """Return what an artifact depends on.
+
+    `entries` gives a digest of what the artifact says and holds of each entry, by name; `missing` why an entry is left out.
+    """
+    artifact = {"name": name, "version": version, "target": target}
+    return manifest("link", {"artifact": artifact, "entries": dict(entries), "missing": dict(missing)})
 
 
 @functools.cache

@@ -37,12 +37,12 @@ def entries(*names: str, is_detected: bool = False) -> list[tuple[Workload, obje
 
 
 def test_the_lock_has_the_published_text(golden: Callable[[str, str], None]) -> None:
-    golden("lock", lock_text("ops", "0.1.0", TOOLCHAIN, entries("b[m=16]", "a")))  # type: ignore[arg-type]
+    golden("lock", lock_text(("ops", "0.1.0"), TOOLCHAIN, entries("b[m=16]", "a")))  # type: ignore[arg-type]
 
 
 def test_the_lock_is_sorted_and_toml() -> None:
-    text = lock_text("ops", "0.1.0", TOOLCHAIN, entries("c", "a", "b"))  # type: ignore[arg-type]
-    assert text == lock_text("ops", "0.1.0", TOOLCHAIN, sorted(entries("c", "a", "b"), key=lambda entry: entry[0].name))  # type: ignore[arg-type]
+    text = lock_text(("ops", "0.1.0"), TOOLCHAIN, entries("c", "a", "b"))  # type: ignore[arg-type]
+    assert text == lock_text(("ops", "0.1.0"), TOOLCHAIN, sorted(entries("c", "a", "b"), key=lambda entry: entry[0].name))  # type: ignore[arg-type]
     parsed = tomli.loads(text)
     assert [entry["name"] for entry in parsed["entry"]] == ["a@box", "b@box", "c@box"]
     assert parsed["artifact"] == {"name": "ops", "version": "0.1.0"}
@@ -50,8 +50,8 @@ def test_the_lock_is_sorted_and_toml() -> None:
 
 
 def test_entries_of_a_detected_arch_are_left_out() -> None:
-    host = lock_text("ops", "0.1.0", TOOLCHAIN, entries("a", is_detected=True))  # type: ignore[arg-type]
-    assert host == lock_text("ops", "0.1.0", TOOLCHAIN, [])
+    host = lock_text(("ops", "0.1.0"), TOOLCHAIN, entries("a", is_detected=True))  # type: ignore[arg-type]
+    assert host == lock_text(("ops", "0.1.0"), TOOLCHAIN, [])
 
 
 def test_candidates_are_shown_in_one_line() -> None:
@@ -82,12 +82,23 @@ def test_one_changed_entry_is_one_changed_block(fakes: Space) -> None:
     assert {"key", "object"} <= {line[2:].partition(" = ")[0] for line in changed if line[0] == "+"}
 
 
-def test_a_failed_build_leaves_the_lock_as_it_was(fakes: Space) -> None:
+@pytest.mark.parametrize("options", [{"require_all": True}, {"keep_going": False}])
+def test_a_failed_build_that_links_nothing_leaves_the_lock_as_it_was(fakes: Space, options: dict[str, bool]) -> None:
     fakes.build()
     before = fakes.read("workloads.lock")
     fakes.edit("workloads.toml", "factor = 3.0", "factor = 0.0")
-    assert fakes.build(keep_going=True).build.failures
+    assert fakes.build(**options).build.failures
     assert fakes.read("workloads.lock") == before
+
+
+def test_the_lock_marks_entries_that_the_artifact_lacks(fakes: Space) -> None:
+    fakes.edit("workloads.toml", "factor = 3.0", "factor = 0.0")
+    (failed,) = [action.key for action in fakes.plan().actions if (action.entry, action.kind) == ("large@box", "lower")]
+    fakes.build()
+    locked = {entry.pop("name"): entry for entry in tomli.loads(fakes.read("workloads.lock"))["entry"]}
+    assert locked["large@box"] == {"key": failed, "missing": True}
+    assert "winner" in locked["small@box"]
+    assert "winner" in locked["tabled@box"]
 
 
 def test_check_stale_tells_of_a_lock_that_was_not_committed(fakes: Space) -> None:

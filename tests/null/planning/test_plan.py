@@ -63,6 +63,7 @@ class World:
             lambda entry, kind: self.manifests.get((entry, kind), ""),
             self.blobs.__contains__,
             lambda target, key: "" if self.linked.get(target) == key else "there is no artifact yet",
+            lambda _entry, _key: "",
         )
         return plan(workloads or (WORKLOAD,), inputs, read, past, ("ops", "1"))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fakes import POLICY, RULE, TEMPLATE, DieRunner, FakeRunner
@@ -371,14 +372,91 @@ def test_an_entry_without_a_verified_candidate_fails_with_counts_and_the_others_
     reason = "none of 3 candidates passed: wrong: relative error 0.5 over 0.0001"
     assert built.build.failures == {"small@box": reason, "tabled@box": reason}
     assert len(fakes.records("tune")) == 1
-    assert built.links == 0
     failed = [event for event in built.events if isinstance(event, Finished) and event.has_failed]
     assert {(event.entry, event.text) for event in failed} == set(built.build.failures.items())
     # What succeeded is not done again; what failed is.
     again = fakes.build(keep_going=True)
     assert names_of(fakes, again.runner.cases("build")) == {"small", "tabled"}  # type: ignore[union-attr]
-    # The entry that can be built alone makes no artifact, which would lack the others.
-    assert fakes.build(DieRunner(), patterns=["large"]).links == 0
+    assert (again.counts["compile"], again.counts["verify"]) == (0, 0), "objects and verdicts are known"
+
+
+def manifest_of(fakes: Space) -> dict[str, Any]:
+    manifest: dict[str, Any] = fakes.json("dist/fakes-1.0/box/manifest.json")
+    return manifest
+
+
+def test_an_artifact_is_linked_without_the_entries_that_failed(fakes: Space) -> None:
+    built = failing(fakes).build()
+    assert built.links == 1
+    manifest = manifest_of(fakes)
+    assert [entry["name"] for entry in manifest["entries"]] == ["large"]
+    assert manifest["missing"] == {name.removesuffix("@box"): reason for name, reason in built.build.failures.items()}
+    assert fakes.build().links == 0, "nothing has changed"
+
+
+def test_an_incomplete_artifact_is_never_up_to_date(fakes: Space) -> None:
+    done = failing(fakes).command("build", runner=FakeRunner())
+    assert done.code == 1
+    assert "artifact for box" in done.out
+    assert "without the failed entries" in done.out
+    again = fakes.command("build", runner=FakeRunner())
+    assert (again.code, again.links) == (1, 0)
+    assert fakes.command("check", "--stale").code == 3
+    for command in (["plan"], ["why", "small@box"], ["show", "small@box"]):
+        assert "it failed in the last build: none of 3 candidates passed" in fakes.command(*command).out
+
+
+def test_a_mended_entry_joins_the_artifact(fakes: Space) -> None:
+    before = fakes.read("templates/unrolled.py")
+    failing(fakes).build()
+    fakes.write({"templates/unrolled.py": before})
+    assert fakes.command("build", runner=FakeRunner()).code == 0
+    manifest = manifest_of(fakes)
+    assert manifest["missing"] == {}
+    assert [entry["name"] for entry in manifest["entries"]] == ["large", "small", "tabled"]
+    assert fakes.command("build").code == 0, "and then nothing runs"
+    explained = {action["kind"]: action["changed"] for action in read_state(fakes.root / "cache/state.json").why["box"]}
+    assert ["missing.small", '"none of 3 candidates passed: wrong: relative error 0.5 over 0.0001"', None] in explained["link"]
+
+
+def test_an_entry_that_fails_leaves_an_artifact_that_was_complete(fakes: Space) -> None:
+    fakes.command("build", runner=FakeRunner())
+    complete = fakes.artifact_files()
+    text = fakes.read("workloads.toml")
+    fakes.edit("workloads.toml", "factor = 3.0", "factor = 0.0")
+    assert fakes.command("build", runner=FakeRunner()).code == 1
+    assert [entry["name"] for entry in manifest_of(fakes)["entries"]] == ["small", "tabled"]
+    # The stamp of the complete build must not speak for the artifact that lacks an entry.
+    fakes.write({"workloads.toml": text})
+    assert fakes.command("build", runner=FakeRunner()).links == 1
+    assert fakes.artifact_files() == complete
+
+
+def test_all_entries_can_be_required(fakes: Space) -> None:
+    assert failing(fakes).command("build", "--require-all", runner=FakeRunner()).code == 1
+    assert not (fakes.root / "dist").exists()
+    assert not (fakes.root / "workloads.lock").exists()
+
+
+def test_where_every_entry_fails_there_is_no_artifact(fakes: Space) -> None:
+    fakes.edit("templates/unrolled.py", "unrolled", "wrong")
+    assert fakes.command("build", runner=FakeRunner()).code == 1
+    assert not (fakes.root / "dist").exists()
+
+
+def test_entries_that_were_not_asked_for_are_not_missing(fakes: Space) -> None:
+    """They have not failed in this build: an artifact without them would be a surprise."""
+    assert fakes.build(patterns=["large"]).links == 0
+
+
+def test_a_locked_build_passes_over_what_the_lock_holds_as_missing(fakes: Space) -> None:
+    failing(fakes).build()
+    fresh = fakes.copy_of(fakes.root / "fresh", "workloads.lock", "cache/record")
+    locked_build = fresh.command("build", "--locked", runner=FakeRunner())
+    assert (locked_build.code, locked_build.links) == (1, 1), locked_build.err
+    fakes.edit("templates/unrolled.py", "'wrong' if '(8,)' in mod else ", "")
+    with pytest.raises(StaleError, match=r"workloads\.lock would change"):
+        fakes.build(locked=True)
 
 
 def test_fail_fast_ends_with_the_first_failure(fakes: Space) -> None:

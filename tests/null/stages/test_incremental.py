@@ -224,15 +224,28 @@ class Edits(RuleBasedStateMachine):
         expected = clean.command("build", "--keep-going", runner=FakeRunner())
         assert expected.code in {0, 1}, expected.err
         assert (done.code, _failures(done)) == (expected.code, _failures(expected)), done.err
-        failed = {entry.rpartition("@")[2] for entry in _failures(done)}
-        targets = {target for entry in self.entries for target in entry.targets} - failed
+        # Of a target where every entry failed, what an earlier build linked may still be there.
+        targets = {folder.name for folder in (clean.root / f"dist/fakes-{self.version}").glob("[!.]*")}
         assert _artifacts(self.space, self.version, targets) == _artifacts(clean, self.version, targets)
-        if not failed:
-            self._check_up_to_date(clean)
+        assert self._lock(self.space) == self._lock(clean)
+        if _failures(done):
+            self._check_incomplete(done)
+        else:
+            self._check_up_to_date()
         shutil.rmtree(clean.root)
 
-    def _check_up_to_date(self, clean: Space) -> None:
-        assert self.space.read("workloads.lock") == clean.read("workloads.lock")
+    def _check_incomplete(self, done: Command) -> None:
+        """A failed entry is never up to date; what is there is neither linked again nor refused by --locked."""
+        again = self.space.command("build", runner=FakeRunner())
+        assert (again.code, again.links, _failures(again)) == (1, 0, _failures(done)), again.err
+        assert self.space.command("check", "--stale").code == 3
+        assert self.space.command("build", "--locked", runner=FakeRunner()).code == 1
+
+    @staticmethod
+    def _lock(space: Space) -> str:
+        return space.read("workloads.lock") if (space.root / "workloads.lock").exists() else ""
+
+    def _check_up_to_date(self) -> None:
         again = self.space.command("build")
         assert (again.code, again.links) == (0, 0), again.err
         assert self.space.command("check", "--stale").code == 0
