@@ -9,12 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
     from kerneldecl.relax.prebuilt import target_of
 
 __all__ = [
+    "GRAPH_PASSES",
     "TIR_PIPELINE",
     "ApplyArtifact",
     "Match",
@@ -27,6 +29,7 @@ __all__ = [
     "target_of",
 ]
 _MODULES = {
+    "GRAPH_PASSES": "passes",
     "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
     "Match": "matching",

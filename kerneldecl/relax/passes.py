@@ -16,6 +16,7 @@ from tvm import relax
 
 from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
+from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -106,8 +107,8 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    The passes are library dispatch, fusion, the artifact, TVM's default schedules of other functions, and lowering to the virtual
-    machine. The result's `report` holds the match of each function, once a model was built with it.
+    The passes are `GRAPH_PASSES`, library dispatch, fusion, the artifact, TVM's default schedules of other functions, and lowering to
+    the virtual machine. The result's `report` holds the match of each function, once a model was built with it.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
@@ -116,7 +117,7 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     apply = ApplyArtifact(artifact, mode, strict=strict)
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
     steps = (
-        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
+        ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
         (legalize[fused:], _without_arch_suffix(target)),
         ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )

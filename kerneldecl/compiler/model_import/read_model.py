@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical, dynamic_shapes
+from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
@@ -60,6 +61,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
     """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
     passes = tvm.transform.Sequential(
         [
+            *GRAPH_PASSES,
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

@@ -276,15 +276,25 @@ def test_onnx_weights_are_folded_and_the_rest_is_the_same_mlp(space: Space, extr
 
 
 def test_a_function_of_no_standard_rule_is_saved_with_its_entry(space: Space, extract: Extract) -> None:
+    nodes = [helper.make_node("Elu", ["x"], ["e"]), helper.make_node("Mul", ["e", "w"], ["y"])]
+    saved_onnx(space.root / "elu.onnx", nodes, {"w": (8, 1, 1)}, [1, 8, 6, 6], [1, 8, 6, 6])
+    extract("elu.onnx")
+    (entry,) = attributes(declared(space), "tensor_ir")
+    (computation,) = computations(space)
+    assert entry["file"] == f"functions/{computation[:20]}.json"
+    assert {computation} == computations_of(read_model.read_model(str(space.root / "elu.onnx")))
+    assert [arg.shape for arg in signature(space, entry).args] == [(1, 8, 6, 6), (8, 1, 1), (1, 8, 6, 6)]
+
+
+def test_an_onnx_convolution_of_channels_first_is_one_of_rule_conv2d(space: Space, extract: Extract) -> None:
     convolution = helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
     nodes = [convolution, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
     saved_onnx(space.root / "block.onnx", nodes, {"w": (8, 8, 3, 3), "b": (8,)}, [1, 8, 6, 6], [1, 8, 6, 6])
     extract("block.onnx")
-    (entry,) = attributes(declared(space), "tensor_ir")
-    (computation,) = computations(space)
-    assert entry["file"] == f"functions/{computation[:20]}.json"
-    assert {computation} == computations_of(read_model.read_model(str(space.root / "block.onnx")))
-    assert [arg.shape for arg in signature(space, entry).args] == [(1, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1), (1, 8, 6, 6)]
+    (entry,) = attributes(declared(space), "conv2d")
+    sizes = {"n": 1, "h": 6, "w": 6, "c": 8, "f": 8, "kh": 3, "kw": 3, "padding": 1}
+    assert entry == {"rule": "conv2d", **sizes, "epilogue": ["bias", "add", "relu"]}
+    assert not attributes(declared(space), "tensor_ir"), "the image is transposed before and after, nothing else"
 
 
 TORCH = """\

@@ -1,0 +1,115 @@
+"""Owns the passes that bring convolutions to the form of rule conv2d: its layout, its padding, its bias, and what stands around them.
+
+Knows nothing of rules: each pass is right for every module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from kerneldecl.compiler.graph.rewriting import Rewriter
+
+_CONV2D = "relax.nn.conv2d"
+_IMAGES = {"NCHW", "NHWC"}
+
+
+@tvm.transform.module_pass(opt_level=0, name="MergePadding")
+class MergePadding:
+    """Makes zeros that are added to an image before a convolution a part of the convolution."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _MergePadding(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _MergePadding(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        if operator != _CONV2D or call.attrs.data_layout not in _IMAGES:
+            return call
+        pad = self.producer(call.args[0], "relax.nn.pad")
+        added = None if pad is None else _zeros_of_image(pad, call.attrs.data_layout)
+        if pad is None or added is None:
+            return call
+        return _convolved(pad.args[0], call, [a + b for a, b in zip(_four_sides(call), added, strict=True)])
+
+
+@tvm.transform.module_pass(opt_level=0, name="SplitPadding")
+class SplitPadding:
+    """Makes a convolution whose sides have different padding a pad, and a convolution without padding."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _SplitPadding(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _SplitPadding(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        if operator != _CONV2D or call.attrs.data_layout not in _IMAGES or len(set(_four_sides(call))) == 1:
+            return call
+        padded = self.builder_.emit(relax.op.nn.pad(call.args[0], _widths(_four_sides(call), call.attrs.data_layout)))
+        return _convolved(padded, call, [0] * 4)
+
+
+def _four_sides(conv: relax.Call) -> list[int]:
+    """Return a convolution's padding as top, left, bottom and right."""
+    sides = [int(extent) for extent in conv.attrs.padding]
+    return sides * (4 // len(sides))
+
+
+def _zeros_of_image(pad: relax.Call, layout: str) -> list[int] | None:
+    """Return the zeros at top, left, bottom and right; None for other padding."""
+    widths = [int(width) for width in pad.attrs.pad_width]
+    if pad.attrs.pad_mode != "constant" or float(pad.attrs.pad_value) or len(widths) != 8 or min(widths) < 0:
+        return None
+    (top, bottom), (left, right) = (widths[2 * layout.index(axis) : 2 * layout.index(axis) + 2] for axis in "HW")
+    return [top, left, bottom, right] if sum(widths) == top + bottom + left + right else None
+
+
+def _widths(sides: list[int], layout: str) -> list[int]:
+    top, left, bottom, right = sides
+    by_axis = {"H": [top, bottom], "W": [left, right]}
+    return [width for axis in layout for width in by_axis.get(axis, [0, 0])]
+
+
+def _convolved(data: relax.Expr, conv: relax.Call, sides: list[int]) -> relax.Call:
+    """Return a convolution of other data with other padding."""
+    attrs = conv.attrs
+    return relax.op.nn.conv2d(
+        data,
+        conv.args[1],
+        strides=list(attrs.strides),
+        padding=sides,
+        dilation=list(attrs.dilation),
+        groups=int(attrs.groups),
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_layout=attrs.out_layout,
+        out_dtype=str(attrs.out_dtype) or None,
+    )
+
+
+@tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
+class ChannelsLast:
+    """Gives convolutions of NCHW images NHWC ones, with HWIO weights, and what stands between them the same.
+
+    It is TVM's ConvertLayout for modules that have such convolutions; others stay as they are.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        if not any(_has_channels_first(func) for func in mod.functions.values() if isinstance(func, relax.Function)):
+            return mod
+        return relax.transform.ConvertLayout({_CONV2D: ["NHWC", "HWIO"]})(mod)
+
+
+def _has_channels_first(func: relax.Function) -> bool:
+    found: list[relax.Call] = []
+
+    def note(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == _CONV2D and expr.attrs.data_layout == "NCHW":
+            found.append(expr)
+
+    relax.analysis.post_order_visit(func, note)
+    return bool(found)

@@ -1,0 +1,115 @@
+"""Owns the passes that write elementwise operators as rules do: clips, the order of operands, and biases as vectors.
+
+Knows nothing of what the operators follow, but that a sum ends in what accumulates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, constant, dtype_of, static_shape
+
+_COMMUTATIVE = {f"relax.{name}" for name in ("add", "multiply", "maximum", "minimum")}
+_BROADCASTING = _COMMUTATIVE | {"relax.subtract", "relax.divide"}
+_ACCUMULATING = ("relax.nn.conv2d", "relax.matmul")
+
+
+@tvm.transform.module_pass(opt_level=0, name="SimplifyClips")
+class SimplifyClips:
+    """Makes clips maxima and minima with constants, of which ConvertLayout knows the layout, and those to [0, inf) relu."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _SimplifyClips(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _SimplifyClips(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        if operator != "relax.clip" or not dtype_of(call).startswith(("float", "bfloat")):
+            return call
+        value, *bounds = call.args
+        lowest, highest = (float(bound.value) for bound in bounds)
+        if lowest == 0 and highest != 0:
+            value = self.builder_.emit(relax.op.nn.relu(value))
+        elif lowest > -math.inf:
+            value = self.builder_.emit(relax.op.maximum(value, relax.const(lowest, dtype_of(call))))
+        return relax.op.minimum(value, relax.const(highest, dtype_of(call))) if highest < math.inf else value
+
+
+@tvm.transform.module_pass(opt_level=0, name="OrderOperands")
+class OrderOperands:
+    """Puts the constant of a commutative operator last, and in a sum what a convolution or a matmul accumulates first."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _OrderOperands(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _OrderOperands(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        if operator not in _COMMUTATIVE:
+            return call
+        first, last = call.args
+        is_constant = [isinstance(arg, tvm.ir.GenericConst) for arg in (first, last)]
+        accumulates = operator == "relax.add" and self._accumulates(last) and not self._accumulates(first)
+        swaps = is_constant == [True, False] or (accumulates and not any(is_constant))
+        return relax.Call(call.op, [last, first], call.attrs) if swaps else call
+
+    def _accumulates(self, value: relax.Expr) -> bool:
+        """Say whether a value is a sum of products, perhaps with a bias, that nothing else reads."""
+        biased = self.producer(value, "relax.add")
+        if biased is not None and isinstance(biased.args[1], tvm.ir.GenericConst) and self.is_read_once(value):
+            value = biased.args[0]
+        return self.is_read_once(value) and any(self.producer(value, operator) is not None for operator in _ACCUMULATING)
+
+
+@tvm.transform.module_pass(opt_level=0, name="VectorBiases")
+class VectorBiases:
+    """Makes constants that broadcast along all axes but the last vectors: a bias of a convolution is [f], not [1, 1, 1, f]."""
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _VectorBiases(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _VectorBiases(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        if operator not in _BROADCASTING:
+            return call
+        other, value = static_shape(call.args[0]), array_of(call.args[1])
+        if value is None or value.ndim < 2 or other is None or len(other) < value.ndim or value.size != value.shape[-1]:
+            return call
+        return relax.Call(call.op, [call.args[0], constant(value.reshape(-1), dtype_of(call.args[1]))], call.attrs)
+
+
+@tvm.transform.module_pass(opt_level=0, name="SeparateGates")
+class SeparateGates:
+    """Keeps what is computed for whole channels, such as a squeeze-and-excite gate, out of the kernel that applies it to every pixel.
+
+    FuseOps would make one function of a matmul or a convolution and the elementwise operator that broadcasts its result: two computations
+    of different extents, which no kernel does well. It fuses nothing across a reshape, which becomes a part of how the gate is read.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _SeparateGates(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _SeparateGates(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        shape = static_shape(call) if operator in _BROADCASTING else None
+        if shape is None or all(self._is_read_whole(arg, shape) for arg in call.args):
+            return call
+        args = [arg if self._is_read_whole(arg, shape) else relax.op.reshape(arg, static_shape(arg)) for arg in call.args]
+        return relax.Call(call.op, args, call.attrs)
+
+    def _is_read_whole(self, arg: relax.Expr, shape: tuple[int, ...]) -> bool:
+        """Say whether an operand is a constant, an argument or a view, or is as large as the result."""
+        extents = static_shape(arg)
+        bound = self.lookup_binding(arg) if isinstance(arg, relax.Var) else None
+        is_computed = isinstance(bound, relax.Call) and self.producer(arg, "relax.reshape") is None
+        return not is_computed or extents is None or math.prod(extents) == math.prod(shape)
