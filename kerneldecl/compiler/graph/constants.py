@@ -12,7 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, constant, dtype_of, static_shape
+from kerneldecl.compiler.graph.named_constants import constant, name_of
+from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, dtype_of, static_shape
 
 Array = np.ndarray[Any, Any]
 _SMALL = 4096
@@ -55,7 +56,8 @@ def _folded(call: relax.Call, operator: str) -> tvm.ir.GenericConst | None:
     dtype = dtype_of(call)
     if np.dtype(arrays[0].dtype).itemsize * np.prod(shape) > max(_SMALL, sum(array.nbytes for array in arrays)):
         return None
-    return constant(_OPERATORS[operator](call, *arrays).reshape(shape), dtype)
+    name = next(filter(None, map(name_of, call.args)), "")
+    return constant(_OPERATORS[operator](call, *arrays).reshape(shape), dtype, name)
 
 
 def _permuted(call: relax.Call, x: Array) -> Array:

@@ -12,10 +12,16 @@ from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.fold_indices import FoldIndices
+from kerneldecl.compiler.graph.normalize_views import NormalizeViews
+from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
+from kerneldecl.compiler.graph.use_rules import UseRules
 
 GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
+    FoldIndices(),
+    RecognizePatterns(),
     FoldConstants(),
     FoldBatchNorm(),  # knows convolutions as they were imported
     MergePadding(),
@@ -27,6 +33,10 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     VectorBiases(),
     OrderOperands(),
     SeparateGates(),
+    NormalizeViews(),
+    relax.transform.EliminateCommonSubexpr(),
+    relax.transform.CanonicalizeBindings(),  # it leaves aliases
+    UseRules(),
     relax.transform.DeadCodeElimination(),
 )
 """The passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls."""

@@ -1,0 +1,135 @@
+"""Owns the pass that computes positions, masks and tables that depend on no input of the model.
+
+Knows nothing of weights in other layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from kerneldecl.compiler.graph.named_constants import Array, array_of, constant
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+
+_LARGEST = 32 << 20
+"""Bytes of a result: a larger one is computed by the model."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldIndices")
+class FoldIndices:
+    """Computes in NumPy what position embeddings, causal masks and rotary tables are made of, where all of it is known.
+
+    torch.export writes them out as arange, comparisons of bool, cumsum and gathers. TVM's FoldConstant would compile a function for
+    each, and its code generation has no `==` of two bool.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        return _FoldIndices(mod).rewritten_module(mod)
+
+
+@relax.expr_functor.mutator
+class _FoldIndices(Rewriter):
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        shape, compute = static_shape(call), _OPERATORS.get(operator)
+        if shape is None or compute is None or not isinstance(call.ty, relax.TensorType):
+            return call
+        dtype = dtype_of(call)
+        if dtype not in _DTYPES or math.prod(shape) * np.dtype(dtype).itemsize > _LARGEST:
+            return call
+        args = [self._array(arg) for arg in call.args]
+        if any(arg is None for arg in args):
+            return call
+        with np.errstate(all="ignore"):
+            value = compute(call, shape, *args)
+        return call if value is None else constant(np.asarray(value).astype(dtype).reshape(shape), dtype)
+
+    def _array(self, arg: relax.Expr) -> Any:
+        """Return what is known of an argument: its array, a tuple of arrays, an expression that is no tensor; None where it is not known."""
+        while isinstance(arg, relax.Var):
+            arg = self.lookup_binding(arg)
+        if isinstance(arg, relax.Tuple):
+            fields = [self._array(field) for field in arg.fields]
+            return None if any(field is None for field in fields) else fields
+        if arg is None or isinstance(getattr(arg, "ty", None), relax.TensorType):
+            return array_of(arg)
+        return arg
+
+
+_DTYPES = frozenset({"bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64"})
+
+
+def _arange(_: relax.Call, __: Any, start: Any, stop: Any, step: Any) -> Array | None:
+    ends = [_number(each) for each in (start, stop, step)]
+    return None if any(each is None for each in ends) else np.arange(*ends)  # type: ignore[arg-type]
+
+
+def _number(expr: Any) -> int | float | None:
+    value = getattr(expr, "value", expr)
+    return getattr(value, "value", value) if isinstance(getattr(value, "value", value), (int, float)) else None
+
+
+def _sliced(_: relax.Call, __: Any, x: Array, *rest: Any) -> Array | None:
+    given = [[_number(each) for each in part] for part in rest]
+    if len(given) not in {3, 4} or any(None in part for part in given):
+        return None
+    axes, begins, ends, *steps = given
+    at = [slice(None)] * x.ndim
+    for axis, begin, end, step in zip(axes, begins, ends, steps[0] if steps else [1] * len(axes), strict=True):
+        at[int(axis)] = slice(int(begin), int(end), int(step))  # type: ignore[arg-type]
+    return x[tuple(at)]
+
+
+def _taken(call: relax.Call, _: Any, x: Array, at: Array) -> Array | None:
+    is_inside = call.attrs.axis is not None and at.size and 0 <= at.min() <= at.max() < x.shape[int(call.attrs.axis)]
+    return np.take(x, at, axis=int(call.attrs.axis)) if is_inside else None
+
+
+def _cumsum(call: relax.Call, _: Any, x: Array) -> Array | None:
+    if call.attrs.exclusive or call.attrs.axis is None:
+        return None
+    return np.cumsum(x, axis=int(call.attrs.axis))
+
+
+def _indexed(_: relax.Call, __: Any, x: Array, at: list[Array]) -> Array:
+    return x[tuple(at)]
+
+
+def _elements(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda _, __, *arrays: function(*arrays)
+
+
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "relax.arange": _arange,
+    "relax.full": lambda _, shape, __, value: np.full(shape, value),
+    "relax.full_like": lambda _, shape, __, value: np.full(shape, value),
+    "relax.zeros": lambda _, shape, __: np.zeros(shape),
+    "relax.ones": lambda _, shape, __: np.ones(shape),
+    "relax.broadcast_to": lambda _, shape, x, __: np.broadcast_to(x, shape),
+    "relax.reshape": lambda _, shape, x, __: x.reshape(shape),
+    "relax.expand_dims": lambda _, shape, x: x.reshape(shape),
+    "relax.squeeze": lambda _, shape, x: x.reshape(shape),
+    "relax.astype": lambda _, __, x: x,
+    "relax.concat": lambda call, _, xs: np.concatenate(xs, axis=int(call.attrs.axis)),
+    "relax.strided_slice": _sliced,
+    "relax.take": _taken,
+    "relax.gather_elements": lambda call, _, x, at: np.take_along_axis(x, at, axis=int(call.attrs.axis)),
+    "relax.index_tensor": _indexed,
+    "relax.cumsum": _cumsum,
+    "relax.where": _elements(np.where),
+    **{
+        f"relax.{name}": _elements(function)
+        for name, function in {
+            "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
+            "equal": np.equal, "not_equal": np.not_equal, "greater": np.greater, "greater_equal": np.greater_equal,
+            "less": np.less, "less_equal": np.less_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
+            "logical_not": np.logical_not, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_not": np.bitwise_not,
+            "negative": np.negative, "cos": np.cos, "sin": np.sin, "power": np.power, "divide": np.true_divide,
+        }.items()
+    },
+}  # fmt: skip
+"""The value of each operator from the call, its shape and its arguments; None where NumPy's differs."""

@@ -1,0 +1,68 @@
+"""Owns where a function stands in the user's model: its place, a dotted path such as encoder.layer.0.attention.qkv.
+
+Knows nothing of what functions compute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+PLACES = "kerneldecl.places"
+"""Attribute of a PrimFunc: the places that call it, the first of which names it."""
+RULE = "kerneldecl.rule"
+"""Attribute of a PrimFunc: the standard rule that it was made of, and its attributes, as JSON."""
+LONGEST = 60
+"""Characters of a name."""
+_PARAMETER = re.compile(r"\.(weight|bias|gamma|beta|kernel|in_proj_weight|in_proj_bias)$")
+
+
+def place_of_weight(names: Iterable[str]) -> str:
+    """Return the module that owns weights of these names in the model; empty where none tells.
+
+    Exporters to ONNX keep the names of some weights only: onnx::MatMul_123 is none.
+    """
+    for name in names:
+        if name and "::" not in name and not name.isdigit():
+            path = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")
+            module = _PARAMETER.sub("", path)
+            if module:
+                return module
+    return ""
+
+
+def parent(place: str) -> str:
+    return place.rpartition(".")[0]
+
+
+def common(scopes: Iterable[str]) -> str:
+    """Return the innermost module that holds all scopes; empty ones are not known and do not count."""
+    known = [scope.split(".") for scope in scopes if scope]
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*known, strict=False))
+    return ".".join(parts[0] for parts in same)
+
+
+def joined(places: Sequence[str]) -> str:
+    """Return the place of linears that became one: query, key and value of a module are its qkv, gate_proj and up_proj its gate_up_proj."""
+    scope = common(map(parent, places))
+    words = [place.removeprefix(f"{scope}.").replace(".", "_") for place in places]
+    tail = next((f"_{end}" for end in ("proj", "linear", "lin", "layer") if all(word.endswith(f"_{end}") for word in words)), "")
+    stems = [word.removesuffix(tail) for word in words]
+    word = "".join(stem[0] for stem in stems) if [stem[:1] for stem in stems] == ["q", "k", "v"] else "_".join(stems)
+    return f"{scope}.{word}{tail}".lstrip(".")
+
+
+def shortened(name: str) -> str:
+    """Return a name of at most LONGEST characters: outer modules are left out first, then words of the innermost."""
+    while len(name) > LONGEST and "." in name:
+        name = name.partition(".")[2]
+    while len(name) > LONGEST and "_" in name:
+        name = name.rpartition("_")[0]
+    return name[:LONGEST]
+
+
+def symbol(place: str) -> str:
+    """Return a place as the name of a function: an identifier of C."""
+    word = re.sub(r"\W+", "_", place, flags=re.ASCII)
+    return f"f_{word}" if word[:1].isdigit() else word
