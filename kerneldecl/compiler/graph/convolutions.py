@@ -1,4 +1,4 @@
-"""Owns the passes that bring convolutions to the form of rule conv2d: its layout, its padding, its bias, and what stands around them.
+"""Owns the passes that bring the padding of convolutions to the form of rule conv2d.
 
 Knows nothing of rules: each pass is right for every module.
 """
@@ -89,27 +89,3 @@ def _convolved(data: relax.Expr, conv: relax.Call, sides: list[int]) -> relax.Ca
         out_layout=attrs.out_layout,
         out_dtype=str(attrs.out_dtype) or None,
     )
-
-
-@tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
-class ChannelsLast:
-    """Gives convolutions of NCHW images NHWC ones, with HWIO weights, and what stands between them the same.
-
-    It is TVM's ConvertLayout for modules that have such convolutions; others stay as they are.
-    """
-
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        if not any(_has_channels_first(func) for func in mod.functions.values() if isinstance(func, relax.Function)):
-            return mod
-        return relax.transform.ConvertLayout({_CONV2D: ["NHWC", "HWIO"]})(mod)
-
-
-def _has_channels_first(func: relax.Function) -> bool:
-    found: list[relax.Call] = []
-
-    def note(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == _CONV2D and expr.attrs.data_layout == "NCHW":
-            found.append(expr)
-
-    relax.analysis.post_order_visit(func, note)
-    return bool(found)

@@ -9,8 +9,9 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
+from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
+from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
@@ -32,11 +33,11 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     SimplifyShapes(),
     VectorBiases(),
     OrderOperands(),
-    SeparateGates(),
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
     UseRules(),
+    SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),
 )
 """The passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls."""
