@@ -5,28 +5,99 @@ Knows nothing of other formats, nor of what follows the import.
 
 from __future__ import annotations
 
+import functools
+import warnings
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tvm
 
-from kerneldecl.compiler.model_import.model_error import ModelError, last_line
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
+from kerneldecl.compiler.model_import.torch_dims import named_dims
+from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
+from kerneldecl.compiler.model_import.torch_products import PRODUCTS
 
 
-def from_torch(path: Path) -> tvm.IRModule:
+def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
+    """Return a saved program as a module; `dims` name the dynamic dimensions, as `named_dims` says."""
     try:
         import torch
     except ImportError:
         raise ModelError("the package torch is not installed", "pip install torch, or export the model as ONNX") from None
-    from tvm.relax.frontend.torch import from_exported_program
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its own deprecated functions
+        try:
+            program = torch.export.load(path)
+        except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
+            raise ModelError(
+                f"not a program that torch {torch.__version__} can read: {last_line(error)}",
+                "save it with torch.export.save of this torch",
+            ) from None
+        return module_of_program(program, dims)
+
+
+def module_of_program(program: Any, dims: Sequence[str] = ()) -> tvm.IRModule:
+    """Return a torch.export program as a module whose constants are its weights; raise ModelError where an operator is unknown."""
+    return bound(*module_with_parameters(program, dims))
+
+
+def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor], dict[str, str]]:
+    """Return a program's module whose weights are parameters of `main`, their values, and the names that torch gives them.
+
+    Values and names (`layer1.0.conv1.weight`) are by the names of the function's parameters (`p_layer1_0_conv1_weight`), which
+    follow its inputs.
+    """
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     try:
-        program = torch.export.load(path)
-    except (zipfile.BadZipFile, RuntimeError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"not a program that torch {torch.__version__} can read: {last_line(error)}", "torch.export.save writes one"
-        ) from None
-    try:
-        return from_exported_program(program, keep_params_as_input=False)
-    except (NotImplementedError, AssertionError) as error:
-        raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
+        lowered = program.run_decompositions()
+        importer = ExportedProgramImporter()
+        importer.update_convert_map({name: functools.partial(convert, importer=importer) for name, convert in PRODUCTS.items()})
+        _refuse_unknown(lowered, importer.convert_map)
+        importer.update_convert_map({name: _reported(importer, name, convert) for name, convert in importer.convert_map.items()})
+        mod = importer.from_exported_program(
+            lowered, keep_params_as_input=True, unwrap_unit_return_tuple=False, no_bind_return_tuple=False, custom_convert_map=None
+        )
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "export the model as ONNX") from None
+    function = mod["main"]
+    held = dict(zip(dict(lowered.named_parameters()), function.attrs.get("params", ()), strict=True))
+    names = {spec.arg.name: spec.target for spec in lowered.graph_signature.input_specs if spec.target in held}
+    mod["main"] = function.without_attr("params")
+    values = {parameter: held[name] for parameter, name in names.items()}
+    return named_dims(mod, lowered, dims), values, names
+
+
+def bound(mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], _: Mapping[str, str] | None = None) -> tvm.IRModule:
+    """Return the module with its weights as constants."""
+    mod = tvm.relax.transform.BindParams("main", dict(values))(mod)
+    mod["main"] = mod["main"].without_attr("num_input")
+    return mod
+
+
+def _refuse_unknown(program: Any, known: Mapping[str, Any]) -> None:
+    calls = (node for node in program.graph.nodes if node.op == "call_function" and node.target.__name__ not in known)
+    unknown = {str(node.target): node.name for node in reversed(list(calls))}
+    if unknown:
+        places = ", ".join(f"{target} (node {name})" for target, name in reversed(unknown.items()))
+        raise ModelError(f"no converter for torch's operator {places}", "write it with other operators, or export the model as ONNX")
+
+
+def _reported(importer: Any, name: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter whose results have torch's dtypes and whose failure names operator and node."""
+    typed = with_torch_dtypes(importer, name, convert)
+
+    def converted(node: Any) -> Any:
+        try:
+            return typed(node)
+        except ModelError:
+            raise
+        except IMPORT_ERRORS as error:
+            sentence = f"TVM's importer does not take torch's operator {node.target} (node {node.name}): {last_line(error)}"
+            raise ModelError(sentence, "write it with other operators, or export the model as ONNX") from None
+
+    return converted

@@ -5,6 +5,10 @@ Knows nothing of models or of formats.
 
 from __future__ import annotations
 
+import struct
+
+import tvm
+
 
 class ModelError(ValueError):
     """The user's file or attribute is no model, or none that TVM can import."""
@@ -14,7 +18,28 @@ class ModelError(ValueError):
         self.sentence, self.hint = sentence, hint
 
 
+IMPORT_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    EOFError,
+    ImportError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tvm.error.InternalError,
+    tvm.error.OpError,
+)
+"""What TVM's importers, onnx and torch raise of a model that they cannot take: they have no class of their own for it."""
+
+
 def last_line(error: Exception) -> str:
-    """Return the last line of an error's text, or its type where it has none."""
+    """Return the last line of an error's text, with its type where the text alone says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return f"no {lines[-1]}" if isinstance(error, KeyError) else lines[-1][:300]
