@@ -5,7 +5,6 @@ Knows nothing of other formats, nor of what follows the import.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,15 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
+from kerneldecl.compiler.model_import.torch_attention import attention
+from kerneldecl.compiler.model_import.torch_constants import constant_values
 from kerneldecl.compiler.model_import.torch_dims import named_dims
 from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
 from kerneldecl.compiler.model_import.torch_products import PRODUCTS
+from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
+
+_KEPT = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "rms_norm")
+_OWN = {**PRODUCTS, **REDUCTIONS, "scaled_dot_product_attention.default": attention}
 
 
 def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
@@ -52,11 +57,12 @@ def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     try:
-        lowered = program.run_decompositions()
+        lowered = _decomposed(program)
         importer = ExportedProgramImporter()
-        importer.update_convert_map({name: functools.partial(convert, importer=importer) for name, convert in PRODUCTS.items()})
-        _refuse_unknown(lowered, importer.convert_map)
-        importer.update_convert_map({name: _reported(importer, name, convert) for name, convert in importer.convert_map.items()})
+        importer.update_convert_map({name: _with(importer, convert) for name, convert in _OWN.items()})
+        known = constant_values(lowered)
+        _refuse_unknown(lowered, importer.convert_map, known)
+        importer.update_convert_map({name: _reported(importer, name, convert, known) for name, convert in importer.convert_map.items()})
         mod = importer.from_exported_program(
             lowered, keep_params_as_input=True, unwrap_unit_return_tuple=False, no_bind_return_tuple=False, custom_convert_map=None
         )
@@ -79,19 +85,42 @@ def bound(mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], _: Mappin
     return mod
 
 
-def _refuse_unknown(program: Any, known: Mapping[str, Any]) -> None:
-    calls = (node for node in program.graph.nodes if node.op == "call_function" and node.target.__name__ not in known)
-    unknown = {str(node.target): node.name for node in reversed(list(calls))}
+def _decomposed(program: Any) -> Any:
+    """Return the program in torch's core operators, attention aside."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for operator in _KEPT:
+        table.pop(getattr(torch.ops.aten, operator).default, None)
+    return program.run_decompositions(table)
+
+
+def _refuse_unknown(program: Any, converters: dict[str, Any], known: Mapping[Any, Any]) -> None:
+    """Raise ModelError for operators without converter; those of known values need none."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and node.target.__name__ not in converters]
+    converters.update({node.target.__name__: _no_converter for node in calls if node in known})
+    calls = [node for node in calls if node not in known]
+    unknown = {str(node.target): node.name for node in reversed(calls)}
     if unknown:
         places = ", ".join(f"{target} (node {name})" for target, name in reversed(unknown.items()))
         raise ModelError(f"no converter for torch's operator {places}", "write it with other operators, or export the model as ONNX")
 
 
-def _reported(importer: Any, name: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with(importer: Any, convert: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    return lambda node: convert(node, importer)
+
+
+def _no_converter(_: Any) -> Any:
+    raise NotImplementedError("no converter")
+
+
+def _reported(importer: Any, name: str, convert: Callable[[Any], Any], known: Mapping[Any, Any]) -> Callable[[Any], Any]:
     """Return a converter whose results have torch's dtypes and whose failure names operator and node."""
     typed = with_torch_dtypes(importer, name, convert)
 
     def converted(node: Any) -> Any:
+        if node in known:
+            return tvm.relax.const(tvm.runtime.from_dlpack(known[node].detach().contiguous()))
         try:
             return typed(node)
         except ModelError:

@@ -1,4 +1,4 @@
-"""Owns the converters of torch's matrix products and convolutions: results have torch's dtype, half-precision ones are accumulated in float32.
+"""Owns the converters of torch's matrix products and convolutions, whose results have torch's dtype and are accumulated in float32.
 
 Knows nothing of files, nor of operators without a sum of products.
 
