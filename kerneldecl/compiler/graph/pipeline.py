@@ -22,6 +22,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
     FoldIndices(),
     RecognizePatterns(),
+    NormalizeViews(),  # before ChannelsLast: ConvertLayout of TVM 0.27 runs out of memory at some squeezes
     FoldConstants(),
     FoldBatchNorm(),  # knows convolutions as they were imported
     MergePadding(),
@@ -32,10 +33,10 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     SimplifyShapes(),
     VectorBiases(),
     OrderOperands(),
-    SeparateGates(),
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
+    SeparateGates(),
     UseRules(),
     relax.transform.DeadCodeElimination(),
 )

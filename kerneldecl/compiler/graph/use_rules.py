@@ -310,7 +310,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
     def _function(self, use: Use, last: relax.Var) -> relax.GlobalVar:
         """Return the function of a rule; the first place that calls it names it."""
-        text = json.dumps({"rule": use.rule, "attrs": use.attrs}, sort_keys=True)
+        text = json.dumps({"rule": use.rule, "attrs": use.attrs})
         place = self._place(use, last)
         if text not in self._functions:
             func = canonical.lower(_instance(use))["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)

@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical, dynamic_shapes
+from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
@@ -173,9 +174,11 @@ def _from_torch(path: Path) -> tvm.IRModule:
             f"not a program that torch {torch.__version__} can read: {_last_line(error)}", "torch.export.save writes one"
         ) from None
     try:
-        return from_exported_program(program, keep_params_as_input=False)
+        mod = from_exported_program(program, keep_params_as_input=True)
     except (NotImplementedError, AssertionError) as error:
         raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
+    signature = program.graph_signature
+    return bind_params(mod, {**signature.inputs_to_parameters, **signature.inputs_to_buffers})
 
 
 _READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": _from_onnx, ".pt2": _from_torch}
