@@ -61,6 +61,15 @@ def common(scopes: Iterable[str]) -> str:
     return ".".join(parts[0] for parts in same)
 
 
+def latest(scopes: Mapping[Any, str], variables: Iterable[Any]) -> str:
+    """Return the module of the variable that was computed last, of those whose module is known; `scopes` are in order of computation.
+
+    What adds a residual stands where its other operand was computed.
+    """
+    read = set(variables)
+    return next((scope for var, scope in reversed(scopes.items()) if scope and var in read), "")
+
+
 def joined(places: Sequence[str]) -> str:
     """Return the place of linears that became one: query, key and value of a module are its qkv, gate_proj and up_proj its gate_up_proj."""
     scope = common(map(parent, places))

@@ -18,7 +18,7 @@ from tvm import relax
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.graph.named_constants import constant, name_of, scalar_of
 from kerneldecl.compiler.graph.normalize_views import axes_of
-from kerneldecl.compiler.graph.places import PLACES, RULE, common, parent, place_of_weight, shortened, symbol
+from kerneldecl.compiler.graph.places import PLACES, RULE, latest, parent, place_of_weight, shortened, symbol
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.plugins.find import STANDARD
@@ -300,8 +300,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         use = self._uses.found.get(binding.var)
         if use is None:
-            read = relax.analysis.free_vars(binding.value)
-            self._scopes[binding.var] = common(self._scopes.get(var, "") for var in read)
+            self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._uses.taken:
                 super().visit_var_binding_(binding)
             return
@@ -323,7 +322,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def _place(self, use: Use, last: relax.Var) -> str:
         """Return the path of a function's weights; for one without weights that of what it reads, and its rule."""
         place = place_of_weight(map(name_of, use.operands[1:]))
-        read = common(self._scopes.get(each, "") for each in use.operands if isinstance(each, relax.Var))
+        read = latest(self._scopes, (each for each in use.operands if isinstance(each, relax.Var)))
         self._scopes[last] = parent(place) if place else read
         return shortened(place or f"{read}.{self._word(use, last)}".lstrip("."))
 

@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical, dynamic_shapes
+from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 
@@ -70,6 +71,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
             relax.transform.FuseTIR(),
             relax.transform.RewriteDataflowReshape(),  # a reshape becomes a view, which needs no kernel
             relax.transform.DeadCodeElimination(),
+            NameFunctions(),
         ]
     )
     with target or tvm.target.Target("llvm"):
