@@ -137,9 +137,10 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
 
     `sizes` gives the shape buckets of dynamic dimensions.
 
-    A function has name, calls, rule, attrs (those to be declared) and identity (those that distinguish its entry from
-    others); a function of rule tensor_ir has its IR instead of attributes.
+    A function has name, the other places in the model that call it, calls, rule, attrs (those to be declared) and identity (those
+    that distinguish its entry from others); a function of rule tensor_ir has its IR instead of attributes.
     """
+    from kerneldecl.compiler.graph.places import places_of, rule_of
     from kerneldecl.compiler.model_import import model_error, read_model
 
     try:
@@ -162,9 +163,14 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
             left_out.append({"name": name, "reason": reason})
             continue
         module = canonical.canonical_module(func)
-        found = functions.setdefault(match_digest(module["main"]), {"name": name, "calls": 0, "mod": module})
+        name, *others = places_of(func) or [name]
+        given = {"name": name, "places": others, "calls": 0, "mod": module, "likely": rule_of(func)}
+        found = functions.setdefault(match_digest(module["main"]), given)
         found["calls"] += calls
-    described = [{"work": _work(found["mod"]), **_described(Path(root), found.pop("mod")), **found} for found in functions.values()]
+    described = [
+        {"work": _work(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
+        for found in functions.values()
+    ]
     return {"functions": described, "left_out": left_out}
 
 
@@ -178,10 +184,11 @@ def _work(mod: tvm.IRModule) -> dict[str, int]:
     return {"flops": flops, "bytes": sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in arguments)}
 
 
-def _described(root: Path, mod: tvm.IRModule) -> dict[str, Any]:
+def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -> dict[str, Any]:
     from kerneldecl.compiler.model_import.match_rules import matching_rule
+    from kerneldecl.compiler.model_import.rule_candidates import RuleCandidate
 
-    found = matching_rule(mod, root)
+    found = matching_rule(mod, root, [] if likely is None else [RuleCandidate(likely[0], dict(likely[1]))])
     if found is None:
         return {"rule": "tensor_ir", "computation": canonical.module_digest(mod), "ir": tvm.ir.save_json(mod["main"])}
     candidate, identity = found

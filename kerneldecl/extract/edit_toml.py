@@ -31,6 +31,8 @@ arch = "host"                     # this machine's CPU
 _ANY_CALLS = re.compile(r".+\.calls-\d+")
 _TAGS = re.compile(r"^(\s*tags\s*=\s*\[[^]#]*[^]#,\s])(\s*,?\s*\].*)$", re.DOTALL)
 """A line with all of an entry's tags: up to the last one, and what follows it."""
+_SHOWN = 3
+"""Other places that the comment of an entry lists."""
 _UNUSED = "# Unused: no longer called by {model}."
 
 
@@ -45,6 +47,8 @@ class Function:
     identity: tuple[tuple[str, Value], ...]
     """Attributes by which an entry is recognised as this function's, whatever its other ones."""
     calls: int
+    places: tuple[str, ...] = ()
+    """Other places in the model that call it; the name is that of the first."""
 
     def is_of(self, table: Table) -> bool:
         return any(rule == self.rule and set(self.identity) <= set(attrs) for rule, attrs in table.workloads)
@@ -162,4 +166,10 @@ def _entry(name: str, function: Function, model: str) -> str:
     pairs: list[tuple[str, Any]] = [("name", name), ("rule", function.rule), *function.attrs]
     pairs.append(("tags", [model, _calls_tag(model, function.calls)]))
     # JSON of strings, numbers, booleans and lists is TOML as well.
-    return "".join(["\n[[workload]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in pairs)])
+    return "".join(["\n", _also(function.places), "[[workload]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in pairs)])
+
+
+def _also(places: Sequence[str]) -> str:
+    """Return a comment that lists the other places that call a function, up to a few."""
+    rest = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return f"# Also {', '.join(places[:_SHOWN])}{rest}\n" if places else ""

@@ -90,11 +90,12 @@ def _coverage(answer: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _function(found: Mapping[str, Any]) -> Function:
+    places = tuple(found.get("places", ()))
     if found["rule"] == "tensor_ir":
         file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
-        return Function(name=found["name"], rule="tensor_ir", attrs=file, identity=file, calls=found["calls"])
+        return Function(name=found["name"], rule="tensor_ir", attrs=file, identity=file, calls=found["calls"], places=places)
     attrs, identity = (tuple((key, frozen(value)) for key, value in found[what].items()) for what in ("attrs", "identity"))
-    return Function(name=found["name"], rule=found["rule"], attrs=attrs, identity=identity, calls=found["calls"])
+    return Function(name=found["name"], rule=found["rule"], attrs=attrs, identity=identity, calls=found["calls"], places=places)
 
 
 def _tables(root: Path, content: bytes) -> list[Table]:

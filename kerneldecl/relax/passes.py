@@ -16,6 +16,7 @@ from tvm import relax
 
 from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
+from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
@@ -121,7 +122,7 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
-    views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
+    views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination(), NameFunctions()  # a view needs no kernel
     steps = (
         ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
         (legalize[fused:], _without_arch_suffix(target)),

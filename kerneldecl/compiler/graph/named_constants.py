@@ -17,25 +17,24 @@ from tvm import relax
 Array = np.ndarray[Any, Any]
 
 
-def bind_params(mod: tvm.IRModule, names: Mapping[str, str], function: str = "main") -> tvm.IRModule:
-    """Return the module with the parameters that an importer kept bound to their values, which then have names.
-
-    The values are the function's attribute "params", for its last parameters, as TVM's importers leave them; `names` are those of the
-    model by the parameter's name, which is taken where there is no other.
-    """
+def bind_params(
+    mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], names: Mapping[str, str], function: str = "main"
+) -> tvm.IRModule:
+    """Return the module with parameters bound to their values; both are by the parameters' names, `names` are those of the model."""
     func = mod[function]
-    values = list((func.attrs or {}).get("params", ()))
-    if not values:
-        return mod
-    kept, bound = func.params[: -len(values)], func.params[-len(values) :]
     given = {
-        var: constant(value.numpy(), str(var.ty.dtype.dtype), names.get(var.name, var.name))
-        for var, value in zip(bound, values, strict=True)
+        var: constant(values[var.name].numpy(), str(var.ty.dtype.dtype), names.get(var.name, var.name))
+        for var in func.params
+        if var.name in values
     }
-    attrs = {key: value for key, value in dict(func.attrs).items() if key not in {"params", "num_input"}}
+    if not given:
+        return mod
+    kept = [var for var in func.params if var not in given]
+    attrs = {key: value for key, value in dict(func.attrs or {}).items() if key != "num_input"}
     body = _Bind(given).visit_expr(func.body)
     fresh = mod.clone()
-    fresh.update_func(mod.get_global_var(function), relax.Function(kept, body, func.ret_ty, func.is_pure, tvm.ir.make_node("ir.DictAttrs", **attrs)))
+    attributes = tvm.ir.make_node("ir.DictAttrs", **attrs)
+    fresh.update_func(mod.get_global_var(function), relax.Function(kept, body, func.ret_ty, func.is_pure, attributes))
     return fresh
 
 

@@ -6,8 +6,12 @@ Knows nothing of what functions compute.
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kerneldecl.model import frozen
 
 PLACES = "kerneldecl.places"
 """Attribute of a PrimFunc: the places that call it, the first of which names it."""
@@ -16,6 +20,20 @@ RULE = "kerneldecl.rule"
 LONGEST = 60
 """Characters of a name."""
 _PARAMETER = re.compile(r"\.(weight|bias|gamma|beta|kernel|in_proj_weight|in_proj_bias)$")
+
+
+def places_of(func: Any) -> list[str]:
+    """Return the places that call a function, the one that names it first; none where no pass knows."""
+    return [str(place) for place in (func.attrs or {}).get(PLACES, ())]
+
+
+def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the standard rule that a function was made of, and its attributes; None for another function."""
+    text = (func.attrs or {}).get(RULE)
+    if text is None:
+        return None
+    found = json.loads(str(text))
+    return found["rule"], {name: frozen(value) for name, value in found["attrs"].items()}
 
 
 def place_of_weight(names: Iterable[str]) -> str:
@@ -41,6 +59,15 @@ def common(scopes: Iterable[str]) -> str:
     known = [scope.split(".") for scope in scopes if scope]
     same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*known, strict=False))
     return ".".join(parts[0] for parts in same)
+
+
+def latest(scopes: Mapping[Any, str], variables: Iterable[Any]) -> str:
+    """Return the module of the variable that was computed last, of those whose module is known; `scopes` are in order of computation.
+
+    What adds a residual stands where its other operand was computed.
+    """
+    read = set(variables)
+    return next((scope for var, scope in reversed(scopes.items()) if scope and var in read), "")
 
 
 def joined(places: Sequence[str]) -> str:

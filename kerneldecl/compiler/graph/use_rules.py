@@ -18,7 +18,7 @@ from tvm import relax
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.graph.named_constants import constant, name_of, scalar_of
 from kerneldecl.compiler.graph.normalize_views import axes_of
-from kerneldecl.compiler.graph.places import PLACES, RULE, common, parent, place_of_weight, shortened, symbol
+from kerneldecl.compiler.graph.places import PLACES, RULE, latest, parent, place_of_weight, shortened, symbol
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.plugins.find import STANDARD
@@ -192,12 +192,20 @@ class _Uses:
             axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
             wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
             half = dtype_of(wide.args[0]) if wide is not None and wide.op.name == "relax.astype" else ""
-            if dtype == "float32" and wide is not None and half in _HALVES and narrow is not None and self.graph.operator(narrow) == "relax.astype":
+            if (
+                dtype == "float32"
+                and wide is not None
+                and half in _HALVES
+                and narrow is not None
+                and self.graph.operator(narrow) == "relax.astype"
+            ):
                 if dtype_of(narrow) == half:
                     yield narrow, Use("softmax", {"shape": shape, "dtype": half, **axis_of}, (wide.args[0],), (var,))
                     return
             use = Use("softmax", {**given, **axis_of}, (call.args[0],))
-        elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [len(shape) - 1]:
+        elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [
+            len(shape) - 1
+        ]:
             use = Use(name.rpartition(".")[2], {**given, "eps": float(call.attrs.epsilon)}, tuple(call.args))
             if name == "relax.nn.layer_norm" and not (call.attrs.center and call.attrs.scale):
                 return
@@ -300,8 +308,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         use = self._uses.found.get(binding.var)
         if use is None:
-            read = relax.analysis.free_vars(binding.value)
-            self._scopes[binding.var] = common(self._scopes.get(var, "") for var in read)
+            self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._uses.taken:
                 super().visit_var_binding_(binding)
             return
@@ -310,10 +317,12 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
     def _function(self, use: Use, last: relax.Var) -> relax.GlobalVar:
         """Return the function of a rule; the first place that calls it names it."""
-        text = json.dumps({"rule": use.rule, "attrs": use.attrs}, sort_keys=True)
+        text = json.dumps({"rule": use.rule, "attrs": use.attrs})
         place = self._place(use, last)
         if text not in self._functions:
-            func = canonical.lower(_instance(use))["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)
+            func = (
+                canonical.lower(_instance(use))["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)
+            )
             self._functions[text] = self.builder_.add_func(func, symbol(place))
         taken = {other for others in self._places.values() for other in others}
         numbered = (place if number == 1 else f"{place}_{number}" for number in range(1, len(taken) + 2))
@@ -323,7 +332,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def _place(self, use: Use, last: relax.Var) -> str:
         """Return the path of a function's weights; for one without weights that of what it reads, and its rule."""
         place = place_of_weight(map(name_of, use.operands[1:]))
-        read = common(self._scopes.get(each, "") for each in use.operands if isinstance(each, relax.Var))
+        read = latest(self._scopes, (each for each in use.operands if isinstance(each, relax.Var)))
         self._scopes[last] = parent(place) if place else read
         return shortened(place or f"{read}.{self._word(use, last)}".lstrip("."))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.torch_attention import attention
 from kerneldecl.compiler.model_import.torch_constants import constant_values
@@ -45,7 +46,7 @@ def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
 
 def module_of_program(program: Any, dims: Sequence[str] = ()) -> tvm.IRModule:
     """Return a torch.export program as a module whose constants are its weights; raise ModelError where an operator is unknown."""
-    return bound(*module_with_parameters(program, dims))
+    return bind_params(*module_with_parameters(program, dims))
 
 
 def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor], dict[str, str]]:
@@ -76,13 +77,6 @@ def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.
     mod["main"] = function.without_attr("params")
     values = {parameter: held[name] for parameter, name in names.items()}
     return named_dims(mod, lowered, dims), values, names
-
-
-def bound(mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], _: Mapping[str, str] | None = None) -> tvm.IRModule:
-    """Return the module with its weights as constants."""
-    mod = tvm.relax.transform.BindParams("main", dict(values))(mod)
-    mod["main"] = mod["main"].without_attr("num_input")
-    return mod
 
 
 def _decomposed(program: Any) -> Any:

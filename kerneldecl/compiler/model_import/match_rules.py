@@ -6,7 +6,9 @@ Knows nothing of models, of files of the workspace or of schedules.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
@@ -20,8 +22,10 @@ from kerneldecl.plugins.find import STANDARD, shadowed_file
 _FLOAT = re.compile(r"T\.b?float\d+\(([-+.e\d]+)\)")
 
 
-def matching_rule(mod: tvm.IRModule, root: Path) -> tuple[RuleCandidate, dict[str, Value]] | None:
+def matching_rule(mod: tvm.IRModule, root: Path, likely: Sequence[RuleCandidate] = ()) -> tuple[RuleCandidate, dict[str, Value]] | None:
     """Return the standard rule that computes what a canonical module does, and all its attributes; None where none does.
+
+    Candidates that are `likely` are tried first: the rule that a pass says the function was made of.
 
     A rule that the workspace at `root` overrides with a file of its own may compute anything: it is not tried.
     """
@@ -29,7 +33,7 @@ def matching_rule(mod: tvm.IRModule, root: Path) -> tuple[RuleCandidate, dict[st
     args = [Arg(f"x{i}", shape, dtype) for i, (shape, dtype) in enumerate(canonical.signature_of(mod["main"]))]
     # Most candidates compute another reduction, whatever their epilogue: one of a family that differs in the epilogue alone is lowered.
     has_reductions: dict[str, bool] = {}
-    for candidate in rule_candidates(args, _constants(text)):
+    for candidate in itertools.chain(likely, rule_candidates(args, _constants(text))):
         if shadowed_file("rules", root, candidate.rule):
             continue
         standard = _standard(candidate.rule)

@@ -18,6 +18,7 @@ from tvm import relax
 
 from kerneldecl.artifact.kernels import is_supported
 from kerneldecl.compiler import canonical, dynamic_shapes
+from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
@@ -26,8 +27,6 @@ from kerneldecl.compiler.model_import.from_torch import from_torch
 from kerneldecl.compiler.model_import.model_error import ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
-
-
 
 
 def read_model(model: str) -> tvm.IRModule:
@@ -63,6 +62,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
             relax.transform.FuseTIR(),
             relax.transform.RewriteDataflowReshape(),  # a reshape becomes a view, which needs no kernel
             relax.transform.DeadCodeElimination(),
+            NameFunctions(),
         ]
     )
     with target or tvm.target.Target("llvm"):
