@@ -16,6 +16,7 @@ from kerneldecl.compiler.cpu import target_of
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
+from kerneldecl.hardware.host import NO_SCATTER
 from kerneldecl.hardware.propose_arch import proposed_arch
 from kerneldecl.model import Arch, Gpu
 from kerneldecl.plugins.find import HOST, plugin_names
@@ -145,7 +146,7 @@ def _cpu_arch(target: Target, attrs: Mapping[str, Any]) -> Arch:
     cpus = [arch for name in (HOST, *_cpu_names()) if (arch := load_arch(Path.cwd(), name)).cpu]
 
     def identity(named: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
-        return str(named.get("mcpu", "")), frozenset(map(str, named.get("mattr", ())))
+        return str(named.get("mcpu", "")), frozenset(map(str, named.get("mattr", ()))) - {NO_SCATTER}
 
     for arch in cpus:
         if identity(dict(arch.tvm_target)) == identity(attrs):

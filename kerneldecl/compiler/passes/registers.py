@@ -39,14 +39,15 @@ FIRST_PASSES = (
 
 
 def narrowed(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count.
+    """Return a scheduled module with 32-bit indices, unless an argument has more elements than those can count, or 64-bit integers.
 
     TVM's own first passes run before it: the regions that blocks of intrinsics read keep 64-bit indices, and one of those passes,
     which inspects the regions, fails where widths are mixed.
     """
-    params = (param for func in mod.functions.values() for param in func.params)
+    params = [param for func in mod.functions.values() for param in func.params]
     sizes = (math.prod(int(extent) for extent in param.ty.shape) for param in params)
-    if max(sizes, default=0) >= 2**31:
+    # TVM's pass does not tell 64-bit integers that are data from indices, and refuses arguments of them.
+    if max(sizes, default=0) >= 2**31 or any(str(param.dtype) == "int64" for param in params):
         return mod
     return tvm.ir.transform.Sequential([*(each() for each in FIRST_PASSES), tvm.tirx.transform.ForceNarrowIndexToInt32()])(mod)
 
