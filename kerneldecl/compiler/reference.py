@@ -66,7 +66,8 @@ def rounding(func: Any) -> float:
     approach to probabilistic rounding error analysis, 2019). The factor 4 covers the worst of a million elements.
     """
     schedule = tvm.s_tir.Schedule(canonical_module(func))
-    blocks = (schedule.get(block) for block in schedule.get_child_blocks(schedule.get_sblock("root")))
+    root = schedule.get_sblock(func.body.block.name_hint)  # an author may name it
+    blocks = (schedule.get(block) for block in schedule.get_child_blocks(root))
     adding = [block for block in blocks if isinstance(getattr(block.body, "value", None), tvm.tirx.Add) and is_reduction(block)]
     return sum(4 * UNIT_ROUNDOFF.get(str(block.writes[0].source.dtype), 0.0) * math.sqrt(_terms(block)) for block in adding)
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kerneldecl.relax.default_schedules import DefaultSchedules
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TIR_PIPELINE",
     "ApplyArtifact",
+    "DefaultSchedules",
     "Match",
     "Model",
     "Report",
@@ -29,6 +31,7 @@ __all__ = [
 _MODULES = {
     "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
+    "DefaultSchedules": "default_schedules",
     "Match": "matching",
     "Model": "deployment",
     "Report": "matching",

@@ -179,7 +179,7 @@ def _with_local_buffers(mod: tvm.IRModule) -> tvm.IRModule:
     schedule = Schedule(mod)
     (name,) = (var.name_hint for var in mod.functions)
     schedule.work_on(name)
-    root = schedule.get_sblock("root")
+    root = schedule.get_sblock(mod[name].body.block.name_hint)  # an author may name it
     blocks = schedule.get_child_blocks(root)
     statements = [schedule.get(next(iter(schedule.get_loops(block)), block)) for block in blocks]
     alone: list[tuple[Any, int]] = []

@@ -64,7 +64,8 @@ def _verdict(folder: Path, func: Any, compiled: tuple[Any, str, str], where: tup
     runner, kind = where
     (folder / f"{name}.json").write_text(tvm.ir.save_json(canonical_module(func)["main"]), encoding="utf-8")
     library.export_library(str(folder / f"{name}_{symbol}.so"), cc=compiler())
-    spec = {"root": str(folder), "rule": _RULE, "attrs": {"file": f"{name}.json"}, "seed": SEED}
+    attrs = {"file": f"{name}.json"}
+    spec = {"root": str(folder), "rule": _RULE, "attrs": attrs, "seed": SEED}
     on = {"device": "cuda" if kind == "cuda" else "cpu", "model": "", "spec": spec}
     prepared = runner.measure({"action": "prepare", **on}, LIMIT_SECS)
     if "failure" in prepared:
@@ -72,7 +73,7 @@ def _verdict(folder: Path, func: Any, compiled: tuple[Any, str, str], where: tup
     answer = runner.measure({"action": "verify", **on, "library": str(folder / f"{name}_{symbol}.so"), "symbol": symbol}, LIMIT_SECS)
     if "failure" in answer:
         return Verdict(is_wrong=True, text=str(answer["failure"]))
-    tolerance, error = load_rule(folder, _RULE).of(folder, spec["attrs"]).tolerance(), float(answer["error"])
+    tolerance, error = load_rule(folder, _RULE).of(folder, attrs).tolerance(), float(answer["error"])
     if not error <= tolerance:
         return Verdict(is_wrong=True, text=f"relative error {error:.2g} over {tolerance:.2g}")
     return Verdict(is_wrong=False, text=f"verified, relative error {error:.2g}")
