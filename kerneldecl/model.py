@@ -264,6 +264,8 @@ class IterSpace:
 
 SPECIALIZE = "specialize"
 """A candidate with this name instead of a template's is a custom kernel; `variant` is its position among those that the file gives."""
+FALLBACKS = frozenset({"cpu_fallback", "gpu_fallback"})
+"""Templates that fit every function, and are tuned to none: their kernels may be many times slower than the hardware allows."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,10 @@ class Candidate:
     @classmethod
     def of(cls, template: str, params: Mapping[str, Value]) -> Candidate:
         return cls(template, tuple(sorted(params.items())))
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.template in FALLBACKS
 
     def __str__(self) -> str:
         """Return the candidate in one line: `cpu_matmul(m=14 n=32)`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kerneldecl.cli.fallbacks import fallback_shares, share_text
 from kerneldecl.stages.session import Session
 
 
@@ -32,6 +33,7 @@ def build_json(done: Session) -> dict[str, Any]:
         "not_reached": [e.entry for e in chosen if e.entry not in settled],
         "linked": linked,
         "failed": [{"entry": entry, "reason": reason} for entry, reason in done.failures.items()],
+        "fallbacks": fallback_shares(chosen),
         "incomplete": sorted(incomplete & done.artifacts.keys()),
         "artifacts": {target: str(folder) for target, folder in done.artifacts.items()},
     }
@@ -48,6 +50,7 @@ def build_text(found: dict[str, Any]) -> str:
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
+    lines += map(share_text, found["fallbacks"])
     lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
     without = dict.fromkeys(found["incomplete"], ", without the failed entries")
     lines += [f"artifact for {target}: {found['artifacts'][target]}{without.get(target, '')}" for target in found["linked"]]

@@ -62,6 +62,13 @@ def detect() -> Arch:
     )
 
 
+def runs(processor: str) -> bool:
+    """Say whether this machine runs code for a processor by LLVM's name: its own, or a level of x86-64 that it has."""
+    flags = set((_cpuinfo() or [{}])[0].get("flags", "").split())
+    levels = {name for flag, name in _LEVELS if flag in flags}
+    return processor in {"", "x86-64", dict(detect().tvm_target).get("mcpu", ""), *levels}
+
+
 def _cpuinfo() -> list[dict[str, str]]:
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+    from kerneldecl.relax.default_schedules import DefaultSchedules
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
@@ -19,6 +20,7 @@ __all__ = [
     "GRAPH_PASSES",
     "TIR_PIPELINE",
     "ApplyArtifact",
+    "DefaultSchedules",
     "Match",
     "Model",
     "Report",
@@ -32,6 +34,7 @@ _MODULES = {
     "GRAPH_PASSES": "passes",
     "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
+    "DefaultSchedules": "default_schedules",
     "Match": "matching",
     "Model": "deployment",
     "Report": "matching",

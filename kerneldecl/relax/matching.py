@@ -5,8 +5,8 @@ Knows nothing of how a kernel replaces a function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import tvm
@@ -15,6 +15,7 @@ from tvm import relax
 from kerneldecl.compiler.dynamic_shapes import only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.prim_funcs import SCHEDULED
+from kerneldecl.relax.default_schedules import Compiled
 from kerneldecl.relax.difference import Difference, difference, shape_of
 from kerneldecl.relax.prebuilt import Kernel, Prebuilt
 
@@ -47,6 +48,8 @@ class Report:
     """Matches in order of the functions' names."""
     unused: tuple[str, ...]
     """Entries that no function matched."""
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)
+    """How the functions without a kernel are compiled, once they are."""
 
     @property
     def hits(self) -> dict[str, Kernel]:
@@ -56,11 +59,23 @@ class Report:
     def missed(self) -> tuple[Match, ...]:
         return tuple(match for match in self.matches if match.outcome in {"miss", "near miss"})
 
+    @property
+    def on_fallback(self) -> tuple[str, ...]:
+        """Functions whose kernel is the fallback, which fits every function and is tuned to none."""
+        return tuple(function for function, kernel in self.hits.items() if kernel.is_fallback)
+
     def __str__(self) -> str:
         needed = sum(match.outcome != "view" for match in self.matches)
-        headline = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions"
+        fallbacks = f", {len(self.on_fallback)} of them fallbacks" if self.on_fallback else ""
+        headline = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions{fallbacks}"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
-        return "\n".join([headline, *(f"  {line}" for line in [*map(str, self.matches), *rest])])
+        return "\n".join([headline, *(f"  {line}" for line in [*map(self._line, self.matches), *rest])])
+
+    def _line(self, match: Match) -> str:
+        if match.function in self.on_fallback:
+            return f"{match} (fallback)"
+        compiled = self.compiled.get(match.function)
+        return f"{match}; {compiled}" if compiled and match.outcome != "view" else str(match)
 
 
 def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
@@ -92,7 +107,7 @@ def _missed(name: str, func: Any, kernels: Sequence[Kernel]) -> Match:
     try:
         shape = shape_of(func)
     except (TypeError, ValueError) as error:
-        return Match(name, "miss", reason=f"{error}; it has TVM's default schedule")
+        return Match(name, "miss", reason=str(error))
     close = [(kernel, found) for kernel in kernels if (found := difference(shape, kernel.shape))]
     if not close:
         return Match(name, "miss", reason="no kernel is close to it")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,8 +22,11 @@ from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
+from kerneldecl.relax.calls import called_by_symbol
+from kerneldecl.relax.default_schedules import DefaultSchedules
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
+from kerneldecl.relax.verification import verification
 
 TIR_PIPELINE = PIPELINE
 """The `tir_pipeline` that `relax.build` and `tvm.compile` need where a kernel is a traceless TIRx function; it works for every model."""
@@ -30,7 +34,6 @@ _LOG = logging.getLogger(__name__)
 Mode = Literal["schedule", "binary"]
 for _error in (ArtifactError, UnmatchedError):
     tvm_ffi.register_error(_error.__name__, _error)  # TVM calls passes from C++: unregistered errors become RuntimeError
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplyArtifact")
@@ -41,8 +44,7 @@ class ApplyArtifact:
     `tir_pipeline=TIR_PIPELINE` if the artifact has traceless TIRx kernels, which TVM's own pipeline refuses. Mode "binary" has
     the model call the prebuilt kernel by its symbol, which is loaded with the model (`load_model`) or linked into it
     (`export_model`); a function that is called otherwise than by call_tir gets the schedule. Other functions stay as they
-    are, for the passes that follow. `report` holds the match of each function of the last module; it is also logged, as a
-    warning where a function has no kernel.
+    are, for the passes that follow. `report` holds the match of each function of the last module.
     """
 
     report: Report | None = None
@@ -66,7 +68,7 @@ class ApplyArtifact:
         self.report = match(mod, read_prebuilt(self.artifact, target), "" if self.mode == "binary" else str(target.attrs.get("arch", "")))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
-        _LOG.log(logging.WARNING if self.report.missed else logging.INFO, "%s", self.report)
+        _LOG.info("%s", self.report)
         return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
 
 
@@ -79,43 +81,22 @@ def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
 
 
 def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target.Target) -> tvm.IRModule:
-    calls = _Calls(mod, kernels)
-    for var, func in mod.functions.items():
-        if isinstance(func, relax.Function):
-            calls.builder_.update_func(var, calls.visit_expr(func))
-    # Functions no longer called need not be compiled; those that remain are called in another way, or from outside.
-    left = relax.transform.DeadCodeElimination()(calls.builder_.get())
+    # Functions that remain are called in another way, or from outside.
+    left = called_by_symbol(mod, {name: kernel.symbol for name, kernel in kernels.items()})
     names = {var.name_hint for var in left.functions}
     arch = str(target.attrs.get("arch", ""))
     return scheduled(left, {name: kernel for name, kernel in kernels.items() if name in names and kernel.arch in {"", arch}})
 
 
-@relax.expr_functor.mutator
-class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
-    """Replaces each call_tir of a function that has a kernel by a call of the kernel's symbol."""
-
-    def __init__(self, mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> None:
-        super().__init__(mod)
-        self._kernels = kernels
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if call.op != _CALL_TIR or call.args[0].name_hint not in self._kernels:
-            return call
-        return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], _outputs(call))
-
-
-def _outputs(call: relax.Call) -> list[Any]:
-    """Return the type of each output of a call_tir: several outputs have a tuple's type."""
-    (result,) = call.ty_args
-    return list(result.fields) if isinstance(result, relax.TupleType) else [result]
-
-
-def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
+def pipeline(
+    artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False, verify: bool = True
+) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    The passes are `GRAPH_PASSES`, library dispatch, fusion, the artifact, TVM's default schedules of other functions, and lowering to
-    the virtual machine. The result's `report` holds the match of each function, once a model was built with it.
+    The passes are `GRAPH_PASSES`, library dispatch, fusion, the artifact, TVM's default schedules of other functions, or plain ones
+    where these fail, and lowering to the virtual machine. With `verify`, a function that TVM compiles is run here on random inputs, as far as its
+    target is here, and compared with its reference. The result's `report` holds the match of each function and how it is compiled,
+    once a model was built with it.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
@@ -123,12 +104,14 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination(), NameFunctions()  # a view needs no kernel
+    default = _without_arch_suffix(target)
+    others = DefaultSchedules(legalize[fused:], verification(default) if verify else None)
     steps = (
         ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
-        (legalize[fused:], _without_arch_suffix(target)),
+        ((others,), default),
         ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )
-    return Pipeline(steps, apply)
+    return Pipeline(steps, apply, others)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShapeBuckets")
@@ -149,15 +132,21 @@ class ShapeBuckets:
 
 @tvm.transform.module_pass(opt_level=0, name="kerneldecl.pipeline")
 class Pipeline:
-    """Runs groups of passes in order, each under a target of its own; one of the passes is an artifact's."""
+    """Runs groups of passes in order, each under a target of its own; one is an artifact's, one schedules what that leaves."""
 
-    def __init__(self, steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]], apply: ApplyArtifact) -> None:
-        self.steps, self.apply = steps, apply
+    def __init__(
+        self,
+        steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]],
+        apply: ApplyArtifact,
+        others: DefaultSchedules,
+    ) -> None:
+        self.steps, self.apply, self.others = steps, apply, others
 
     @property
     def report(self) -> Report | None:
-        """The matches of the last module's functions; None before there is one."""
-        return self.apply.report
+        """The matches of the last module's functions, and how the others are compiled; None before there is one."""
+        found = self.apply.report
+        return found and replace(found, compiled=self.others.compiled)
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         for passes, target in self.steps:

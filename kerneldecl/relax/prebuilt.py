@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from kerneldecl.compiler.intrinsics import int4_dot, mma
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.errors import ArtifactError
+from kerneldecl.model import Candidate
 from kerneldecl.relax.difference import Shape, shape_of
 from kerneldecl.store.keys import symbol
 from kerneldecl.toolchain.versions import PACKAGES, installed
@@ -44,6 +45,8 @@ class Kernel:
     """The PrimFunc that implements the computation without a trace; None where there is a trace."""
     arch: str = ""
     """The arch that a traceless TIRx function must be compiled for; empty if any."""
+    is_fallback: bool = False
+    """Whether its template is one that fits every function."""
 
     @cached_property
     def digest(self) -> str:
@@ -125,7 +128,8 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
     found = {**_scheduled(folder, entries), **_traceless(folder, manifest, entries)}
     if missing := sorted(entries.keys() - found.keys()):
         raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
-    return tuple(found[name] for name in sorted(found))
+    fallbacks = {entry["symbol"] for entry in manifest["entries"] if Candidate.from_json(entry["winner"]).is_fallback}
+    return tuple(replace(found[name], is_fallback=name in fallbacks) for name in sorted(found))
 
 
 def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
