@@ -1,4 +1,4 @@
-"""The GPU's fallback takes whatever TVM lowers to blocks, with its first proposal: it computes what the function does, and nvcc takes it."""
+"""The GPU's fallback takes whatever TVM lowers to blocks, by its first proposal: it computes what the function does, nvcc takes it."""
 
 from __future__ import annotations
 
