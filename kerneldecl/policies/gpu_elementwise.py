@@ -100,7 +100,7 @@ def _tiles(space: IterSpace, extents: tuple[int, int], gpu: Gpu) -> Iterator[Tim
         waste = math.prod(count * side / extent for count, extent, side in zip(counts, extents, tile, strict=True))
         sector_waste = math.prod(max(1.0, SECTOR_BYTES / (side * element)) for side in tile)
         work = Work(
-            blocks=math.prod(counts) * points(last) // math.prod(extents),
+            blocks=max(1, math.prod(counts) * points(last) // math.prod(extents)),
             threads=threads,
             regs_per_thread=OTHER_REGISTERS + vectors // threads * -(-width * element // 4),
             smem_bytes=smem_bytes,

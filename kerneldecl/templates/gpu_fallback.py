@@ -8,10 +8,13 @@ Parameters:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
 
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.shared import blocks
@@ -20,14 +23,15 @@ from kerneldecl.templates.shared import blocks
 def apply(mod: tvm.IRModule, params: Mapping[str, Value], arch: Arch) -> Schedule | None:
     """Return the schedule of each block as a kernel of its own, cheap ones inlined; None where a block cannot be read."""
     assert arch.gpu is not None, "templates for GPUs are proposed for GPUs alone"
-    return blocks.attempt(mod, lambda sch: _schedule(sch, blocks.count(params, "threads")))
+    threads = blocks.count(params, "threads")
+    return blocks.attempt(mod, lambda sch: _schedule(sch, threads)) or blocks.attempt(mod, lambda sch: _schedule_in_place(sch, threads))
 
 
 def _schedule(sch: Schedule, threads: int) -> bool:
     blocks.inline_producers(sch, keep_shared=True)
     blocks.add_missing_loops(sch)
     found = blocks.leaves(sch)
-    if found is None:
+    if found is None or any(len(leaf.block.writes) > 1 for leaf in found):
         return False
     for leaf in found:
         # 1. Adjacent threads on adjacent results in memory.
@@ -41,5 +45,31 @@ def _schedule(sch: Schedule, threads: int) -> bool:
         sch.compute_at(leaf.rv, tx, preserve_unit_loops=True)
         if reduce:
             spatial = len(leaf.block.axes) - len(reduce)
-            sch.decompose_reduction(leaf.rv, sch.get_loops(leaf.rv)[2 + spatial])
+            _decompose(sch, leaf.rv, sch.get_loops(leaf.rv)[2 + spatial])
     return True
+
+
+def _schedule_in_place(sch: Schedule, threads: int) -> bool:
+    """Schedule each block where it is, its results in global memory: one of several results, or that cannot be moved under a thread."""
+    blocks.inline_producers(sch, keep_shared=True)
+    blocks.add_missing_loops(sch)
+    found = blocks.leaves(sch)
+    if found is None:
+        return False
+    for leaf in found:
+        spatial, reduce = leaf.loops_of("spatial"), leaf.loops_of("reduce")
+        if len(spatial) + len(reduce) > 1:
+            sch.reorder(*spatial, *reduce)
+        outer = sch.fuse(*spatial) if spatial else sch.add_unit_loop(sch.get_loops(leaf.rv)[0])
+        grid, tx = sch.split(outer, [None, threads])
+        sch.bind(grid, "blockIdx.x")
+        sch.bind(tx, "threadIdx.x")
+        if reduce:
+            _decompose(sch, leaf.rv, reduce[0])
+    return True
+
+
+def _decompose(sch: Schedule, block: Any, loop: Any) -> None:
+    """Start an accumulator before a loop; where TVM cannot prove that, it is started by the first iteration."""
+    with contextlib.suppress(ScheduleError):
+        sch.decompose_reduction(block, loop)
