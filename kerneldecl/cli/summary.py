@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kerneldecl.cli.fallbacks import fallback_shares, share_text
+from kerneldecl.planning.fallbacks import fallback_shares, share_text
 from kerneldecl.stages.session import Session
 
 

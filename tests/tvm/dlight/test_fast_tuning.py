@@ -198,6 +198,23 @@ def test_each_function_that_is_left_has_its_reason(caplog: pytest.LogCaptureFixt
     assert caplog.records[-1].levelname == "WARNING"
 
 
+def nobodys(shape: tuple[int, ...]) -> Any:
+    """Return a function that calls what no CPU has."""
+    x = te.placeholder(shape, "float32", "X")
+    mask = tvm.tirx.call_intrin("uint32", "tirx.tvm_warp_activemask").astype("float32")
+    return te.create_prim_func([x, te.compute(shape, lambda *at: x[at] + mask, name="Y")], index_dtype_override="int64")
+
+
+def test_a_function_that_fails_costs_no_other_one(tmp_path: Path) -> None:
+    tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
+    assert is_scheduled(tune(module(odd=nobodys((64,))))) == {"odd": False}
+    assert is_scheduled(tune(module(relu=relu((64,)), odd=nobodys((64,))))) == {"relu": True, "odd": False}
+    (missed,) = tune.report.missed
+    assert "candidates passed: InternalError: unknown intrinsic" in missed.reason
+    assert is_scheduled(tune(module(relu=relu((64,))))) == {"relu": True}
+    assert tune.report.missed == ()
+
+
 def test_a_module_without_anything_to_tune_comes_back(tmp_path: Path) -> None:
     before = module(dynamic=relu((te.var("n", "int64"),)))
     tvm.ir.assert_structural_equal(ApplyFastTuning(target="host", meta_database_dir=tmp_path / "new")(before), before)

@@ -33,7 +33,7 @@ def fallback_shares(entries: Iterable[EntryPlan]) -> list[dict[str, Any]]:
     for entry in entries:
         if entry.lowered is None or entry.tuned is None:
             continue
-        for model, calls in _models(entry.workload.tags):
+        for model, calls in (calls_of(entry.workload.tags) or {"": 1}).items():
             work = (calls, entry.lowered.flops, entry.lowered.least_bytes)
             call = Call(entry.workload.name, *work, is_fallback=entry.tuned.winner.is_fallback)
             groups.setdefault((entry.workload.target, model), []).append(call)
@@ -41,9 +41,9 @@ def fallback_shares(entries: Iterable[EntryPlan]) -> list[dict[str, Any]]:
     return [found for found in shares if found["fallbacks"]]
 
 
-def _models(tags: Sequence[str]) -> list[tuple[str, int]]:
-    found = [(match["model"], int(match["calls"])) for tag in tags if (match := _CALLS.fullmatch(tag))]
-    return found or [("", 1)]
+def calls_of(tags: Sequence[str]) -> dict[str, int]:
+    """Return how often each model calls an entry, by the entry's tags."""
+    return {match["model"]: int(match["calls"]) for tag in tags if (match := _CALLS.fullmatch(tag))}
 
 
 def share(calls: Sequence[Call]) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def share_text(found: Mapping[str, Any]) -> str:
+def share_text(found: Mapping[str, Any], what: str = "run on a fallback") -> str:
     """Return the share as a line."""
     names = f"{', '.join(found['fallbacks'][:5])}{' …' if len(found['fallbacks']) > 5 else ''}"
     place = f"{found['model'] or 'entries'} for {found['target']}"
     work = f"{_percent(found['operations'])} of operations, {_percent(found['bytes'])} of bytes"
-    return f"{place}: {len(found['fallbacks'])} of {found['entries']} entries run on a fallback: {work} ({names})"
+    return f"{place}: {len(found['fallbacks'])} of {found['entries']} entries {what}: {work} ({names})"
 
 
 def _percent(ratio: float) -> str:
