@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import SPECIALIZE, Arch, Candidate
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
+from kerneldecl.policies.shared.traffic import points
 from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
@@ -165,8 +167,21 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
         given = {"name": name, "places": others, "calls": 0, "mod": module, "likely": rule_of(func)}
         found = functions.setdefault(match_digest(module["main"]), given)
         found["calls"] += calls
-    described = [{**_described(Path(root), found.pop("mod"), found.pop("likely")), **found} for found in functions.values()]
+    described = [
+        {"work": _work(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
+        for found in functions.values()
+    ]
     return {"functions": described, "left_out": left_out}
+
+
+def _work(mod: tvm.IRModule) -> dict[str, int]:
+    """Return the operations of a function, and the bytes of its arguments."""
+    arguments = canonical.signature_of(mod["main"])
+    try:
+        flops = sum(points(block) * block.flops_per_point for block in iter_space(mod).blocks)
+    except ValueError:  # no block outside of its root
+        flops = 0
+    return {"flops": flops, "bytes": sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in arguments)}
 
 
 def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kerneldecl.declare.document import declare, decode, parse
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
+from kerneldecl.extract.coverage import Coverage, Work, coverage
 from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
 from kerneldecl.model import frozen
 from kerneldecl.runners.process import Worker
@@ -44,7 +46,7 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     merged = merge(decode(content), tables, functions, name)
     _write(root, merged, {dict(function.attrs)["file"]: ir for function, ir in functions.items() if ir})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
-    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **counts}
+    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], "coverage": _coverage(answer), **counts}
 
 
 def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
@@ -81,6 +83,10 @@ def _failure(model: str, sentence: str, hint: str = "") -> DeclarationError:
 
 def _reasons(left_out: list[Mapping[str, str]]) -> str:
     return "; ".join(f"{each['name']}: {each['reason']}" for each in left_out[:3])
+
+
+def _coverage(answer: Mapping[str, Any]) -> dict[str, float]:
+    return asdict(coverage(Work(rule=each["rule"], calls=each["calls"], **each["work"]) for each in answer["functions"]))
 
 
 def _function(found: Mapping[str, Any]) -> Function:
@@ -126,4 +132,5 @@ def extracted_text(found: Mapping[str, Any]) -> str:
     lines = [f"  {shown[what]:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
     lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
     counts = ", ".join(f"{len(found[what])} {shown[what]}" for what in ("new", "known", "gone"))
-    return "\n".join([f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out", *lines])
+    headline = f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out"
+    return "\n".join([headline, *lines, str(Coverage(**found["coverage"]))])

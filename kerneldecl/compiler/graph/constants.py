@@ -35,16 +35,11 @@ class FoldConstants:
 @relax.expr_functor.mutator
 class _FoldConstants(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
-        args = [self._known(arg) for arg in call.args]
+        args = [self.known(arg) for arg in call.args]
         if any(known is not arg for known, arg in zip(args, call.args, strict=True)):
             call = self.builder_.normalize(relax.Call(call.op, args, call.attrs, call.ty_args))
         folded = _folded(call, operator) if operator in _OPERATORS else None
         return call if folded is None else folded
-
-    def _known(self, arg: relax.Expr) -> relax.Expr:
-        """Return the constant that a variable stands for; the argument itself where it is none."""
-        bound = self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg
-        return bound if isinstance(bound, tvm.ir.GenericConst) else arg
 
 
 def _folded(call: relax.Call, operator: str) -> tvm.ir.GenericConst | None:
@@ -78,5 +73,7 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "relax.add": lambda _, a, b: a + b,
     "relax.subtract": lambda _, a, b: a - b,
     "relax.multiply": lambda _, a, b: a * b,
+    "relax.isnan": lambda _, a: np.isnan(a),
+    "relax.where": lambda _, condition, a, b: np.where(condition, a, b),
 }
 """The value of each operator, whose shape and dtype are those of the call. Arithmetic is that of the operands' dtype, rounded once."""

@@ -6,9 +6,11 @@ Knows nothing of what the operators follow, but that a sum ends in what accumula
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, constant, dtype_of, static_shape
@@ -20,7 +22,10 @@ _ACCUMULATING = ("relax.nn.conv2d", "relax.matmul")
 
 @tvm.transform.module_pass(opt_level=0, name="SimplifyClips")
 class SimplifyClips:
-    """Makes clips maxima and minima with constants, of which ConvertLayout knows the layout, and those to [0, inf) relu."""
+    """Makes clips maxima and minima with constants, of which ConvertLayout knows the layout, and a maximum with 0 relu.
+
+    TVM's ONNX importer writes a clip as two functions of TensorIR; they become operators again.
+    """
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         return _SimplifyClips(mod).rewritten_module(mod)
@@ -29,15 +34,54 @@ class SimplifyClips:
 @relax.expr_functor.mutator
 class _SimplifyClips(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
-        if operator != "relax.clip" or not dtype_of(call).startswith(("float", "bfloat")):
+        if operator == "relax.call_tir":
+            return self._bounded(call)
+        if operator == "relax.clip" and _is_float(call):
+            lowest, highest = (float(bound.value) for bound in call.args[1:])
+            return _at_most(_at_least(call.args[0], lowest), highest)
+        return call
+
+    def _bounded(self, call: relax.Call) -> relax.Expr:
+        """Return a call of a function that has one scalar bound as an operator; any other call as it is."""
+        bound = _bound_of(self.builder_.get()[call.args[0]])
+        arguments = list(call.args[1].fields) if isinstance(call.args[1], relax.Tuple) else []
+        value = array_of(self.known(arguments[1])) if bound is not None and len(arguments) == 2 else None
+        if bound is None or value is None or not _is_float(call):
             return call
-        value, *bounds = call.args
-        lowest, highest = (float(bound.value) for bound in bounds)
-        if lowest == 0 and highest != 0:
-            value = self.builder_.emit(relax.op.nn.relu(value))
-        elif lowest > -math.inf:
-            value = self.builder_.emit(relax.op.maximum(value, relax.const(lowest, dtype_of(call))))
-        return relax.op.minimum(value, relax.const(highest, dtype_of(call))) if highest < math.inf else value
+        return bound(arguments[0], float(value))
+
+
+def _is_float(call: relax.Call) -> bool:
+    return isinstance(call.ty, relax.TensorType) and dtype_of(call).startswith(("float", "bfloat"))
+
+
+def _at_least(value: relax.Expr, lowest: float) -> relax.Expr:
+    if lowest == 0:
+        return relax.op.nn.relu(value)
+    return value if lowest == -math.inf else relax.op.maximum(value, relax.const(lowest, dtype_of(value)))
+
+
+def _at_most(value: relax.Expr, highest: float) -> relax.Expr:
+    return value if highest == math.inf else relax.op.minimum(value, relax.const(highest, _dtype_below(value)))
+
+
+def _dtype_below(value: relax.Expr) -> str:
+    """Return the dtype of a value, which operators that are new here have from their first operand."""
+    return _dtype_below(value.args[0]) if isinstance(value, relax.Call) and not isinstance(value.ty, relax.TensorType) else dtype_of(value)
+
+
+def _bound_of(func: tvm.tirx.PrimFunc) -> Callable[[relax.Expr, float], relax.Expr] | None:
+    """Return what a function does that takes a tensor and a scalar, element by element: `_at_least` or `_at_most`; else None."""
+    stored = func.body
+    while isinstance(stored, tvm.s_tir.SBlockRealize | tvm.tirx.For):
+        stored = stored.block.body if isinstance(stored, tvm.s_tir.SBlockRealize) else stored.body
+    if not isinstance(stored, tvm.tirx.BufferStore) or not isinstance(stored.value, tvm.tirx.Max | tvm.tirx.Min):
+        return None
+    first, last = stored.value.a, stored.value.b
+    loads = isinstance(first, tvm.ir.TensorLoad) and isinstance(last, tvm.ir.TensorLoad)
+    if not loads or len(last.indices) or not tvm_ffi.structural_equal(first.indices, stored.indices):
+        return None
+    return _at_least if isinstance(stored.value, tvm.tirx.Max) else _at_most
 
 
 @tvm.transform.module_pass(opt_level=0, name="OrderOperands")

@@ -35,7 +35,9 @@ def bind_params(mod: tvm.IRModule, names: Mapping[str, str], function: str = "ma
     attrs = {key: value for key, value in dict(func.attrs).items() if key not in {"params", "num_input"}}
     body = _Bind(given).visit_expr(func.body)
     fresh = mod.clone()
-    fresh.update_func(mod.get_global_var(function), relax.Function(kept, body, func.ret_ty, func.is_pure, tvm.ir.make_node("ir.DictAttrs", **attrs)))
+    fresh.update_func(
+        mod.get_global_var(function), relax.Function(kept, body, func.ret_ty, func.is_pure, tvm.ir.make_node("ir.DictAttrs", **attrs))
+    )
     return fresh
 
 

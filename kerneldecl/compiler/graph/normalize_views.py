@@ -212,7 +212,9 @@ class _NormalizeViews(Rewriter):
         value = array_of(operand)
         if value is None:
             return self.reshaped(self._emitted(op.broadcast_to(operand, shape)), inner)
-        return constant(np.broadcast_to(value, shape).reshape(inner), dtype_of(operand), name_of(operand)) if size <= _LARGEST_MASK else None
+        return (
+            constant(np.broadcast_to(value, shape).reshape(inner), dtype_of(operand), name_of(operand)) if size <= _LARGEST_MASK else None
+        )
 
     def _matmul(self, call: relax.Call, shape: Shape) -> relax.Expr:
         a, b = call.args
@@ -257,7 +259,12 @@ class _NormalizeViews(Rewriter):
         if view is None or repeat is None:
             return a, b
         before, after = static_shape(repeat.args[0]) or (), static_shape(repeat) or ()
-        if len(before) != len(after) or before[-3] != 1 or before != (*after[:-3], 1, *after[-2:]) or after[-2:] != (static_shape(view) or ())[-2:]:
+        if (
+            len(before) != len(after)
+            or before[-3] != 1
+            or before != (*after[:-3], 1, *after[-2:])
+            or after[-2:] != (static_shape(view) or ())[-2:]
+        ):
             return a, b
         batch, (_, m, k) = math.prod(after[:-3]), static_shape(a) or ()
         shared = self.reshaped(repeat.args[0], (batch, *after[-2:]))

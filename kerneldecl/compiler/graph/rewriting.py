@@ -44,6 +44,11 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         is_operator = isinstance(bound, relax.Call) and isinstance(bound.op, tvm.ir.Op) and bound.op.name == operator
         return bound if is_operator else None
 
+    def known(self, value: relax.Expr) -> relax.Expr:
+        """Return the constant that a variable stands for; the value itself where it is none."""
+        bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
+        return bound if isinstance(bound, tvm.ir.GenericConst) else value
+
     def is_read_once(self, value: relax.Expr) -> bool:
         return not isinstance(value, relax.Var) or self._reads[value] <= 1
 

@@ -192,12 +192,20 @@ class _Uses:
             axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
             wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
             half = dtype_of(wide.args[0]) if wide is not None and wide.op.name == "relax.astype" else ""
-            if dtype == "float32" and wide is not None and half in _HALVES and narrow is not None and self.graph.operator(narrow) == "relax.astype":
+            if (
+                dtype == "float32"
+                and wide is not None
+                and half in _HALVES
+                and narrow is not None
+                and self.graph.operator(narrow) == "relax.astype"
+            ):
                 if dtype_of(narrow) == half:
                     yield narrow, Use("softmax", {"shape": shape, "dtype": half, **axis_of}, (wide.args[0],), (var,))
                     return
             use = Use("softmax", {**given, **axis_of}, (call.args[0],))
-        elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [len(shape) - 1]:
+        elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [
+            len(shape) - 1
+        ]:
             use = Use(name.rpartition(".")[2], {**given, "eps": float(call.attrs.epsilon)}, tuple(call.args))
             if name == "relax.nn.layer_norm" and not (call.attrs.center and call.attrs.scale):
                 return
@@ -312,7 +320,9 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         text = json.dumps({"rule": use.rule, "attrs": use.attrs})
         place = self._place(use, last)
         if text not in self._functions:
-            func = canonical.lower(_instance(use))["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)
+            func = (
+                canonical.lower(_instance(use))["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)
+            )
             self._functions[text] = self.builder_.add_func(func, symbol(place))
         taken = {other for others in self._places.values() for other in others}
         numbered = (place if number == 1 else f"{place}_{number}" for number in range(1, len(taken) + 2))
