@@ -141,13 +141,13 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
     that distinguish its entry from others); a function of rule tensor_ir has its IR instead of attributes.
     """
     from kerneldecl.compiler.graph.places import places_of, rule_of
-    from kerneldecl.compiler.model_import import read_model
+    from kerneldecl.compiler.model_import import model_error, read_model
 
     try:
         mod = read_model.read_model(model)
         if sizes:
             mod = read_model.with_shape_buckets(mod, sizes)
-    except read_model.ModelError as error:
+    except model_error.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
     dims = [] if sizes else dynamic_dims(mod)
     mod = read_model.fused(mod)

@@ -9,7 +9,6 @@ import importlib
 import json
 import re
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,22 +19,16 @@ from tvm import relax
 
 from kerneldecl.compiler import canonical, dynamic_shapes
 from kerneldecl.compiler.graph.name_functions import NameFunctions
-from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+from kerneldecl.compiler.model_import.from_onnx import from_onnx
+from kerneldecl.compiler.model_import.from_torch import from_torch
+from kerneldecl.compiler.model_import.model_error import ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
 
 _NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
 """An access, in a script, to a buffer at an index that another buffer holds."""
-
-
-class ModelError(ValueError):
-    """The user's file or attribute is no model, or none that TVM can import."""
-
-    def __init__(self, sentence: str, hint: str = "") -> None:
-        super().__init__(sentence)
-        self.sentence, self.hint = sentence, hint
 
 
 def read_model(model: str) -> tvm.IRModule:
@@ -121,7 +114,7 @@ def _from_json(path: Path) -> tvm.IRModule:
     try:
         mod = tvm.ir.load_json(content)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise ModelError(f"not IR that TVM {tvm.__version__} can read: {_last_line(error)}", "save it with this TVM") from None
+        raise ModelError(f"not IR that TVM {tvm.__version__} can read: {last_line(error)}", "save it with this TVM") from None
     return _checked(mod, "the file")
 
 
@@ -141,49 +134,7 @@ def _from_python(module: str, attribute: str) -> tvm.IRModule:
     return _checked(found, attribute)
 
 
-def _from_onnx(path: Path) -> tvm.IRModule:
-    try:
-        import onnx
-    except ImportError:
-        raise ModelError("the package onnx is not installed", "pip install onnx") from None
-    from google.protobuf.message import DecodeError
-    from tvm.relax.frontend.onnx import from_onnx
-
-    try:
-        content = onnx.load(path)
-        onnx.checker.check_model(content)
-    except DecodeError as error:
-        raise ModelError(f"not ONNX: {_last_line(error)}") from None
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"ONNX's own checker objects: {_last_line(error)}", "export the model again") from None
-    try:
-        return from_onnx(content)
-    except (NotImplementedError, tvm.error.OpError) as error:
-        raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
-
-
-def _from_torch(path: Path) -> tvm.IRModule:
-    try:
-        import torch
-    except ImportError:
-        raise ModelError("the package torch is not installed", "pip install torch, or export the model as ONNX") from None
-    from tvm.relax.frontend.torch import from_exported_program
-
-    try:
-        program = torch.export.load(path)
-    except (zipfile.BadZipFile, RuntimeError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"not a program that torch {torch.__version__} can read: {_last_line(error)}", "torch.export.save writes one"
-        ) from None
-    try:
-        mod = from_exported_program(program, keep_params_as_input=True)
-    except (NotImplementedError, AssertionError) as error:
-        raise ModelError(f"TVM's importer does not take it: {_last_line(error)}", "replace the operator in the model") from None
-    signature = program.graph_signature
-    return bind_params(mod, {**signature.inputs_to_parameters, **signature.inputs_to_buffers})
-
-
-_READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": _from_onnx, ".pt2": _from_torch}
+_READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": from_onnx, ".pt2": from_torch}
 
 
 def _checked(found: Any, what: str) -> tvm.IRModule:
@@ -214,8 +165,3 @@ def is_dynamic(func: Any) -> bool:
     """Say whether a function takes a buffer of dynamic extent."""
     shapes = (param.shape for param in func.params if isinstance(param.ty, tvm.tirx.buffer.BufferType))
     return any(not isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,131 @@
+"""Owns how a torch.export program becomes a Relax module.
+
+Knows nothing of other formats, nor of what follows the import.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from kerneldecl.compiler.graph.named_constants import bind_params
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
+from kerneldecl.compiler.model_import.torch_attention import attention
+from kerneldecl.compiler.model_import.torch_constants import constant_values
+from kerneldecl.compiler.model_import.torch_dims import named_dims
+from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
+from kerneldecl.compiler.model_import.torch_products import PRODUCTS
+from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
+
+_KEPT = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "rms_norm")
+_OWN = {**PRODUCTS, **REDUCTIONS, "scaled_dot_product_attention.default": attention}
+
+
+def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
+    """Return a saved program as a module; `dims` name the dynamic dimensions, as `named_dims` says."""
+    try:
+        import torch
+    except ImportError:
+        raise ModelError("the package torch is not installed", "pip install torch, or export the model as ONNX") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its own deprecated functions
+        try:
+            program = torch.export.load(path)
+        except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
+            raise ModelError(
+                f"not a program that torch {torch.__version__} can read: {last_line(error)}",
+                "save it with torch.export.save of this torch",
+            ) from None
+        return module_of_program(program, dims)
+
+
+def module_of_program(program: Any, dims: Sequence[str] = ()) -> tvm.IRModule:
+    """Return a torch.export program as a module whose constants are its weights; raise ModelError where an operator is unknown."""
+    return bound(*module_with_parameters(program, dims))
+
+
+def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor], dict[str, str]]:
+    """Return a program's module whose weights are parameters of `main`, their values, and the names that torch gives them.
+
+    Values and names (`layer1.0.conv1.weight`) are by the names of the function's parameters (`p_layer1_0_conv1_weight`), which
+    follow its inputs.
+    """
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+    try:
+        lowered = _decomposed(program)
+        importer = ExportedProgramImporter()
+        importer.update_convert_map({name: _with(importer, convert) for name, convert in _OWN.items()})
+        known = constant_values(lowered)
+        _refuse_unknown(lowered, importer.convert_map, known)
+        importer.update_convert_map({name: _reported(importer, name, convert, known) for name, convert in importer.convert_map.items()})
+        mod = importer.from_exported_program(
+            lowered, keep_params_as_input=True, unwrap_unit_return_tuple=False, no_bind_return_tuple=False, custom_convert_map=None
+        )
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "export the model as ONNX") from None
+    function = mod["main"]
+    held = dict(zip(dict(lowered.named_parameters()), function.attrs.get("params", ()), strict=True))
+    names = {spec.arg.name: spec.target for spec in lowered.graph_signature.input_specs if spec.target in held}
+    mod["main"] = function.without_attr("params")
+    values = {parameter: held[name] for parameter, name in names.items()}
+    return named_dims(mod, lowered, dims), values, names
+
+
+def bound(mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], names: Mapping[str, str] | None = None) -> tvm.IRModule:
+    """Return the module with its weights as constants, which keep their names in the model."""
+    return bind_params(mod, values, names or {})
+
+
+def _decomposed(program: Any) -> Any:
+    """Return the program in torch's core operators, attention aside."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for operator in _KEPT:
+        table.pop(getattr(torch.ops.aten, operator).default, None)
+    return program.run_decompositions(table)
+
+
+def _refuse_unknown(program: Any, converters: dict[str, Any], known: Mapping[Any, Any]) -> None:
+    """Raise ModelError for operators without converter; those of known values need none."""
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and node.target.__name__ not in converters]
+    converters.update({node.target.__name__: _no_converter for node in calls if node in known})
+    calls = [node for node in calls if node not in known]
+    unknown = {str(node.target): node.name for node in reversed(calls)}
+    if unknown:
+        places = ", ".join(f"{target} (node {name})" for target, name in reversed(unknown.items()))
+        raise ModelError(f"no converter for torch's operator {places}", "write it with other operators, or export the model as ONNX")
+
+
+def _with(importer: Any, convert: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    return lambda node: convert(node, importer)
+
+
+def _no_converter(_: Any) -> Any:
+    raise NotImplementedError("no converter")
+
+
+def _reported(importer: Any, name: str, convert: Callable[[Any], Any], known: Mapping[Any, Any]) -> Callable[[Any], Any]:
+    """Return a converter whose results have torch's dtypes and whose failure names operator and node."""
+    typed = with_torch_dtypes(importer, name, convert)
+
+    def converted(node: Any) -> Any:
+        if node in known:
+            return tvm.relax.const(tvm.runtime.from_dlpack(known[node].detach().contiguous()))
+        try:
+            return typed(node)
+        except ModelError:
+            raise
+        except IMPORT_ERRORS as error:
+            sentence = f"TVM's importer does not take torch's operator {node.target} (node {node.name}): {last_line(error)}"
+            raise ModelError(sentence, "write it with other operators, or export the model as ONNX") from None
+
+    return converted

@@ -1,0 +1,132 @@
+"""Owns the dtypes of what an imported torch program computes: each value has the one that torch gives it.
+
+Knows nothing of files, nor of what any operator computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import relax
+
+from kerneldecl.compiler.model_import.torch_products import HALF, dtype_of
+
+WIDE = frozenset(
+    {
+        "_adaptive_avg_pool1d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "_log_softmax",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training",
+        "_softmax",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "batch_norm",
+        "celu",
+        "cos",
+        "cosh",
+        "cumprod",
+        "cumsum",
+        "einsum",
+        "elu",
+        "erf",
+        "exp",
+        "expm1",
+        "gelu",
+        "grid_sampler_2d",
+        "group_norm",
+        "gru",
+        "hardsigmoid",
+        "hardswish",
+        "instance_norm",
+        "layer_norm",
+        "linalg_vector_norm",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "log_softmax",
+        "logaddexp",
+        "lstm",
+        "mean",
+        "mish",
+        "native_group_norm",
+        "native_layer_norm",
+        "pow",
+        "prod",
+        "rnn_tanh",
+        "rsqrt",
+        "selu",
+        "sigmoid",
+        "silu",
+        "silu_",
+        "sin",
+        "sinh",
+        "softmax",
+        "softplus",
+        "softsign",
+        "std",
+        "sum",
+        "tan",
+        "tanh",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "var",
+    }
+)
+"""Operators, without their overload, that torch computes in float32 where their operands are half-precision: sums, and
+functions of several roundings."""
+_PROMOTED = frozenset({"cat", "clamp", "concat", "div", "div_", "maximum", "minimum", "stack", "where"})
+"""Operators whose operands TVM's converters take to have one dtype, and torch promotes to that of the result."""
+
+
+def with_torch_dtypes(importer: Any, name: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter of nodes whose results have the dtypes that torch gave them; `name` is that of the operator."""
+    operator = name.partition(".")[0]
+
+    def converted(node: Any) -> Any:
+        dtype = _torch_dtype(node)
+        given = {arg: importer.env[arg] for arg in node.all_input_nodes if is_tensor(importer.env.get(arg))}
+        casts: dict[Any, str] = {}
+        if operator in WIDE:
+            casts = {arg: "float32" for arg, expr in given.items() if dtype_of(expr) in HALF}
+        elif operator in _PROMOTED and dtype:
+            condition = node.args[0] if operator == "where" else None
+            casts = {arg: dtype for arg, expr in given.items() if arg is not condition and dtype_of(expr) != dtype}
+        with _cast(importer, {arg: (given[arg], to) for arg, to in casts.items()}):
+            result = convert(node)
+        if not dtype or not is_tensor(result) or dtype_of(result) == dtype:
+            return result
+        return importer.block_builder.emit(relax.op.astype(result, dtype))
+
+    return converted
+
+
+def is_tensor(expr: Any) -> bool:
+    return isinstance(expr, relax.Expr) and isinstance(expr.ty, relax.TensorType)
+
+
+def _torch_dtype(node: Any) -> str:
+    """Return the dtype of a node's only tensor; empty for a node that has several, or none."""
+    import torch
+
+    value = node.meta.get("val")
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else ""
+
+
+@contextmanager
+def _cast(importer: Any, operands: dict[Any, tuple[Any, str]]) -> Iterator[None]:
+    """Let nodes stand for their values as other dtypes meanwhile."""
+    importer.env.update({arg: importer.block_builder.emit(relax.op.astype(expr, dtype)) for arg, (expr, dtype) in operands.items()})
+    try:
+        yield
+    finally:
+        importer.env.update({arg: expr for arg, (expr, _) in operands.items()})
