@@ -7,7 +7,9 @@ A constant's name is its span: passes that keep the constant keep it, and those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,25 +19,39 @@ from tvm import relax
 Array = np.ndarray[Any, Any]
 
 
-def bind_params(
-    mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], names: Mapping[str, str], function: str = "main"
-) -> tvm.IRModule:
-    """Return the module with parameters bound to their values; both are by the parameters' names, `names` are those of the model."""
+def bind_params(mod: tvm.IRModule, values: Mapping[str, Any], names: Mapping[str, str], function: str = "main") -> tvm.IRModule:
+    """Return the module with parameters of a function bound to values, by the parameters' names; `names` are those in the model."""
     func = mod[function]
     given = {
         var: constant(values[var.name].numpy(), str(var.ty.dtype.dtype), names.get(var.name, var.name))
         for var in func.params
         if var.name in values
     }
-    if not given:
-        return mod
     kept = [var for var in func.params if var not in given]
-    attrs = {key: value for key, value in dict(func.attrs or {}).items() if key != "num_input"}
-    body = _Bind(given).visit_expr(func.body)
+    attrs = {key: value for key, value in dict(func.attrs or {}).items() if key not in {"params", "num_input"}}
     fresh = mod.clone()
-    attributes = tvm.ir.make_node("ir.DictAttrs", **attrs)
-    fresh.update_func(mod.get_global_var(function), relax.Function(kept, body, func.ret_ty, func.is_pure, attributes))
+    bound = relax.Function(kept, _Bind(given).visit_expr(func.body), func.ret_ty, func.is_pure)
+    fresh.update_func(mod.get_global_var(function), bound.with_attrs(attrs) if attrs else bound)
     return fresh
+
+
+def name_by_value(mod: tvm.IRModule, named: Iterable[tuple[str, Array]]) -> tvm.IRModule:
+    """Return the module with names for the constants that hold these arrays; equal arrays are named in the order given.
+
+    An importer that makes constants of a file's weights does not say which is which.
+    """
+    waiting: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, array in named:
+        waiting[_identity(array)].append(name)
+    name_constants = _NameConstants(mod, waiting)
+    for var, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            name_constants.builder_.update_func(var, name_constants.visit_expr(func))
+    return name_constants.builder_.get()
+
+
+def _identity(array: Array) -> tuple[Any, ...]:
+    return array.shape, str(array.dtype), hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
 
 
 def constant(value: Array, dtype: str, name: str = "") -> Any:
@@ -73,3 +89,19 @@ class _Bind(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
         return self._given.get(var, var) if var in self._given else super().visit_var_(var)
+
+
+@relax.expr_functor.mutator
+class _NameConstants(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
+    def __init__(self, mod: tvm.IRModule, waiting: dict[tuple[Any, ...], list[str]]) -> None:
+        super().__init__(mod)
+        self._waiting = waiting
+        self._named: dict[Any, Any] = {}
+
+    def visit_constant_(self, found: Any) -> Any:
+        if found not in self._named:
+            array = array_of(found)
+            names = self._waiting.get(_identity(array), []) if array is not None else []
+            name = names.pop(0) if len(names) > 1 else "".join(names)
+            self._named[found] = tvm.ir.GenericConst(found.value, found.ty, _span(name)) if name else found
+        return self._named[found]

@@ -5,10 +5,13 @@ Knows nothing of other formats, nor of what follows the import.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tvm
 
+from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import ModelError, last_line
 
 
@@ -28,6 +31,23 @@ def from_onnx(path: Path) -> tvm.IRModule:
     except onnx.checker.ValidationError as error:
         raise ModelError(f"ONNX's own checker objects: {last_line(error)}", "export the model again") from None
     try:
-        return import_onnx(content)
+        return name_by_value(import_onnx(content), _weights(content.graph))
     except (NotImplementedError, tvm.error.OpError) as error:
         raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
+
+
+def _weights(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each weight in the order of the nodes that read it first.
+
+    torch keeps no name for a weight that it transposed (onnx::MatMul_123): the node's path (/encoder/layer.0/dense/MatMul) tells its module.
+    """
+    from onnx import numpy_helper
+
+    values = {each.name: each for each in graph.initializer}
+    for node in graph.node:
+        for name in node.input:
+            if name not in values:
+                continue
+            *modules, _ = node.name.strip("/").split("/")
+            is_named = "::" not in name and not name.startswith("/")
+            yield name if is_named else ".".join([*modules, "weight"]) if modules else "", numpy_helper.to_array(values.pop(name))

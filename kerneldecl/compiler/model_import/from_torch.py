@@ -46,7 +46,7 @@ def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
 
 def module_of_program(program: Any, dims: Sequence[str] = ()) -> tvm.IRModule:
     """Return a torch.export program as a module whose constants are its weights; raise ModelError where an operator is unknown."""
-    return bind_params(*module_with_parameters(program, dims))
+    return bound(*module_with_parameters(program, dims))
 
 
 def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.IRModule, dict[str, tvm.runtime.Tensor], dict[str, str]]:
@@ -77,6 +77,11 @@ def module_with_parameters(program: Any, dims: Sequence[str] = ()) -> tuple[tvm.
     mod["main"] = function.without_attr("params")
     values = {parameter: held[name] for parameter, name in names.items()}
     return named_dims(mod, lowered, dims), values, names
+
+
+def bound(mod: tvm.IRModule, values: Mapping[str, tvm.runtime.Tensor], names: Mapping[str, str] | None = None) -> tvm.IRModule:
+    """Return the module with its weights as constants, which keep their names in the model."""
+    return bind_params(mod, values, names or {})
 
 
 def _decomposed(program: Any) -> Any:
