@@ -74,6 +74,6 @@ _OPERATORS: Mapping[str, Callable[..., Array]] = {
     "relax.subtract": lambda _, a, b: a - b,
     "relax.multiply": lambda _, a, b: a * b,
     "relax.isnan": lambda _, a: np.isnan(a),
-    "relax.where": lambda _, condition, a, b: np.where(condition, a, b),
+    "relax.where": lambda _, condition, a, b: np.asarray(np.where(condition, a, b)),
 }
 """The value of each operator, whose shape and dtype are those of the call. Arithmetic is that of the operands' dtype, rounded once."""

@@ -87,5 +87,5 @@ def _convolved(data: relax.Expr, conv: relax.Call, sides: list[int]) -> relax.Ca
         data_layout=attrs.data_layout,
         kernel_layout=attrs.kernel_layout,
         out_layout=attrs.out_layout,
-        out_dtype=str(attrs.out_dtype) or None,
+        out_dtype=attrs.out_dtype,
     )

@@ -46,7 +46,7 @@ class _SimplifyClips(Rewriter):
         bound = _bound_of(self.builder_.get()[call.args[0]])
         arguments = list(call.args[1].fields) if isinstance(call.args[1], relax.Tuple) else []
         value = array_of(self.known(arguments[1])) if bound is not None and len(arguments) == 2 else None
-        if bound is None or value is None or not _is_float(call):
+        if bound is None or value is None or value.ndim or not _is_float(call):
             return call
         return bound(arguments[0], float(value))
 

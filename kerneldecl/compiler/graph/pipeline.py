@@ -29,6 +29,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     MergePadding(),
     SimplifyClips(),
     ChannelsLast(),
+    relax.transform.EliminateCommonSubexpr(),  # an image that is read twice is transposed once
     FoldConstants(),  # repacks the weights, once
     SplitPadding(),
     SimplifyShapes(),

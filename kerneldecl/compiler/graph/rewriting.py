@@ -89,4 +89,4 @@ def array_of(expr: relax.Expr) -> np.ndarray[Any, Any] | None:
 
 
 def constant(value: np.ndarray[Any, Any], dtype: str) -> tvm.ir.GenericConst:
-    return relax.const(np.ascontiguousarray(value), dtype)
+    return relax.const(np.array(value, order="C"), dtype)

@@ -1,0 +1,221 @@
+"""Each graph pass keeps what a module computes, and gives the form that rules have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
+from kerneldecl.compiler.graph.constants import FoldConstants
+from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
+from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+from kerneldecl.compiler.graph.shapes import SimplifyShapes
+
+nn = relax.op.nn
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+IMAGE = (2, 6, 9, 8)
+
+
+def random(*shape: int, seed: int = 0) -> Any:
+    """Return a constant; all its values are positive, as variances are."""
+    return relax.const(np.random.default_rng(seed + sum(shape)).uniform(0.5, 1.5, shape).astype("float32"))
+
+
+def module(build: Callable[[relax.BlockBuilder, Any], Any], shape: Sequence[Any] = IMAGE) -> tvm.IRModule:
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(build(builder, x))
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def result(mod: tvm.IRModule, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    machine = relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())
+    found: np.ndarray[Any, Any] = machine["main"](tvm.runtime.tensor(x)).numpy()
+    return found
+
+
+def operators(mod: tvm.IRModule) -> Counter[str]:
+    found: Counter[str] = Counter()
+
+    def note(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op):
+            found[str(expr.op.name).removeprefix("relax.").removeprefix("nn.")] += 1
+
+    relax.analysis.post_order_visit(mod["main"], note)
+    return found
+
+
+def after(mod: tvm.IRModule, *passes: Any, shape: Sequence[int] = IMAGE) -> Counter[str]:
+    """Return the operators of the module after some passes, which compute what it computed before."""
+    x = np.random.default_rng(1).standard_normal(shape).astype("float32")
+    before, rewritten = result(mod, x), tvm.transform.Sequential(list(passes))(mod)
+    np.testing.assert_allclose(result(rewritten, x), before, rtol=1e-4, atol=1e-4)
+    return operators(rewritten)
+
+
+def batch_norm(builder: relax.BlockBuilder, x: Any, channels: int, **attrs: Any) -> Any:
+    given = {"axis": 1, "training": False, **attrs}
+    return builder.emit(nn.batch_norm(x, *(random(channels, seed=seed) for seed in range(4)), **given))
+
+
+def test_a_batch_norm_goes_into_the_weights_and_the_bias_before_it() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        biased = builder.emit(relax.op.add(builder.emit(nn.conv2d(x, random(4, 6, 3, 3), padding=1)), random(1, 4, 1, 1)))
+        return relax.TupleGetItem(batch_norm(builder, biased, 4), 0)
+
+    assert after(module(build), FoldBatchNorm()) == {"conv2d": 1, "add": 1}
+
+
+def test_a_batch_norm_of_a_convolution_that_others_read_leaves_it_as_it_is() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        convolved = builder.emit(nn.conv2d(x, random(6, 6, 1, 1)))
+        norm = builder.emit(relax.TupleGetItem(batch_norm(builder, convolved, 6), 0))
+        return relax.op.multiply(norm, convolved)
+
+    assert after(module(build), FoldBatchNorm()) == {"conv2d": 1, "add": 1, "multiply": 2}
+
+
+def test_a_batch_norm_of_an_input_is_a_scale_and_a_shift() -> None:
+    assert after(module(lambda builder, x: relax.TupleGetItem(batch_norm(builder, x, 6), 0)), FoldBatchNorm()) == {"add": 1, "multiply": 1}
+
+
+def test_a_batch_norm_in_training_stays() -> None:
+    mod = module(lambda builder, x: relax.TupleGetItem(batch_norm(builder, x, 6, training=True), 0))
+    assert operators(FoldBatchNorm()(mod)) == {"batch_norm": 1}
+
+
+@pytest.mark.parametrize(
+    ("widths", "own", "found"),
+    [
+        ([0, 0, 0, 0, 1, 1, 1, 1], 0, {"conv2d": 1}),
+        ([0, 0, 0, 0, 0, 1, 0, 1], 0, {"conv2d": 1, "pad": 1}),
+        ([0, 0, 0, 0, 0, 1, 0, 1], (1, 1, 0, 0), {"conv2d": 1}),
+        ([0, 0, 0, 2, 1, 1, 1, 1], 0, {"conv2d": 1, "pad": 1}),
+    ],
+    ids=["of all sides", "of two sides", "of the other two sides", "of channels, too"],
+)
+def test_padding_is_part_of_a_convolution_that_has_it_on_all_sides(widths: list[int], own: Any, found: dict[str, int]) -> None:
+    channels = IMAGE[1] + sum(widths[2:4])
+
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        return nn.conv2d(builder.emit(nn.pad(x, widths)), random(4, channels, 3, 3), strides=2, padding=own)
+
+    assert after(module(build), MergePadding(), SplitPadding()) == found
+
+
+def test_padding_with_ones_is_no_padding_of_a_convolution() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        return nn.conv2d(builder.emit(nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1], pad_value=1.0)), random(4, 6, 3, 3))
+
+    assert after(module(build), MergePadding()) == {"conv2d": 1, "pad": 1}
+
+
+def test_clips_are_bounds_whose_layout_follows_the_convolutions() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        convolved = builder.emit(nn.conv2d(x, random(6, 6, 1, 1)))
+        clipped = builder.emit(relax.op.clip(convolved, 0, 6))
+        return nn.conv2d(builder.emit(relax.op.clip(clipped, 1, float("inf"))), random(6, 6, 1, 1))
+
+    found = after(module(build), SimplifyClips(), ChannelsLast(), FoldConstants())
+    assert found == {"conv2d": 2, "relu": 1, "minimum": 1, "maximum": 1, "permute_dims": 2}
+
+
+def test_bounds_that_the_importer_lowered_are_operators_again() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        at_least = builder.emit_te(tvm.topi.maximum, x, relax.const(0.0, "float32"))
+        return builder.emit_te(tvm.topi.minimum, at_least, relax.const(6.0, "float32"))
+
+    assert after(module(build), SimplifyClips()) == {"relu": 1, "minimum": 1}
+
+
+def test_a_maximum_of_two_tensors_is_no_bound() -> None:
+    mod = module(lambda builder, x: builder.emit_te(tvm.topi.maximum, x, random(8)))
+    assert after(mod, SimplifyClips()) == {"call_tir": 1}
+
+
+def test_what_accumulates_is_the_first_operand_and_constants_the_last() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        biased = builder.emit(relax.op.add(random(1, 6, 1, 1), builder.emit(nn.conv2d(x, random(6, 6, 1, 1)))))
+        return relax.op.add(x, biased)
+
+    mod = module(build)
+    assert after(mod, OrderOperands()) == {"conv2d": 1, "add": 2}
+    block = OrderOperands()(mod)["main"].body.blocks[0]
+    bias, residual = (binding.value for binding in block.bindings[-2:])
+    assert isinstance(bias.args[1], tvm.ir.GenericConst)
+    assert residual.args[1].same_as(mod["main"].params[0]) or residual.args[1].name_hint == "x"
+
+
+def test_a_gate_is_no_part_of_what_it_scales() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        gate = builder.emit(relax.op.sigmoid(builder.emit(relax.op.mean(x, [2, 3], keepdims=True))))
+        return relax.op.multiply(x, gate)
+
+    assert after(module(build), SeparateGates()) == {"mean": 1, "sigmoid": 1, "reshape": 1, "multiply": 1}
+
+
+def test_a_permutation_of_ones_is_a_view_and_global_pooling_a_mean() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        pooled = builder.emit(nn.adaptive_avg_pool2d(x, 1, layout="NCHW"))
+        return relax.op.reshape(builder.emit(relax.op.permute_dims(pooled, [0, 2, 3, 1])), (2, 6))
+
+    assert after(module(build), SimplifyShapes()) == {"mean": 1, "reshape": 1}
+
+
+def test_pooling_to_more_than_a_pixel_stays() -> None:
+    assert after(module(lambda _, x: nn.adaptive_avg_pool2d(x, (3, 4))), SimplifyShapes()) == {"adaptive_avg_pool2d": 1}
+
+
+def test_constants_are_folded_unless_they_grow() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        moved = builder.emit(relax.op.permute_dims(builder.emit(relax.op.multiply(random(8, 9), relax.const(2.0, "float32")))))
+        outer = builder.emit(relax.op.multiply(random(512, 1), random(1, 512)))
+        return relax.op.add(relax.op.add(x, moved), builder.emit(relax.op.sum(outer)))
+
+    found = after(module(build), FoldConstants())
+    assert found == {"add": 2, "multiply": 1, "sum": 1}, "2 KiB became no constant of 1 MiB"
+
+
+def test_a_bias_is_a_vector() -> None:
+    found = VectorBiases()(module(lambda _, x: relax.op.add(x, random(1, 1, 1, 8))))
+    (bias,) = (binding.value.args[1] for binding in found["main"].body.blocks[0].bindings)
+    assert bias.value.numpy().shape == (8,)
+
+
+def network(builder: relax.BlockBuilder, x: Any) -> Any:
+    """Two convolutions with a batch norm, a residual and a clip, a gate and a classifier, channels first."""
+    first = builder.emit(relax.TupleGetItem(batch_norm(builder, builder.emit(nn.conv2d(x, random(6, 6, 3, 3), padding=1)), 6), 0))
+    hidden = builder.emit(relax.op.clip(first, 0, 6))
+    second = builder.emit(nn.conv2d(hidden, random(6, 1, 3, 3), padding=1, groups=6))
+    gate = builder.emit(relax.op.sigmoid(builder.emit(nn.conv2d(builder.emit(nn.adaptive_avg_pool2d(second, 1)), random(6, 6, 1, 1)))))
+    gated = builder.emit(relax.op.multiply(gate, second))
+    pooled = builder.emit(relax.op.mean(builder.emit(relax.op.add(x, gated)), [2, 3]))
+    return relax.op.add(random(5), builder.emit(relax.op.matmul(pooled, builder.emit(relax.op.permute_dims(random(5, 6))))))
+
+
+def test_all_passes_leave_one_transpose_of_the_image() -> None:
+    found = after(module(network), *GRAPH_PASSES)
+    assert found["permute_dims"] == 1
+    assert "batch_norm" not in found
+
+
+def test_a_module_of_any_number_of_images_is_rewritten_as_well() -> None:
+    images = tvm.tirx.Var("n", "int64")
+    found = after(module(network, (images, *IMAGE[1:])), *GRAPH_PASSES)
+    assert "batch_norm" not in found
+    assert found["conv2d"] == 3
+
+
+def test_a_module_without_convolutions_keeps_its_layout() -> None:
+    mod = module(lambda _, x: relax.op.mean(x, [2, 3]))
+    assert after(mod, *GRAPH_PASSES) == {"mean": 1}
