@@ -19,6 +19,7 @@ from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
+from kerneldecl.relax.detach_weights import DetachWeights, Weights
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 
@@ -103,24 +104,28 @@ class _Calls(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         return relax.call_dps_packed(self._kernels[call.args[0].name_hint].symbol, call.args[1], list(call.ty_args))
 
 
-def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False) -> Pipeline:
+def pipeline(
+    artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False, detach_weights: bool = False
+) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
     The passes are library dispatch, fusion, the artifact, TVM's default schedules of other functions, and lowering to the virtual
-    machine. The result's `report` holds the match of each function, once a model was built with it.
+    machine. The result's `report` holds the match of each function, once a model was built with it. With `detach_weights` its
+    `weights` are those of the model, for `export_model` to write beside the library, and the library says what inputs it takes.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
+    detach = DetachWeights() if detach_weights else None
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
     steps = (
         ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
         (legalize[fused:], _without_arch_suffix(target)),
-        ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
+        ((*((detach,) if detach else ()), *_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )
-    return Pipeline(steps, apply)
+    return Pipeline(steps, apply, detach)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShapeBuckets")
@@ -143,13 +148,23 @@ class ShapeBuckets:
 class Pipeline:
     """Runs groups of passes in order, each under a target of its own; one of the passes is an artifact's."""
 
-    def __init__(self, steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]], apply: ApplyArtifact) -> None:
-        self.steps, self.apply = steps, apply
+    def __init__(
+        self,
+        steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]],
+        apply: ApplyArtifact,
+        detach: DetachWeights | None = None,
+    ) -> None:
+        self.steps, self.apply, self.detach = steps, apply, detach
 
     @property
     def report(self) -> Report | None:
         """The matches of the last module's functions; None before there is one."""
         return self.apply.report
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights that were taken out of the last module."""
+        return self.detach.weights if self.detach else None
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         for passes, target in self.steps:
