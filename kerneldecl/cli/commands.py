@@ -15,6 +15,8 @@ from pathlib import Path
 import click
 
 from kerneldecl.cli.build import build, measure
+from kerneldecl.cli.deploy import bench, compile_command
+from kerneldecl.cli.deploy import run as run_command
 from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
@@ -92,5 +94,6 @@ def main(context: click.Context, folder: Path, quiet: bool, verbosity: int, colo
     context.obj = Settings(folder.resolve(), quiet, verbosity, colour)
 
 
-for _command in (build, cache, check, doctor, extract, init, measure, plan, query, schema, show, verify, why):
+_MODELS = (bench, compile_command, run_command)
+for _command in (build, cache, check, doctor, extract, init, measure, plan, query, schema, show, verify, why, *_MODELS):
     main.add_command(_command)

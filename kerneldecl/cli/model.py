@@ -45,13 +45,31 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
 
 @click.command()
 @click.argument("artifact", required=False, type=click.Path(path_type=Path))
+@click.option("--against", help="The model that a compiled model (.so) was made of: .onnx, .pt2, Relax .json or module:attribute.")
+@click.option("--artifact", "kernels", type=click.Path(path_type=Path), help="With --against: the artifact of a model without kernels.")
+@click.option("--function", default="main", show_default=True, help="With --against: the model's function.")
 @json_option
 @click.pass_obj
-def verify(settings: Settings, artifact: Path | None, as_json: bool) -> int:
-    """Check an artifact's files against its manifest and run every kernel against its reference."""
+def verify(settings: Settings, artifact: Path | None, against: str | None, kernels: Path | None, function: str, as_json: bool) -> int:
+    """Check an ARTIFACT's files against its manifest and run every kernel against its reference.
+
+    With --against, compare a compiled model (.so) as a whole with onnxruntime, torch or TVM at -O0, on random inputs.
+    """
+    if against is not None or (artifact is not None and artifact.suffix == ".so"):
+        return _compare(artifact, against, kernels, function, as_json)
     from kerneldecl.cli.verify import artifacts_of, verify_artifact, verify_text
 
     folders = [artifact] if artifact else artifacts_of(opened(settings))
     found: dict[str, Any] = {"schema": 1, "artifacts": [verify_artifact(folder, settings.root) for folder in folders]}
     print_result(as_json, found, verify_text)
     return int(max((a["exit_code"] for a in found["artifacts"]), default=ExitCode.DONE))
+
+
+def _compare(library: Path | None, against: str | None, kernels: Path | None, function: str, as_json: bool) -> int:
+    from kerneldecl.cli.deploy import compare_model, comparison_text
+
+    if library is None or against is None:
+        raise click.UsageError("a compiled model is compared with its original: kerneldecl verify MODEL.so --against MODEL.pt2")
+    found = compare_model(library, against, kernels, function)
+    print_result(as_json, found, comparison_text)
+    return int(found["exit_code"])

@@ -1,4 +1,4 @@
-"""Owns the export of a model that calls kernels, its loading with the artifact that has them, and the exchange of the artifact.
+"""Owns the export of a model that calls kernels, its loading with the artifact and the weights it needs, and the artifact's exchange.
 
 Knows nothing of compiling: TVM's runtime is enough, and for linking kernels into the model a C++ compiler.
 """
@@ -6,17 +6,27 @@ Knows nothing of compiling: TVM's runtime is enough, and for linking kernels int
 from __future__ import annotations
 
 import functools
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm.runtime.vm import VirtualMachine
 
+from kerneldecl.artifact.kernels import set_threads
 from kerneldecl.artifact.load import checked_artifact, load
 from kerneldecl.artifact.model_library import link_model
 from kerneldecl.errors import ArtifactError
+from kerneldecl.relax.bound_model import BoundModel
+from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
+from kerneldecl.relax.weights_file import write_weights
+
+if TYPE_CHECKING:
+    from kerneldecl.relax.detach_weights import Weights
 
 _KERNEL = re.compile(r"\bkd_[0-9a-f]{20}\b")
 
@@ -26,25 +36,57 @@ class Model:
 
     def __init__(self, library: Path, artifact: str | Path | None, device: Any) -> None:
         self._library, self._device = library, device
-        self._machine = _machine(library, artifact, device)
+        self._bound = BoundModel(_machine(library, artifact, device), library, device)
 
     def __getitem__(self, function: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = self._machine[function]
-        return found
+        """Return a function; called with tensors that do not fit, it raises ValueError with the signature."""
+        return self._bound[function]
+
+    @property
+    def signatures(self) -> dict[str, Any]:
+        """Names, shapes and dtypes of each function's inputs and outputs; empty for a model that was compiled without `pipeline`."""
+        return self._bound.signatures
+
+    @property
+    def device(self) -> Any:
+        """The device that the model runs on."""
+        return self._device
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of device that the model was compiled for, "cpu" or "cuda"; empty where it does not say."""
+        return self._bound.device_kind
+
+    def instrument(self, hook: Callable[..., Any]) -> None:
+        """Have TVM's virtual machine call `hook(function, name, is_before, result, *arguments)` around each function that it calls."""
+        self._bound.instrument(hook)
 
     def replace_kernels(self, artifact: str | Path) -> None:
         """Use another artifact's kernels from now on; where it lacks one, raise ArtifactError and keep the present ones.
 
         Functions obtained from the model before, and the model's state, keep the old kernels.
         """
-        self._machine = _machine(self._library, artifact, self._device)
+        self._bound = self._bound.on(_machine(self._library, artifact, self._device))
 
 
-def export_model(executable: Any, library: str | Path, artifact: str | Path | None = None) -> None:
+def export_model(executable: Any, library: str | Path, artifact: str | Path | None = None, weights: Weights | None = None) -> None:
     """Export what `relax.build` returned; with an artifact, link those of its kernels that the model calls into the library.
 
-    Raise ArtifactError where the artifact is damaged or lacks a kernel that the model calls.
+    `weights` are those that the pipeline has taken out of the model. They go into a file beside the library, from which `load_model`
+    maps them: `model.weights.safetensors` beside `model.so`. Raise ArtifactError where the artifact is damaged or lacks a kernel
+    that the model calls.
     """
+    library = Path(library)
+    # Under another name first: a process that has the old library open must not see the new one's bytes in its pages.
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".kerneldecl-") as folder:
+        made = Path(folder) / library.name
+        _export_library(executable, made, artifact)
+        if weights and weights.named:
+            write_weights(weights_path(library), weights.named, {WEIGHTS_DIGEST: weights.digest})
+        made.replace(library)
+
+
+def _export_library(executable: Any, library: Path, artifact: str | Path | None) -> None:
     if artifact is None:
         executable.export_library(str(library))
         return
@@ -68,7 +110,7 @@ def load_model(library: str | Path, artifact: str | Path | None = None, device: 
 
 
 def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
-    module = tvm.runtime.load_module(str(library))
+    module = _private_copy(library)
     called = _called(module)
     linked_in = {symbol for symbol in called if module.implements_function(symbol, query_imports=True)}
     if artifact is None:
@@ -79,7 +121,22 @@ def _machine(library: Path, artifact: str | Path | None, device: Any) -> Any:
         kernels = load(artifact)
         _check_all(called, {entry["symbol"] for entry in kernels.manifest["entries"]}, kernels.folder)
         module.import_module(kernels.library)
+    set_threads(len(os.sched_getaffinity(0)))  # unless the artifact has chosen
     return VirtualMachine(module, device)
+
+
+def _private_copy(library: Path) -> Any:
+    """Load a copy of a library that this model alone uses.
+
+    The dynamic linker returns what it has loaded from a path before, also where the file is another one by now, and TVM keeps in each
+    library a pointer to the module that was loaded last, whichever it is that a kernel is called in. Nor may pages change under a
+    running model when somebody writes over the file.
+    """
+    if not library.is_file():
+        raise ArtifactError(f"{library}: no such file; export_model writes one")
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+        copy = Path(shutil.copyfile(library, Path(folder) / library.name))
+        return tvm.runtime.load_module(str(copy))
 
 
 def _called(executable: Any) -> list[str]:

@@ -24,6 +24,7 @@ from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
 from kerneldecl.relax.calls import called_by_symbol
 from kerneldecl.relax.default_schedules import DefaultSchedules
+from kerneldecl.relax.detach_weights import DetachWeights, Weights
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 from kerneldecl.relax.verification import verification
@@ -89,29 +90,37 @@ def _called(mod: tvm.IRModule, kernels: Mapping[str, Kernel], target: tvm.target
 
 
 def pipeline(
-    artifact: str | Path, target: tvm.target.Target, mode: Mode = "schedule", *, strict: bool = False, verify: bool = True
+    artifact: str | Path,
+    target: tvm.target.Target,
+    mode: Mode = "schedule",
+    *,
+    strict: bool = False,
+    verify: bool = True,
+    detach_weights: bool = False,
 ) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
     The passes are `GRAPH_PASSES`, library dispatch, fusion, the artifact, TVM's default schedules of other functions, or plain ones
-    where these fail, and lowering to the virtual machine. With `verify`, a function that TVM compiles is run here on random inputs, as far as its
-    target is here, and compared with its reference. The result's `report` holds the match of each function and how it is compiled,
-    once a model was built with it.
+    where these fail, and lowering to the virtual machine. With `verify`, a function that TVM compiles is run here on random inputs, as
+    far as its target is here, and compared with its reference. The result's `report` holds the match of each function and how it is
+    compiled, once a model was built with it. With `detach_weights` its `weights` are those of the model, for `export_model` to write
+    beside the library, and the library says what inputs it takes.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
     legalize = relax.pipeline.legalize_passes(target)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
+    detach = DetachWeights() if detach_weights else None
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination(), NameFunctions()  # a view needs no kernel
     default = _without_arch_suffix(target)
     others = DefaultSchedules(legalize[fused:], verification(default) if verify else None)
     steps = (
         ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
         ((others,), default),
-        ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
+        ((*((detach,) if detach else ()), *_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )
-    return Pipeline(steps, apply, others)
+    return Pipeline(steps, apply, others, detach)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShapeBuckets")
@@ -139,14 +148,20 @@ class Pipeline:
         steps: Sequence[tuple[Sequence[tvm.transform.Pass], tvm.target.Target]],
         apply: ApplyArtifact,
         others: DefaultSchedules,
+        detach: DetachWeights | None = None,
     ) -> None:
-        self.steps, self.apply, self.others = steps, apply, others
+        self.steps, self.apply, self.others, self.detach = steps, apply, others, detach
 
     @property
     def report(self) -> Report | None:
         """The matches of the last module's functions, and how the others are compiled; None before there is one."""
         found = self.apply.report
         return found and replace(found, compiled=self.others.compiled)
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights that were taken out of the last module."""
+        return self.detach.weights if self.detach else None
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         for passes, target in self.steps:

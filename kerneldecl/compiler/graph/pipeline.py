@@ -23,7 +23,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
     FoldIndices(),
     RecognizePatterns(),
-    NormalizeViews(),  # before ChannelsLast: ConvertLayout of TVM 0.27 runs out of memory at some squeezes
+    NormalizeViews(),
     FoldConstants(),
     FoldBatchNorm(),  # knows convolutions as they were imported
     MergePadding(),
@@ -38,7 +38,6 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
-    SeparateGates(),
     UseRules(),
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),

@@ -1,0 +1,159 @@
+"""Owns the commands about compiled models: compile, run, bench; and the comparison of a whole model with its original.
+
+Knows nothing of TVM: a worker process does the work, so that a model that crashes is an answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kerneldecl.artifact.manifest import MANIFEST, artifact_folder, read_manifest
+from kerneldecl.cli.options import Settings, json_option, opened, print_result
+from kerneldecl.declare.toml_keys import FILE
+from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
+from kerneldecl.runners.process import Worker
+
+_LIMIT_SECS = 3600.0
+artifact_option = click.option("--artifact", type=click.Path(path_type=Path), help="The artifact's folder; by default the workspace's.")
+function_option = click.option("--function", default="main", show_default=True, help="The model's function.")
+
+
+def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
+    """Have a worker do something with a model; raise DeclarationError for the user's mistakes, TuningError for what failed."""
+    worker = Worker({})
+    try:
+        answer = worker.call({"device": "model", **request}, _LIMIT_SECS)
+    finally:
+        worker.stop()
+    if "problem" in answer:
+        raise DeclarationError([Problem(about, answer["problem"], answer["hint"])])
+    if "failure" in answer:
+        raise TuningError(f"{about}: {answer['failure']}")
+    return answer
+
+
+def chosen_artifact(settings: Settings, artifact: Path | None) -> Path | None:
+    """Return the folder of the artifact that is meant: the given one, or the workspace's; None without a workspace."""
+    if artifact is not None or not (settings.root / FILE).is_file():
+        return artifact
+    declaration = opened(settings).declaration
+    targets = list(dict.fromkeys(workload.target for workload in declaration.workloads))
+    folders = [artifact_folder(settings.root, declaration.artifact, declaration.version, target) for target in targets]
+    if len(folders) > 1:
+        raise click.UsageError(f"choose one with --artifact: {', '.join(os.path.relpath(each) for each in folders)}")
+    folder = folders[0]
+    if not (folder / MANIFEST).is_file():
+        raise DeclarationError([Problem(os.path.relpath(folder), "no such artifact", "`kerneldecl build` makes it")])
+    return folder
+
+
+def entry_names(artifact: Path | None) -> dict[str, str]:
+    """Return the entry of each kernel of an artifact, by its symbol."""
+    manifest = read_manifest(artifact) if artifact else ""
+    return {} if isinstance(manifest, str) else {entry["symbol"]: entry["name"] for entry in manifest["entries"]}
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
+
+
+@click.command(name="compile")
+@click.argument("model")
+@click.option("-o", "output", type=click.Path(path_type=Path), help="The library to write; by default MODEL's name with .so, here.")
+@artifact_option
+@json_option
+@click.pass_obj
+def compile_command(settings: Settings, model: str, output: Path | None, artifact: Path | None, as_json: bool) -> None:
+    """Compile a MODEL into a library with an artifact's kernels linked in, its weights in a file beside it."""
+    folder = chosen_artifact(settings, artifact)
+    if folder is None:
+        raise click.UsageError("there is no workspace here; name the artifact with --artifact")
+    library = (output or Path(Path(model).stem or "model").with_suffix(".so")).resolve()
+    request = {"action": "compile_model", "model": model, "artifact": _text(folder), "library": str(library)}
+    print_result(as_json, {"schema": 1, **asked(request, model)}, compiled_text)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--input", "inputs", multiple=True, metavar="FILE.npy|random", help="An input, in order; one `random` stands for all.")
+@click.option("--output", "folder", type=click.Path(path_type=Path), default=Path(), help="Where to write output0.npy, …")
+@click.option("--artifact", type=click.Path(path_type=Path), help="The artifact that has the kernels, unless they are linked in.")
+@function_option
+@json_option
+def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | None, function: str, as_json: bool) -> None:
+    """Run a compiled MODEL (.so) once and write its outputs as .npy files."""
+    request = {"action": "run", "library": str(model), "artifact": _text(artifact), "function": function}
+    answer = asked({**request, "given": list(inputs), "folder": str(folder)}, str(model))
+    print_result(as_json, {"schema": 1, **answer}, run_text)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--against", type=click.Path(path_type=Path), help="A torch.export program to time beside it.")
+@artifact_option
+@function_option
+@json_option
+@click.pass_obj
+def bench(settings: Settings, model: str, against: Path | None, artifact: Path | None, function: str, as_json: bool) -> None:
+    """Time a MODEL: a compiled one (.so), or one that is compiled for it with the workspace's artifact (.pt2, .onnx, .json)."""
+    is_compiled = model.endswith(".so")
+    folder = artifact if is_compiled else chosen_artifact(settings, artifact)
+    request = {"action": "bench", "model": model, "artifact": _text(folder), "function": function}
+    answer = asked({**request, "against": None if against is None else str(against)}, model)
+    names = entry_names(folder if folder or is_compiled else None)
+    kernels = [{**row, "entry": names.get(row["name"], "")} for row in answer.pop("kernels")]
+    print_result(as_json, {"schema": 1, **answer, "kernels": kernels}, bench_text)
+
+
+def compare_model(library: Path, against: str, artifact: Path | None, function: str) -> dict[str, Any]:
+    """Return a comparison of a compiled model with the model that it was made of."""
+    request = {"action": "compare", "library": str(library), "artifact": _text(artifact), "function": function, "against": against}
+    answer = asked(request, str(library))
+    code = ExitCode.DONE if all(each["ok"] for each in answer["outputs"]) else ExitCode.FAILED
+    return {"schema": 1, "model": str(library), "against": against, **answer, "exit_code": int(code)}
+
+
+def compiled_text(found: Mapping[str, Any]) -> str:
+    """Return a compilation as text."""
+    return f"{found['report']}\nwrote {os.path.relpath(found['library'])}"
+
+
+def run_text(found: Mapping[str, Any]) -> str:
+    """Return a line for each output."""
+    return "\n".join(f"{each['file']}  {each['dtype']}{each['shape']}" for each in found["outputs"])
+
+
+def comparison_text(found: Mapping[str, Any]) -> str:
+    """Return a line for each output, and one for the model."""
+    lines = []
+    for each in found["outputs"]:
+        fact = each["failure"] or f"relative error {each['error']:.2g} (allowed {each['tolerance']:g})"
+        lines.append(f"{'ok   ' if each['ok'] else 'WRONG'}  output {each['output']}  {fact}")
+    right = sum(each["ok"] for each in found["outputs"])
+    lines.append(f"{found['model']}: {right} of {len(found['outputs'])} outputs agree with {found['by']} ({found['against']})")
+    return "\n".join(lines)
+
+
+def bench_text(found: Mapping[str, Any]) -> str:
+    """Return times and shares as text."""
+    lines = [f"{found['model']}: {_time(found['secs'])} a call"]
+    if found["graph_secs"]:
+        lines.append(f"in a CUDA graph: {_time(found['graph_secs'])}")
+    if found["torch_secs"]:
+        best = min(found["secs"], found["graph_secs"] or found["secs"])
+        lines.append(f"torch (eager): {_time(found['torch_secs'])}, {found['torch_secs'] / best:.2f} of ours")
+    elif found["why_no_torch"]:
+        lines.append(f"torch: not timed, {found['why_no_torch']}")
+    lines += [
+        f"  {row['share']:6.1%} {_time(row['secs']):>10}  {row['calls']:>3} x {row['entry'] or row['name']}" for row in found["kernels"]
+    ]
+    return "\n".join(lines)
+
+
+def _time(secs: float) -> str:
+    return f"{secs * 1e3:.3f} ms" if secs >= 1e-3 else f"{secs * 1e6:.1f} us"

@@ -1,0 +1,138 @@
+"""Owns the actions about compiled models, as plain functions of JSON values: compile, run, compare, bench.
+
+Knows nothing of processes or of the command line. A worker calls them, for a model may crash its process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from kerneldecl.arrays import Array, is_float, relative_error
+from kerneldecl.compiler.model_import.read_model import ModelError, read_model
+from kerneldecl.deploy import bench as timing
+from kerneldecl.deploy.compile import compile_module
+from kerneldecl.deploy.error import DeployError
+from kerneldecl.deploy.inputs import RANDOM, inputs_of, on_device, outputs_of, write_outputs
+from kerneldecl.deploy.references import reference_of
+from kerneldecl.errors import KerneldeclError
+from kerneldecl.relax.deployment import Model, load_model
+
+TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
+"""Largest relative error of an output by its dtype; errors of a network's layers add up."""
+_RANDOM_RUNS = 2
+Answer = dict[str, Any]
+
+
+def _answering(action: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Have an action answer with the sentence of the user's mistake."""
+
+    def answer(**request: Any) -> Answer:
+        try:
+            return action(**request)
+        except (DeployError, ModelError) as error:
+            return {"problem": error.sentence, "hint": error.hint}
+        except KerneldeclError as error:
+            return {"problem": str(error), "hint": "", "exit_code": int(error.exit_code)}
+
+    return answer
+
+
+@_answering
+def compile_model(model: str, artifact: str, library: str) -> Answer:
+    """Compile a model with an artifact's kernels into a library."""
+    made = compile_module(read_model(model), Path(artifact), Path(library))
+    return {"library": str(made.library), "report": str(made.report), "without": [each.function for each in made.report.missed]}
+
+
+@_answering
+def run(library: str, artifact: str | None, function: str, given: Sequence[str], folder: str) -> Answer:
+    """Run a compiled model once and write its outputs."""
+    model = _loaded(library, artifact)
+    signature = _signature(model, library, function)
+    outputs = _called(model, function, inputs_of(function, signature, given))
+    paths = write_outputs(outputs, Path(folder))
+    described = [{"shape": list(array.shape), "dtype": array.dtype.name} for array in outputs]
+    return {"outputs": [{"file": path, **each} for path, each in zip(paths, described, strict=True)]}
+
+
+@_answering
+def compare(library: str, artifact: str | None, function: str, against: str) -> Answer:
+    """Compare a compiled model's outputs with those of the model it was compiled from, on random inputs."""
+    model = _loaded(library, artifact)
+    signature = _signature(model, library, function)
+    by, reference = reference_of(against)
+    found: list[Answer] = []
+    for seed in range(_RANDOM_RUNS):
+        arrays = inputs_of(function, signature, [RANDOM], seed)
+        got, want = _called(model, function, arrays), reference(arrays)
+        if len(got) != len(want):
+            raise DeployError(f"the model has {len(got)} outputs, {against} has {len(want)}", "give the model that it was compiled from")
+        found = [_worse(found, at, _verdict(at, *pair)) for at, pair in enumerate(zip(got, want, strict=True))]
+    return {"by": by, "outputs": found}
+
+
+@_answering
+def bench(model: str, artifact: str | None, function: str, against: str | None) -> Answer:
+    """Time a compiled model, or one that is compiled for it, beside torch where a torch.export program and torch are there."""
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+        library, report = model, ""
+        if not model.endswith(".so"):
+            if artifact is None:
+                raise DeployError(f"{model}: there is no artifact to compile it with", "run `kerneldecl extract` and `kerneldecl build`")
+            made = compile_module(read_model(model), Path(artifact), Path(folder) / "model.so")
+            library, artifact, report = str(made.library), None, str(made.report)
+            against = against or (model if model.endswith(".pt2") else None)
+        loaded = _loaded(library, artifact)
+        arrays = inputs_of(function, _signature(loaded, library, function), [RANDOM])
+        return {"model": model, "report": report, **timing.bench(loaded, function, arrays, against)}
+
+
+def _loaded(library: str, artifact: str | None) -> Model:
+    if not Path(library).is_file():
+        raise DeployError(f"{library}: no such file", "`kerneldecl compile` writes one")
+    model = load_model(library, artifact)
+    if model.device_kind != "cuda":
+        return model
+    if not tvm.cuda(0).exist:
+        raise DeployError(f"{library} is for a GPU, and there is none here", "run it on a machine that has one")
+    return load_model(library, artifact, tvm.cuda(0))
+
+
+def _signature(model: Model, library: str, function: str) -> Any:
+    signatures = model.signatures
+    if not signatures:
+        raise DeployError(f"{library} does not say what inputs it takes", "compile it with `kerneldecl compile`")
+    if function not in signatures:
+        raise DeployError(f"{library} has no function {function}", f"it has {', '.join(signatures)}: choose with --function")
+    return signatures[function]
+
+
+def _called(model: Model, function: str, arrays: Sequence[Array]) -> list[Array]:
+    try:
+        return outputs_of(model[function](*on_device(arrays, model.device)))
+    except ValueError as error:
+        raise DeployError(str(error)) from None
+
+
+def _verdict(at: int, got: Array, want: Array) -> Answer:
+    """Return whether an output is right; integers and booleans must be equal."""
+    if got.shape != want.shape:
+        return {"output": at, "ok": False, "error": None, "tolerance": 0.0, "failure": f"shape {list(got.shape)}, not {list(want.shape)}"}
+    dtype = got.dtype.name
+    tolerance = TOLERANCES.get(dtype, 0.0) if is_float(dtype) else 0.0
+    error = relative_error(got, want)
+    return {"output": at, "ok": bool(np.isfinite(error)) and error <= tolerance, "error": error, "tolerance": tolerance, "failure": ""}
+
+
+def _worse(before: Sequence[Answer], at: int, verdict: Answer) -> Answer:
+    """Return the worse of an output's verdicts so far."""
+    if len(before) <= at or not verdict["ok"]:
+        return verdict
+    earlier = before[at]
+    return verdict if earlier["ok"] and verdict["error"] > earlier["error"] else earlier

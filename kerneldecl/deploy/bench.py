@@ -1,0 +1,140 @@
+"""Owns the timing of a compiled model: as a program calls it, in a CUDA graph, by kernel, and beside torch.
+
+Knows nothing of how models are compiled, or of how figures are shown.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kerneldecl.arrays import Array
+from kerneldecl.deploy.inputs import on_device
+from kerneldecl.deploy.references import torch_tensor
+from kerneldecl.relax.deployment import Model
+
+_ROUNDS = 7
+_ROUND_SECS = 0.2
+_PROFILED_CALLS = 5
+Call = Callable[[], object]
+
+
+def bench(model: Model, function: str, arrays: Sequence[Array], against: str | None) -> dict[str, Any]:
+    """Return seconds of a call: the model's, and torch's where `against` is a torch.export program and torch is installed.
+
+    The two run in turns, so that a machine that grows slower meanwhile slows both.
+    """
+    is_gpu = model.device_kind == "cuda"
+    run, given = model[function], on_device(arrays, model.device)
+
+    def ours() -> None:
+        run(*given)
+        model.device.sync()
+
+    calls: dict[str, Call] = {"secs": ours}
+    why_not = ""
+    if against is not None:
+        theirs, why_not = _torch_call(against, arrays, is_gpu=is_gpu)
+        calls |= {"torch_secs": theirs} if theirs else {}
+    if is_gpu and (graph := _graph(run, given)):
+        calls["graph_secs"] = graph
+    secs = _in_turns(calls)
+    return {"torch_secs": None, "graph_secs": None, **secs, "why_no_torch": why_not, "kernels": _by_kernel(model, ours)}
+
+
+def _in_turns(calls: dict[str, Call]) -> dict[str, float]:
+    """Return each call's median time over rounds."""
+    counts = {name: _count(call) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            for _ in range(counts[name]):
+                call()
+            samples[name].append((time.perf_counter() - begin) / counts[name])
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
+def _count(call: Call) -> int:
+    """Return how many calls fill a round, after one that loads and allocates."""
+    call()
+    begin = time.perf_counter()
+    call()
+    return max(1, int(_ROUND_SECS / max(time.perf_counter() - begin, 1e-6)))
+
+
+def _torch_call(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[Call | None, str]:
+    """Return a call of a torch.export program, or why there is none."""
+    if not program.endswith(".pt2"):
+        return None, f"{program} is no torch.export program"
+    try:
+        import torch
+    except ImportError:
+        return None, "torch is not installed"
+    if is_gpu and not torch.cuda.is_available():
+        return None, "this torch has no CUDA"
+    module = torch.export.load(program).module()
+    tensors = [torch_tensor(array) for array in arrays]
+    if is_gpu:
+        module, tensors = module.cuda(), [each.cuda() for each in tensors]
+
+    def call() -> None:
+        with torch.no_grad():
+            module(*tensors)
+        if is_gpu:
+            torch.cuda.synchronize()
+
+    return call, ""
+
+
+def _graph(run: Callable[..., Any], given: Sequence[Any]) -> Call | None:
+    """Return the replay of a CUDA graph with one call in it; None without a torch that can capture one."""
+    try:
+        import torch
+        import tvm_ffi
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), tvm_ffi.use_torch_stream():
+        run(*given)  # loads code and allocates what the graph uses
+    with torch.cuda.graph(graph, stream=stream), tvm_ffi.use_torch_stream():
+        kept = run(*given)
+
+    def call() -> object:
+        graph.replay()
+        torch.cuda.synchronize()
+        return kept
+
+    return call
+
+
+def _by_kernel(model: Model, call: Call) -> list[dict[str, Any]]:
+    """Return seconds and calls of each function that the virtual machine calls, the slowest first; each is waited for."""
+    secs: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    begin = 0.0
+
+    def hook(_function: Any, name: str, is_before: bool, _result: Any, *_arguments: Any) -> None:
+        nonlocal begin
+        if is_before:
+            begin = time.perf_counter()
+            return
+        model.device.sync()
+        secs[name] = secs.get(name, 0.0) + time.perf_counter() - begin
+        counts[name] = counts.get(name, 0) + 1
+
+    call()
+    model.instrument(hook)
+    for _ in range(_PROFILED_CALLS):
+        call()
+    kernels = [name for name in secs if not name.startswith("vm.builtin.")]
+    total = sum(secs[name] for name in kernels)
+    rows = [
+        {"name": name, "secs": secs[name] / _PROFILED_CALLS, "calls": counts[name] // _PROFILED_CALLS, "share": secs[name] / total}
+        for name in kernels
+    ]
+    return sorted(rows, key=lambda row: -float(row["secs"]))

@@ -1,0 +1,78 @@
+"""Owns a model's inputs and outputs on the command line: random ones by the signature, .npy files, tensors on a device.
+
+Knows nothing of how models are run or compared.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from kerneldecl.arrays import Array, aligned, numpy_dtype, random_array
+from kerneldecl.artifact.kernels import tensor
+from kerneldecl.deploy.error import DeployError
+from kerneldecl.model import Arg
+from kerneldecl.relax.signature import signature_text
+
+RANDOM = "random"
+
+
+def inputs_of(name: str, signature: Mapping[str, Any], given: Sequence[str], seed: int = 0) -> list[Array]:
+    """Return a function's inputs: of .npy files, or random where `random` is given alone or in the place of one."""
+    wanted = signature["inputs"]
+    chosen = list(given) * len(wanted) if list(given) == [RANDOM] else list(given)
+    if len(chosen) != len(wanted):
+        raise DeployError(f"{len(given)} inputs were given; expected {signature_text(name, signature)}", "--input random makes all of them")
+    return [
+        random_input(described, f"{seed} {at}") if text == RANDOM else _read(text)
+        for at, (text, described) in enumerate(zip(chosen, wanted, strict=True))
+    ]
+
+
+def random_input(described: Mapping[str, Any], seed: str) -> Array:
+    """Return an input of random values: normal ones for floating point; 0 and 1 for integers, which are indices as often as not."""
+    shape = described["shape"]
+    if shape is None or any(isinstance(extent, str) for extent in shape):
+        raise DeployError(f"input {described['name']} has a dynamic shape", "give --input FILE.npy for it")
+    rng = np.random.default_rng(zlib.crc32(seed.encode()))
+    arg = Arg(described["name"], tuple(shape), described["dtype"])
+    if arg.dtype.startswith(("int", "uint")):
+        return rng.integers(0, 2, arg.shape).astype(numpy_dtype(arg.dtype))
+    return random_array(rng, arg)
+
+
+def _read(text: str) -> Array:
+    try:
+        array: Array = np.load(text, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{text}: {error}", "expected a .npy file that numpy.save wrote, or the word random") from None
+    return array
+
+
+def on_device(arrays: Sequence[Array], device: Any) -> list[Any]:
+    """Return arrays as tensors on a device."""
+    tensors = [tensor(aligned(array)) for array in arrays]
+    if device.dlpack_device_type() == tvm.cpu().dlpack_device_type():
+        return tensors
+    return [tvm.runtime.empty(tuple(each.shape), str(each.dtype), device).copyfrom(each) for each in tensors]
+
+
+def outputs_of(found: Any) -> list[Array]:
+    """Return what a function has returned, a tensor or several, as arrays."""
+    if hasattr(found, "numpy"):
+        return [found.numpy()]
+    return [array for each in found for array in outputs_of(each)]
+
+
+def write_outputs(arrays: Sequence[Array], folder: Path) -> list[str]:
+    """Write arrays as output0.npy, …; return the paths. What NumPy has no dtype for, such as bfloat16, is written as float32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"output{at}.npy" for at in range(len(arrays))]
+    for path, array in zip(paths, arrays, strict=True):
+        np.save(path, array if array.dtype.isbuiltin == 1 else array.astype(np.float32))
+    return [str(path) for path in paths]

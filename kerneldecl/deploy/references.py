@@ -1,0 +1,93 @@
+"""Owns the programs that a compiled model is compared with: onnxruntime, torch, TVM without optimisation.
+
+Knows nothing of the compiled model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from kerneldecl.arrays import Array
+from kerneldecl.compiler.model_import.read_model import read_model
+from kerneldecl.deploy.compile import compile_unoptimised
+from kerneldecl.deploy.error import DeployError
+from kerneldecl.deploy.inputs import on_device, outputs_of
+
+Reference = Callable[[Sequence[Array]], list[Array]]
+
+
+def reference_of(model: str) -> tuple[str, Reference]:
+    """Return who computes a model's reference, and the function that does: the exporter's own program where it is installed."""
+    if not Path(model).is_file() and ":" not in model:
+        raise DeployError(f"{model}: no such file", "--against takes the model that the library was compiled from")
+    if model.endswith(".pt2"):
+        return "torch", torch_program(model)
+    if model.endswith(".onnx"):
+        try:
+            return "onnxruntime", _onnx(model)
+        except ImportError:
+            return "TVM at -O0", _tvm(model)
+    return "TVM at -O0", _tvm(model)
+
+
+def torch_program(model: str) -> Reference:
+    """Return what runs a torch.export program eagerly on the CPU."""
+    try:
+        import torch
+    except ImportError:
+        raise DeployError(f"{model}: the package torch is not installed", "pip install torch") from None
+    module = torch.export.load(model).module()
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        with torch.no_grad():
+            return torch_outputs(module(*(torch_tensor(array) for array in arrays)))
+
+    return run
+
+
+def torch_tensor(array: Array) -> Any:
+    """Return an array as a torch tensor, bfloat16 included."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def torch_outputs(found: Any) -> list[Array]:
+    """Return the tensors in what a module has returned, as the importer orders them."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [each for each in pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
+    return [(each.float() if each.dtype == torch.bfloat16 else each).detach().cpu().numpy() for each in tensors]
+
+
+def _onnx(model: str) -> Reference:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        found: list[Array] = session.run(None, dict(zip(names, arrays, strict=True)))
+        return found
+
+    return run
+
+
+def _tvm(model: str) -> Reference:
+    mod = read_model(model)
+
+    def run(arrays: Sequence[Array]) -> list[Array]:
+        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
+            library = compile_unoptimised(mod, Path(folder) / "reference.so")
+            machine = tvm.runtime.vm.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+            return outputs_of(machine["main"](*on_device(arrays, tvm.cpu())))
+
+    return run
