@@ -12,7 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, constant, dtype_of, static_shape
+from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
 
 _CONVOLUTIONS = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW"), "relax.nn.conv3d": ("NCDHW", "OIDHW")}
 """The layouts of data and weights in which output channels are axis 1 of the result and axis 0 of the weights."""
@@ -62,7 +63,7 @@ class _FoldBatchNorm(Rewriter):
             return relax.op.add(scaled, _along(affine.shift, data, axis, dtype))
         weights = conv.args[1].value.numpy()
         scale = affine.scale.reshape(-1, *[1] * (weights.ndim - 1))
-        folded = constant(weights.astype("float64") * scale, dtype_of(conv.args[1]))
+        folded = constant(weights.astype("float64") * scale, dtype_of(conv.args[1]), name_of(conv.args[1]))
         shift = affine.shift if bias is None else affine.shift + bias.astype("float64").reshape(-1) * affine.scale
         return relax.op.add(relax.Call(conv.op, [conv.args[0], folded], conv.attrs), _along(shift, data, axis, dtype))
 

@@ -13,7 +13,8 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
+from kerneldecl.compiler.graph.channels_last import ChannelsLast
+from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
