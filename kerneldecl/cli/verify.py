@@ -32,7 +32,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     No kernel is loaded where a file does not match the manifest.
     """
     if defect := artifact_defect(folder):
-        return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": []}
+        return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
     manifest = read_manifest(folder)
     assert not isinstance(manifest, str), "artifact_defect has read it"
     library = str((folder / manifest["library"]).resolve())
@@ -41,7 +41,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
         device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"]}
         entries = [_verdict(entry, {**device, "library": library}, root, runner) for entry in manifest["entries"]]
     code = ExitCode.DONE if all(entry["ok"] for entry in entries) else ExitCode.VERIFICATION
-    return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries}
+    return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries, "missing": manifest["missing"]}
 
 
 def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def verify_text(found: dict[str, Any]) -> str:
             lines.append(f"{artifact['artifact']}: {artifact['defect']}; run `kerneldecl build` to rebuild it")
             continue
         lines += [_line(entry) for entry in artifact["entries"]]
+        lines += [f"missing  {name}  {reason}" for name, reason in artifact["missing"].items()]
         right = sum(entry["ok"] for entry in artifact["entries"])
         lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct")
     return "\n".join(lines)

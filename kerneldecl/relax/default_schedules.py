@@ -231,5 +231,7 @@ def _bound(body: Any, thread: str) -> Any:
 def _with_libraries(mod: tvm.IRModule, apart: Mapping[str, _Build]) -> tvm.IRModule:
     """Return the module that calls functions in libraries of their own, with the libraries for `relax.build` to link."""
     called = called_by_symbol(mod, {name: build.symbol for name, build in apart.items()})
+    for name in sorted(apart.keys() & {var.name_hint for var in called.functions}):
+        _LOG.warning("%s keeps TVM's code where it is called otherwise than by call_tir, since only such calls reach a library", name)
     libraries = [*(mod.attrs or {}).get("external_mods", []), *(build.library for build in apart.values())]
     return called.with_attr("external_mods", libraries)

@@ -18,7 +18,9 @@ import tvm
 
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.model_import.read_model import function_problem
+from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware import gpu_lock, host
+from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.relax.default_schedules import Verdict, Verify
 from kerneldecl.runners.local import LocalRunner
@@ -34,39 +36,60 @@ def verification(target: tvm.target.Target) -> Callable[[], contextlib.AbstractC
 
     @contextlib.contextmanager
     def judging() -> Iterator[Verify]:
-        unseen = _why_not_here(target)
+        model = _model_here(target)
+        unseen = "" if model is not None else f"it is for {_named(target)}, which is not here"
         with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder, LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
             numbers = itertools.count()
 
             def judge(func: Any, library: Any, symbol: str) -> Verdict:
                 if reason := unseen or function_problem(func):
                     return Verdict(is_wrong=False, text=f"not verified: {reason}")
-                return _verdict(Path(folder), func, (library, f"f{next(numbers)}", symbol), (runner, target.kind.name))
+                return _verdict(Path(folder), func, (library, f"f{next(numbers)}", symbol), (runner, model or ""))
 
             yield judge
 
     return judging
 
 
-def _why_not_here(target: tvm.target.Target) -> str:
-    """Return why this machine cannot run code for a target; empty if it can."""
+def _model_here(target: tvm.target.Target) -> str | None:
+    """Return the model of a GPU of this machine that runs code for a target, empty for its CPU; None where there is neither."""
     if target.kind.name == "cuda":
-        return gpu_lock.why_not_here("")
-    processor, features = str(target.attrs.get("mcpu", "")), [str(feature) for feature in target.attrs.get("mattr", ())]
-    if not host.runs(processor) or any(not feature.startswith("-") for feature in features):
-        return f"it is for {' '.join([processor, *features])}; this machine is {dict(host.detect().tvm_target).get('mcpu', 'another')}"
-    return ""
+        wanted = str(target.attrs["arch"]).rstrip("af")
+        return next(
+            (gpu.model for gpu in _gpus_here() if f"sm_{gpu.compute_capability_major}{gpu.compute_capability_minor}" == wanted), None
+        )
+    features = (str(feature) for feature in target.attrs.get("mattr", ()))
+    runs = host.runs(str(target.attrs.get("mcpu", ""))) and all(feature.startswith("-") for feature in features)
+    return "" if runs else None
+
+
+def _gpus_here() -> tuple[DriverGpu, ...]:
+    try:
+        return gpu_lock.gpus_of("")
+    except ToolchainError:
+        return ()
+
+
+def _named(target: tvm.target.Target) -> str:
+    return (
+        str(target.attrs["arch"])
+        if target.kind.name == "cuda"
+        else " ".join([str(target.attrs.get("mcpu", "")), *target.attrs.get("mattr", ())])
+    )
 
 
 def _verdict(folder: Path, func: Any, compiled: tuple[Any, str, str], where: tuple[LocalRunner, str]) -> Verdict:
-    """Return the verdict on a compiled function: `compiled` is its library, a name for files, and its symbol."""
+    """Return the verdict on a compiled function: `compiled` is its library, a name for files, and its symbol.
+
+    It runs `where` says: with a runner, on a model of GPU, or on the CPU where that is empty.
+    """
     library, name, symbol = compiled
-    runner, kind = where
+    runner, gpu = where
     (folder / f"{name}.json").write_text(tvm.ir.save_json(canonical_module(func)["main"]), encoding="utf-8")
     library.export_library(str(folder / f"{name}_{symbol}.so"), cc=compiler())
     attrs = {"file": f"{name}.json"}
     spec = {"root": str(folder), "rule": _RULE, "attrs": attrs, "seed": SEED}
-    on = {"device": "cuda" if kind == "cuda" else "cpu", "model": "", "spec": spec}
+    on = {"device": "cuda" if gpu else "cpu", "model": gpu, "spec": spec}
     prepared = runner.measure({"action": "prepare", **on}, LIMIT_SECS)
     if "failure" in prepared:
         return Verdict(is_wrong=False, text=f"not verified: its reference fails: {prepared['failure']}")

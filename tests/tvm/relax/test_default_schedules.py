@@ -1,17 +1,20 @@
 """Owns the tests of functions without a kernel: TVM's default schedule, plain ones, verification, and what the report says of them.
 
-Knows nothing of how functions are matched. GPU code is compiled here, and run in tests/gpu.
+Knows nothing of how functions are matched. GPU code is compiled here, and run by the emulator.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from emulation import Kernel
+from support.compilers import needs_nvcc
 from support.spaces import REAL, Space
 from tvm import relax, te, tirx, topi
 from tvm.script import tirx as T  # noqa: N812
@@ -122,6 +125,24 @@ def test_what_tvms_default_schedule_cannot_take_runs_on_a_plain_one(func: Any) -
     assert {name: each.means for name, each in found.items()} == {"f": "plain", "relu": "default"}
     assert str(found["f"]).startswith("a plain schedule; TVM cannot compile it: ")
     assert "\n" not in str(found["f"])
+
+
+def rows_minus_sums(x: Any) -> Any:
+    return x - x.sum(axis=1, keepdims=True)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("func", "shape", "expected"), [(row_by_row, (8, 16), rows_minus_sums), (without_blocks, (8,), np.cumsum)], ids=["rows", "running_sum"]
+)
+def test_a_plain_gpu_kernel_computes_the_function(func: Any, shape: tuple[int, ...], expected: Callable[[Any], Any]) -> None:
+    passes = DefaultSchedules(gpu_passes())
+    with H200:
+        mod = passes(tvm.IRModule({"f": func.with_attr("global_symbol", "f")}))
+    assert passes.compiled["f"].means == "plain"
+    x = RNG.standard_normal(shape, dtype=np.float32)
+    _, got = Kernel(mod["f"])(x, np.full(shape, np.nan, np.float32))
+    np.testing.assert_allclose(got, expected(x), rtol=1e-5, atol=1e-5)
 
 
 def test_a_function_that_nothing_compiles_is_named_in_one_sentence() -> None:
