@@ -200,7 +200,7 @@ def network(builder: relax.BlockBuilder, x: Any) -> Any:
     second = builder.emit(nn.conv2d(hidden, random(6, 1, 3, 3), padding=1, groups=6))
     gate = builder.emit(relax.op.sigmoid(builder.emit(nn.conv2d(builder.emit(nn.adaptive_avg_pool2d(second, 1)), random(6, 6, 1, 1)))))
     gated = builder.emit(relax.op.multiply(gate, second))
-    pooled = builder.emit(relax.op.mean(builder.emit(relax.op.add(x, gated)), [2, 3]))
+    pooled = builder.emit(relax.op.mean(builder.emit(relax.op.add(hidden, gated)), [2, 3]))
     return relax.op.add(random(5), builder.emit(relax.op.matmul(pooled, builder.emit(relax.op.permute_dims(random(5, 6))))))
 
 
@@ -208,6 +208,14 @@ def test_all_passes_leave_one_transpose_of_the_image() -> None:
     found = after(module(network), *GRAPH_PASSES)
     assert found["permute_dims"] == 1
     assert "batch_norm" not in found
+
+
+def test_an_image_that_two_convolutions_read_is_transposed_once() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        first, second = (builder.emit(nn.conv2d(x, random(4, 6, size, size), padding=size // 2)) for size in (1, 3))
+        return relax.op.sum(builder.emit(relax.op.multiply(first, second)), [1, 2, 3])
+
+    assert after(module(build), *GRAPH_PASSES)["permute_dims"] == 1
 
 
 def test_a_module_of_any_number_of_images_is_rewritten_as_well() -> None:
