@@ -13,6 +13,7 @@ from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import ChannelsLast, MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
+from kerneldecl.compiler.graph.join_linears import JoinLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
@@ -37,6 +38,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
     SeparateGates(),
+    JoinLinears(),
     UseRules(),
     relax.transform.DeadCodeElimination(),
 )
