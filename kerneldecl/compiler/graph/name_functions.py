@@ -47,7 +47,7 @@ def _places(mod: tvm.IRModule) -> dict[str, list[str]]:
     """Return the places of each private function that has none yet, in order of its calls."""
     found: dict[str, list[str]] = defaultdict(list)
     taken = {place for func in mod.functions.values() for place in places_of(func)}
-    for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
+    for _, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
         if not isinstance(func, relax.Function):
             continue
         scopes: dict[Any, str] = {}

@@ -67,7 +67,7 @@ def latest(scopes: Mapping[Any, str], variables: Iterable[Any]) -> str:
     What adds a residual stands where its other operand was computed.
     """
     read = set(variables)
-    return next((scope for var, scope in reversed(scopes.items()) if scope and var in read), "")
+    return next((scope for var, scope in reversed(list(scopes.items())) if scope and var in read), "")
 
 
 def joined(places: Sequence[str]) -> str:

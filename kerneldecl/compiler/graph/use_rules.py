@@ -152,18 +152,9 @@ class _Uses:
         if name == "relax.nn.softmax":
             axis = int(call.attrs.axis) % len(shape)
             axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
-            wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
-            half = dtype_of(wide.args[0]) if wide is not None and wide.op.name == "relax.astype" else ""
-            if (
-                dtype == "float32"
-                and wide is not None
-                and half in _HALVES
-                and narrow is not None
-                and self.graph.operator(narrow) == "relax.astype"
-            ):
-                if dtype_of(narrow) == half:
-                    yield narrow, Use("softmax", {"shape": shape, "dtype": half, **axis_of}, (wide.args[0],), (var,))
-                    return
+            if (half := self._half_around(var, call)) is not None:
+                yield half
+                return
             use = Use("softmax", {**given, **axis_of}, (call.args[0],))
         elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [
             len(shape) - 1
@@ -175,6 +166,18 @@ class _Uses:
             return
         if _is_accepted(use, var):
             yield var, use
+
+    def _half_around(self, var: relax.Var, call: relax.Call) -> tuple[relax.Var, Use] | None:
+        """Return the softmax of 16-bit values that a model casts to float32 before it and back after it; None for another."""
+        wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
+        if wide is None or narrow is None or wide.op.name != "relax.astype" or self.graph.operator(narrow) != "relax.astype":
+            return None
+        shape, dtype = static_shape(call) or (), dtype_of(narrow)
+        if dtype not in _HALVES or dtype_of(wide.args[0]) != dtype or dtype_of(call) != "float32":
+            return None
+        axis = int(call.attrs.axis) % len(shape)
+        axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
+        return narrow, Use("softmax", {"shape": shape, "dtype": dtype, **axis_of}, (wide.args[0],), (var,))
 
     def _single(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
         """Yield the transpose or the operator of elements that a call is, where only rules are around it."""

@@ -39,7 +39,7 @@ def from_onnx(path: Path) -> tvm.IRModule:
 def _weights(graph: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each weight in the order of the nodes that read it first.
 
-    torch keeps no name for a weight that it transposed (onnx::MatMul_123): the node's path (/encoder/layer.0/dense/MatMul) tells its module.
+    torch keeps no name for a weight that it transposed (onnx::MatMul_123); the path of the node (/encoder/dense/MatMul) has one.
     """
     from onnx import numpy_helper
 
