@@ -19,7 +19,7 @@ from kerneldecl.compiler.graph.places import PLACES, latest, parent, place_of_we
 _CALL_TIR = "relax.call_tir"
 _ROTARY = ("strided_slice", "negative", "concatenate", "multiply")
 """What rotary embedding is made of: halves, one negated, put together again and multiplied by a table."""
-_FORM = frozenset({"fused", "reshape", "expand", "dims", "squeeze", "cast", "tir", "te", "squeezed", "flatten", "broadcast", "to"})
+_FORM = frozenset({"fused", "reshape", "expand", "dims", "squeeze", "cast", "tir", "te", "flatten", "broadcast", "to", "strided", "slice"})
 """Words of TVM's names that say nothing of what a function computes."""
 _WORDS = 3
 

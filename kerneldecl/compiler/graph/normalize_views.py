@@ -180,9 +180,10 @@ class _NormalizeViews(Rewriter):
         return call
 
     def _source(self, operand: relax.Expr, shape: Shape) -> relax.Expr | None:
-        """Return what an operand of the full shape is a reshape of."""
+        """Return what an operand of the full shape is a reshape of, if that has no more axes."""
         inner = self.producer(operand, "relax.reshape")
-        return inner.args[0] if inner is not None and static_shape(operand) == shape else None
+        is_view = inner is not None and static_shape(operand) == shape and len(static_shape(inner.args[0]) or ()) <= len(shape)
+        return inner.args[0] if inner is not None and is_view else None
 
     def _operand_in(self, operand: relax.Expr, shape: Shape, inner: Shape) -> relax.Expr | None:
         """Return the other operand as it is combined with a tensor of the shape before the reshape; None where it cannot be."""

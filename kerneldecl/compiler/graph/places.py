@@ -19,6 +19,7 @@ RULE = "kerneldecl.rule"
 """Attribute of a PrimFunc: the standard rule that it was made of, and its attributes, as JSON."""
 LONGEST = 60
 """Characters of a name."""
+_UNNUMBERED = LONGEST - 4
 _PARAMETER = re.compile(r"\.(weight|bias|gamma|beta|kernel|in_proj_weight|in_proj_bias)$")
 
 
@@ -81,12 +82,12 @@ def joined(places: Sequence[str]) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name of at most LONGEST characters: outer modules are left out first, then words of the innermost."""
-    while len(name) > LONGEST and "." in name:
+    """Return a name of at most LONGEST characters with a number behind: outer modules are left out, then words of the innermost."""
+    while len(name) > _UNNUMBERED and "." in name:
         name = name.partition(".")[2]
-    while len(name) > LONGEST and "_" in name:
+    while len(name) > _UNNUMBERED and "_" in name:
         name = name.rpartition("_")[0]
-    return name[:LONGEST]
+    return name[:_UNNUMBERED]
 
 
 def symbol(place: str) -> str:

@@ -237,7 +237,9 @@ def test_masks_of_an_input_are_made_once() -> None:
     class Masked:
         @R.function
         def main(
-            q: R.Tensor((2, 3, 8, 4), "float32"), k: R.Tensor((2, 3, 8, 4), "float32"), mask: R.Tensor((2, 1, 1, 8), "float32")
+            q: R.Tensor((2, 3, 8, 4), "float32"),  # noqa: N805
+            k: R.Tensor((2, 3, 8, 4), "float32"),
+            mask: R.Tensor((2, 1, 1, 8), "float32"),
         ) -> R.Tensor((2, 3, 8, 8), "float32"):
             with R.dataflow():
                 t = R.permute_dims(k, axes=[0, 1, 3, 2])
@@ -261,3 +263,19 @@ def test_masks_of_an_input_are_made_once() -> None:
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     found = run(fused, tuple(map(torch.from_numpy, (q, k, mask))))
     np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["schedule", "binary"])
+@pytest.mark.parametrize("file", ["bert.pt2", "llama.pt2"])
+def test_a_deployed_model_computes_what_torch_does(
+    made: dict[str, Any], saved: dict[str, Path], tmp_path: Path, file: str, mode: Any
+) -> None:
+    from kerneldecl.api import build
+    from kerneldecl.extract.extract import extract_model
+    from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
+
+    extract_model(str(saved[file]), tmp_path)
+    declared = tmp_path / "workloads.toml"
+    declared.write_text(declared.read_text().replace("\ntags = ", "\ntop_k = 1\ntags = "))
