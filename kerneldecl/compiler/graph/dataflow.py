@@ -50,4 +50,4 @@ class Dataflow:
 
 def _count(value: relax.Expr, var: relax.Var) -> int:
     args = value.args if isinstance(value, relax.Call) else []
-    return max(1, sum(arg.same_as(var) for arg in args if isinstance(arg, relax.Var)))
+    return max(1, sum(1 for arg in args if isinstance(arg, relax.Var) and arg.same_as(var)))

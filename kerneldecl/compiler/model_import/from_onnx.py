@@ -49,6 +49,6 @@ def _weights(graph: Any) -> Iterator[tuple[str, Any]]:
             if name not in values:
                 continue
             *path, _ = node.name.strip("/").split("/")
-            modules = [part for part, inner in zip(path, [*path[1:], ""], strict=True) if not inner.startswith(f"{part}.")]  # mlp/mlp.0
+            modules = [part for part, inner in zip(path, [*path, ""][1:], strict=True) if not inner.startswith(f"{part}.")]  # mlp/mlp.0
             is_named = "::" not in name and not name.startswith("/")
             yield name if is_named else ".".join([*modules, "weight"]) if modules else "", numpy_helper.to_array(values.pop(name))

@@ -274,8 +274,17 @@ def test_a_deployed_model_computes_what_torch_does(
 ) -> None:
     from kerneldecl.api import build
     from kerneldecl.extract.extract import extract_model
-    from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
+    from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline, target_of
 
     extract_model(str(saved[file]), tmp_path)
     declared = tmp_path / "workloads.toml"
     declared.write_text(declared.read_text().replace("\ntags = ", "\ntop_k = 1\ntags = "))
+    build(tmp_path)
+    (artifact,) = tmp_path.glob("dist/*/host")
+    target = target_of(artifact)
+    passes = pipeline(artifact, target, mode)
+    executable = relax.build(read_model.read_model(str(saved[file])), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
+    export_model(executable, tmp_path / "model.so", artifact if mode == "binary" else None)
+    (given,) = made[file.partition(".")[0]][1]
+    result = load_model(tmp_path / "model.so")["main"](tvm.runtime.tensor(given.numpy()))
+    np.testing.assert_allclose((result if hasattr(result, "numpy") else result[0]).numpy(), expected_of(made, file), atol=2e-5, rtol=1e-4)
