@@ -40,10 +40,10 @@ def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:
 def place_of_weight(names: Iterable[str]) -> str:
     """Return the module that owns weights of these names in the model; empty where none tells.
 
-    Exporters to ONNX keep the names of some weights only: onnx::MatMul_123 is none.
+    A name without a module, such as w, tells nothing. Exporters to ONNX keep the names of some weights only: onnx::MatMul_123 is none.
     """
     for name in names:
-        if name and "::" not in name and not name.isdigit():
+        if "." in name and "::" not in name:
             path = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")
             module = _PARAMETER.sub("", path)
             if module:

@@ -288,13 +288,14 @@ def test_a_function_of_no_standard_rule_is_saved_with_its_entry(space: Space, ex
 
 
 def test_an_onnx_convolution_of_channels_first_is_one_of_rule_conv2d(space: Space, extract: Extract) -> None:
-    convolution = helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1])
-    nodes = [convolution, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    convolutions = [helper.make_node("Conv", [x, "w", "b"], [y], pads=[1, 1, 1, 1]) for x, y in (("x", "d"), ("d", "c"))]
+    nodes = [*convolutions, helper.make_node("Add", ["c", "x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
     saved_onnx(space.root / "block.onnx", nodes, {"w": (8, 8, 3, 3), "b": (8,)}, [1, 8, 6, 6], [1, 8, 6, 6])
     extract("block.onnx")
-    (entry,) = attributes(declared(space), "conv2d")
+    plain, entry = attributes(declared(space), "conv2d")
     sizes = {"n": 1, "h": 6, "w": 6, "c": 8, "f": 8, "kh": 3, "kw": 3, "padding": 1}
     assert entry == {"rule": "conv2d", **sizes, "epilogue": ["bias", "add", "relu"]}
+    assert plain == {"rule": "conv2d", **sizes, "epilogue": ["bias"]}
     assert not attributes(declared(space), "tensor_ir"), "the image is transposed before and after, nothing else"
 
 
