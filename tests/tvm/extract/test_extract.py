@@ -366,7 +366,7 @@ WRONG = {
     "function.json": "function.json: the file is a PrimFunc, not a Relax module",
     "words.onnx": "words.onnx: not ONNX",
     "determinant.onnx": "ONNX: Det; replace the operator in the model",
-    "dynamic.onnx": "none of its functions can be an entry; fused_matmul_relu: parameter x has a dynamic extent: [n, 8]",
+    "dynamic.onnx": "none of its functions can be an entry; matmul_relu: parameter x has a dynamic extent: [n, 8]",
     "nets": "nets: not a model by its name; expected saved Relax IR (.json), ONNX (.onnx)",
     "nowhere:net": "No module named 'nowhere'",
     "nets:nothing": "module nets has no attribute nothing",
