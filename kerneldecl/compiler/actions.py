@@ -163,8 +163,8 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
             left_out.append({"name": name, "reason": reason})
             continue
         module = canonical.canonical_module(func)
-        name, *others = places_of(func) or [name]
-        given = {"name": name, "places": others, "calls": 0, "mod": module, "likely": rule_of(func)}
+        place, *others = places_of(func) or [name]
+        given = {"name": place, "places": others, "calls": 0, "mod": module, "likely": rule_of(func)}
         found = functions.setdefault(match_digest(module["main"]), given)
         found["calls"] += calls
     described = [

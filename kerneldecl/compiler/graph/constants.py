@@ -63,7 +63,7 @@ def _same(_: relax.Call, x: Array) -> Array:
     return x
 
 
-_OPERATORS: Mapping[str, Callable[..., Array]] = {
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
     "relax.permute_dims": _permuted,
     "relax.reshape": _same,
     "relax.expand_dims": _same,

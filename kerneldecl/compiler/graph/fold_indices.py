@@ -49,7 +49,7 @@ class _FoldIndices(Rewriter):
         return call if value is None else constant(np.asarray(value).astype(dtype).reshape(shape), dtype)
 
     def _array(self, arg: relax.Expr) -> Any:
-        """Return what is known of an argument: its array, a tuple of arrays, an expression that is no tensor; None where it is not known."""
+        """Return an argument that is known: an array, a list of arrays, or an expression that is no tensor; None for another."""
         while isinstance(arg, relax.Var):
             arg = self.lookup_binding(arg)
         if isinstance(arg, relax.Tuple):

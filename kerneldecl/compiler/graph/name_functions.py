@@ -19,7 +19,7 @@ from kerneldecl.compiler.graph.places import PLACES, latest, parent, place_of_we
 _CALL_TIR = "relax.call_tir"
 _ROTARY = ("strided_slice", "negative", "concatenate", "multiply")
 """What rotary embedding is made of: halves, one negated, put together again and multiplied by a table."""
-_FORM = frozenset({"fused", "reshape", "expand", "dims", "squeeze", "cast", "tir", "te", "squeezed", "flatten", "broadcast", "to"})
+_FORM = frozenset({"fused", "reshape", "expand", "dims", "squeeze", "cast", "tir", "te", "flatten", "broadcast", "to", "strided", "slice"})
 """Words of TVM's names that say nothing of what a function computes."""
 _WORDS = 3
 
@@ -47,7 +47,7 @@ def _places(mod: tvm.IRModule) -> dict[str, list[str]]:
     """Return the places of each private function that has none yet, in order of its calls."""
     found: dict[str, list[str]] = defaultdict(list)
     taken = {place for func in mod.functions.values() for place in places_of(func)}
-    for var, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
+    for _, func in sorted(mod.functions_items(), key=lambda item: item[0].name_hint):
         if not isinstance(func, relax.Function):
             continue
         scopes: dict[Any, str] = {}

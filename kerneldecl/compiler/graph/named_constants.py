@@ -98,7 +98,7 @@ class _NameConstants(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyp
         self._waiting = waiting
         self._named: dict[Any, Any] = {}
 
-    def visit_constant_(self, found: Any) -> Any:
+    def visit_generic_const_(self, found: Any) -> Any:
         if found not in self._named:
             array = array_of(found)
             names = self._waiting.get(_identity(array), []) if array is not None else []

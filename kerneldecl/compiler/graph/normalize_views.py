@@ -21,10 +21,8 @@ from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
 
 Shape = tuple[int, ...]
 _RESHAPES = frozenset({"relax.expand_dims", "relax.squeeze", "relax.flatten", "relax.reshape"})
-UNARY = frozenset(
-    f"relax.{name}"
-    for name in ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.leakyrelu", "sigmoid", "tanh", "exp", "negative", "sqrt", "rsqrt", "erf", "astype")
-)  # fmt: skip
+_UNARY = ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.leakyrelu", "sigmoid", "tanh", "exp", "negative", "sqrt", "rsqrt", "erf")
+UNARY = frozenset(f"relax.{name}" for name in (*_UNARY, "astype"))
 """Operators of one operand that work on each element by itself."""
 BINARY = frozenset(f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"))
 _LARGEST_MASK = 16 << 20
@@ -49,7 +47,7 @@ class NormalizeViews:
 
 @relax.expr_functor.mutator
 class _NormalizeViews(Rewriter):
-    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:  # noqa: PLR0911  # one for each kind of operator
         args = [self._known(arg) for arg in call.args]
         if any(known is not arg for known, arg in zip(args, call.args, strict=True)):
             call = self.builder_.normalize(relax.Call(call.op, args, call.attrs, call.ty_args))
@@ -182,9 +180,10 @@ class _NormalizeViews(Rewriter):
         return call
 
     def _source(self, operand: relax.Expr, shape: Shape) -> relax.Expr | None:
-        """Return what an operand of the full shape is a reshape of."""
+        """Return what an operand of the full shape is a reshape of, if that has no more axes."""
         inner = self.producer(operand, "relax.reshape")
-        return inner.args[0] if inner is not None and static_shape(operand) == shape else None
+        is_view = inner is not None and static_shape(operand) == shape and len(static_shape(inner.args[0]) or ()) <= len(shape)
+        return inner.args[0] if inner is not None and is_view else None
 
     def _operand_in(self, operand: relax.Expr, shape: Shape, inner: Shape) -> relax.Expr | None:
         """Return the other operand as it is combined with a tensor of the shape before the reshape; None where it cannot be."""
@@ -199,9 +198,11 @@ class _NormalizeViews(Rewriter):
 
     def _is_product(self, value: relax.Expr | None) -> bool:
         """Say whether a value is a matmul's, scaled or not."""
-        scaled = self.producer(value, "relax.multiply")
-        inner = scaled.args[0] if scaled is not None and scalar_of(scaled.args[1]) is not None else value
-        return self.producer(inner, "relax.matmul") is not None
+        for operator in ("relax.multiply", "relax.divide"):
+            scaled = self.producer(value, operator)
+            if scaled is not None and scalar_of(scaled.args[1]) is not None:
+                value = scaled.args[0]
+        return self.producer(value, "relax.matmul") is not None
 
     def _spread(self, operand: relax.Expr, shape: Shape, inner: Shape) -> relax.Expr | None:
         """Return a mask in the full shape, which an epilogue can add: it is made once, and layers share it."""

@@ -14,6 +14,7 @@ from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
+from kerneldecl.compiler.graph.join_linears import JoinLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
@@ -38,6 +39,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
+    JoinLinears(),
     UseRules(),
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),

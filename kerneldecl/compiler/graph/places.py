@@ -19,6 +19,7 @@ RULE = "kerneldecl.rule"
 """Attribute of a PrimFunc: the standard rule that it was made of, and its attributes, as JSON."""
 LONGEST = 60
 """Characters of a name."""
+_UNNUMBERED = LONGEST - 4
 _PARAMETER = re.compile(r"\.(weight|bias|gamma|beta|kernel|in_proj_weight|in_proj_bias)$")
 
 
@@ -39,10 +40,10 @@ def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:
 def place_of_weight(names: Iterable[str]) -> str:
     """Return the module that owns weights of these names in the model; empty where none tells.
 
-    Exporters to ONNX keep the names of some weights only: onnx::MatMul_123 is none.
+    A name without a module, such as w, tells nothing. Exporters to ONNX keep the names of some weights only: onnx::MatMul_123 is none.
     """
     for name in names:
-        if name and "::" not in name and not name.isdigit():
+        if "." in name and "::" not in name:
             path = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")
             module = _PARAMETER.sub("", path)
             if module:
@@ -67,7 +68,7 @@ def latest(scopes: Mapping[Any, str], variables: Iterable[Any]) -> str:
     What adds a residual stands where its other operand was computed.
     """
     read = set(variables)
-    return next((scope for var, scope in reversed(scopes.items()) if scope and var in read), "")
+    return next((scope for var, scope in reversed(list(scopes.items())) if scope and var in read), "")
 
 
 def joined(places: Sequence[str]) -> str:
@@ -81,12 +82,12 @@ def joined(places: Sequence[str]) -> str:
 
 
 def shortened(name: str) -> str:
-    """Return a name of at most LONGEST characters: outer modules are left out first, then words of the innermost."""
-    while len(name) > LONGEST and "." in name:
+    """Return a name of at most LONGEST characters with a number behind: outer modules are left out, then words of the innermost."""
+    while len(name) > _UNNUMBERED and "." in name:
         name = name.partition(".")[2]
-    while len(name) > LONGEST and "_" in name:
+    while len(name) > _UNNUMBERED and "_" in name:
         name = name.rpartition("_")[0]
-    return name[:LONGEST]
+    return name[:_UNNUMBERED]
 
 
 def symbol(place: str) -> str:

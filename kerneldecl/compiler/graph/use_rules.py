@@ -9,13 +9,14 @@ import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical
+from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.named_constants import constant, name_of, scalar_of
 from kerneldecl.compiler.graph.normalize_views import axes_of
 from kerneldecl.compiler.graph.places import PLACES, RULE, latest, parent, place_of_weight, shortened, symbol
@@ -61,49 +62,10 @@ class Use:
     """Variables before the last one, which nothing else reads."""
 
 
-@dataclass
-class _Graph:
-    """A function's bindings, and who reads each variable; None reads what the function returns."""
-
-    values: dict[relax.Var, relax.Expr] = field(default_factory=dict)
-    readers: dict[relax.Var, list[relax.Var | None]] = field(default_factory=lambda: defaultdict(list))
-
-    @classmethod
-    def of(cls, func: relax.Function) -> _Graph:
-        graph = cls()
-        for block in func.body.blocks:
-            for binding in block.bindings:
-                if isinstance(binding, relax.VarBinding):
-                    graph.values[binding.var] = binding.value
-                    for read in relax.analysis.free_vars(binding.value):
-                        graph.readers[read] += [binding.var] * _count(binding.value, read)
-        for read in relax.analysis.free_vars(func.body.body):
-            graph.readers[read].append(None)
-        return graph
-
-    def call(self, var: Any) -> relax.Call | None:
-        """Return the call of an operator that gives a variable."""
-        value = self.values.get(var) if isinstance(var, relax.Var) else None
-        return value if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
-
-    def operator(self, var: Any) -> str:
-        call = self.call(var)
-        return str(call.op.name) if call is not None else ""
-
-    def only_reader(self, var: relax.Var) -> relax.Var | None:
-        readers = self.readers[var]
-        return readers[0] if len(readers) == 1 else None
-
-
-def _count(value: relax.Expr, var: relax.Var) -> int:
-    args = value.args if isinstance(value, relax.Call) else []
-    return max(1, sum(arg.same_as(var) for arg in args if isinstance(arg, relax.Var)))
-
-
 class _Uses:
     """Finds the rules of a function, from the largest to the smallest."""
 
-    def __init__(self, graph: _Graph) -> None:
+    def __init__(self, graph: Dataflow) -> None:
         self.graph = graph
         self.found: dict[relax.Var, Use] = {}
         self.taken: set[relax.Var] = set()
@@ -190,18 +152,9 @@ class _Uses:
         if name == "relax.nn.softmax":
             axis = int(call.attrs.axis) % len(shape)
             axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
-            wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
-            half = dtype_of(wide.args[0]) if wide is not None and wide.op.name == "relax.astype" else ""
-            if (
-                dtype == "float32"
-                and wide is not None
-                and half in _HALVES
-                and narrow is not None
-                and self.graph.operator(narrow) == "relax.astype"
-            ):
-                if dtype_of(narrow) == half:
-                    yield narrow, Use("softmax", {"shape": shape, "dtype": half, **axis_of}, (wide.args[0],), (var,))
-                    return
+            if (half := self._half_around(var, call)) is not None:
+                yield half
+                return
             use = Use("softmax", {**given, **axis_of}, (call.args[0],))
         elif name in {"relax.nn.layer_norm", "relax.nn.rms_norm"} and [int(axis) % len(shape) for axis in call.attrs.axes] == [
             len(shape) - 1
@@ -213,6 +166,18 @@ class _Uses:
             return
         if _is_accepted(use, var):
             yield var, use
+
+    def _half_around(self, var: relax.Var, call: relax.Call) -> tuple[relax.Var, Use] | None:
+        """Return the softmax of 16-bit values that a model casts to float32 before it and back after it; None for another."""
+        wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
+        if wide is None or narrow is None or wide.op.name != "relax.astype" or self.graph.operator(narrow) != "relax.astype":
+            return None
+        shape, dtype = static_shape(call) or (), dtype_of(narrow)
+        if dtype not in _HALVES or dtype_of(wide.args[0]) != dtype or dtype_of(call) != "float32":
+            return None
+        axis = int(call.attrs.axis) % len(shape)
+        axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
+        return narrow, Use("softmax", {"shape": shape, "dtype": dtype, **axis_of}, (wide.args[0],), (var,))
 
     def _single(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
         """Yield the transpose or the operator of elements that a call is, where only rules are around it."""
@@ -296,7 +261,7 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
     def module(self, mod: tvm.IRModule) -> tvm.IRModule:
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
-                self._uses = _Uses(_Graph.of(func))
+                self._uses = _Uses(Dataflow.of(func))
                 self._scopes = {}
                 self.builder_.update_func(var, self.visit_expr(func))
         fresh = relax.transform.DeadCodeElimination()(self.builder_.get())
@@ -310,10 +275,17 @@ class _UseRules(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         if use is None:
             self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._uses.taken:
-                super().visit_var_binding_(binding)
+                super().visit_var_binding_(self._as_view(binding))
             return
         call = relax.call_tir(self._function(use, binding.var), list(use.operands), binding.var.ty)
         super().visit_var_binding_(relax.VarBinding(binding.var, call))
+
+    def _as_view(self, binding: relax.VarBinding) -> relax.VarBinding:
+        """Return the binding of a reshape that the function returns as one of a variable: RewriteDataflowReshape leaves out outputs."""
+        is_output = not isinstance(binding.var, relax.DataflowVar) and self.builder_.current_block_is_dataflow()
+        if not is_output or self._uses.graph.operator(binding.var) != "relax.reshape":
+            return binding
+        return relax.VarBinding(binding.var, self.builder_.emit(self.visit_expr(binding.value)))
 
     def _function(self, use: Use, last: relax.Var) -> relax.GlobalVar:
         """Return the function of a rule; the first place that calls it names it."""

@@ -39,7 +39,7 @@ def from_onnx(path: Path) -> tvm.IRModule:
 def _weights(graph: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each weight in the order of the nodes that read it first.
 
-    torch keeps no name for a weight that it transposed (onnx::MatMul_123): the node's path (/encoder/layer.0/dense/MatMul) tells its module.
+    torch keeps no name for a weight that it transposed (onnx::MatMul_123); the path of the node (/encoder/dense/MatMul) has one.
     """
     from onnx import numpy_helper
 
@@ -48,6 +48,7 @@ def _weights(graph: Any) -> Iterator[tuple[str, Any]]:
         for name in node.input:
             if name not in values:
                 continue
-            *modules, _ = node.name.strip("/").split("/")
+            *path, _ = node.name.strip("/").split("/")
+            modules = [part for part, inner in zip(path, [*path, ""][1:], strict=True) if not inner.startswith(f"{part}.")]  # mlp/mlp.0
             is_named = "::" not in name and not name.startswith("/")
             yield name if is_named else ".".join([*modules, "weight"]) if modules else "", numpy_helper.to_array(values.pop(name))

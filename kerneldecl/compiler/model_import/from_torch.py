@@ -119,7 +119,7 @@ def _reported(importer: Any, name: str, convert: Callable[[Any], Any], known: Ma
 
     def converted(node: Any) -> Any:
         if node in known:
-            return tvm.relax.const(tvm.runtime.from_dlpack(known[node].detach().contiguous()))
+            return tvm.relax.const(tvm.runtime.from_dlpack(known[node].detach().contiguous().clone()))
         try:
             return typed(node)
         except ModelError:
