@@ -16,6 +16,7 @@ from tvm import relax
 
 from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
+from kerneldecl.compiler.model_import.float32_sums import AccumulateInFloat32
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -116,7 +117,7 @@ def pipeline(artifact: str | Path, target: tvm.target.Target, mode: Mode = "sche
     apply = ApplyArtifact(artifact, mode, strict=strict)
     views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
     steps = (
-        ((*relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *views, apply), target),
+        ((*relax.pipeline.library_dispatch_passes(target), AccumulateInFloat32(), *legalize[:fused], *views, apply), target),
         (legalize[fused:], _without_arch_suffix(target)),
         ((*_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )

@@ -5,7 +5,7 @@ Knows nothing of where the model comes from, nor of kernels.
 
 from __future__ import annotations
 
-from typing import Any, get_args, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tvm
@@ -50,6 +50,11 @@ class HalfPrecision:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         return rewritten_module(_HalfPrecision(mod, self.dtype), mod)
+
+
+def half_precision(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
+    passed: Any = HalfPrecision  # a pass by its decorator, of which the type checker knows nothing
+    return passed(dtype)(mod)
 
 
 @relax.expr_functor.mutator

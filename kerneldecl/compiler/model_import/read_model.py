@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical, dynamic_shapes
+from kerneldecl.compiler.model_import.float32_sums import AccumulateInFloat32
 from kerneldecl.compiler.model_import.from_onnx import from_onnx
 from kerneldecl.compiler.model_import.from_torch import from_torch
+from kerneldecl.compiler.model_import.half_precision import half_precision
 from kerneldecl.compiler.model_import.model_error import ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
@@ -29,8 +31,17 @@ _NESTED_ACCESS = re.compile(r"\w\[[^][]*\w\[")
 """An access, in a script, to a buffer at an index that another buffer holds."""
 
 
-def read_model(model: str) -> tvm.IRModule:
-    """Return a model as a Relax module; raise ModelError where it is none."""
+def read_model(model: str | Path, *, dims: Sequence[str] = (), dtype: str = "") -> tvm.IRModule:
+    """Return a model as a Relax module, as `kerneldecl extract` reads it; raise ModelError where it is none.
+
+    `model` is a file, or module:attribute of Python. `dims` name the dynamic dimensions of a torch program, whose file has lost
+    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one.
+    """
+    found = _read(str(model), dims)
+    return half_precision(found, dtype) if dtype else found
+
+
+def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
     path = Path(model)
     if path.suffix not in _READERS:
         module, colon, attribute = model.partition(":")
@@ -39,7 +50,7 @@ def read_model(model: str) -> tvm.IRModule:
         return _from_python(module, attribute)
     if not path.is_file():
         raise ModelError("no such file")
-    return _READERS[path.suffix](path)
+    return _READERS[path.suffix](path, dims)
 
 
 def with_shape_buckets(mod: tvm.IRModule, buckets: dynamic_shapes.Buckets) -> tvm.IRModule:
@@ -54,6 +65,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
     """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
     passes = tvm.transform.Sequential(
         [
+            AccumulateInFloat32(),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
@@ -101,7 +113,7 @@ def _is_call(operator: str) -> bool:
     return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm.", "relax.reshape"))
 
 
-def _from_json(path: Path) -> tvm.IRModule:
+def _from_json(path: Path, _: Sequence[str]) -> tvm.IRModule:
     try:
         content = path.read_text(encoding="utf-8")
         json.loads(content)
@@ -130,7 +142,7 @@ def _from_python(module: str, attribute: str) -> tvm.IRModule:
     return _checked(found, attribute)
 
 
-_READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": from_onnx, ".pt2": from_torch}
+_READERS: Mapping[str, Callable[[Path, Sequence[str]], tvm.IRModule]] = {".json": _from_json, ".onnx": from_onnx, ".pt2": from_torch}
 
 
 def _checked(found: Any, what: str) -> tvm.IRModule:
