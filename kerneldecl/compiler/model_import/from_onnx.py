@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import tvm
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import with_known_constants
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_operators import OPERATORS
 
 _WAY_OUT = "write it with other operators"
 
@@ -65,24 +66,40 @@ def _importer() -> Any:
 
     class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM is untyped
         def knows(self, operator: str) -> bool:
-            return operator in {"Constant", "If"} or operator in known
+            return operator in {"Constant", "If"} or operator in known or operator in OPERATORS
 
         def _check_for_unsupported_ops(self, graph: Any) -> None:
-            unknown = {node.op_type: node for node in reversed(graph.node) if not self.knows(node.op_type)}
-            if unknown:
-                places = ", ".join(_place(node) for node in reversed(unknown.values()))
-                raise ModelError(f"no converter for ONNX's operator {places}", _WAY_OUT)
+            _refuse_unknown(graph, self.knows)
+
+        def _convert_operator(self, operator: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            if operator in OPERATORS:
+                return self.bb.normalize(OPERATORS[operator](self.bb, list(inputs), attrs))
+            return super()._convert_operator(operator, inputs, attrs, opset)
 
         def _construct_nodes(self, graph: Any) -> None:
             for node in graph.node:
-                try:
+                with _naming(node):
                     super()._construct_nodes(_Nodes([node]))
-                except ModelError:
-                    raise
-                except IMPORT_ERRORS as error:
-                    raise ModelError(f"TVM's importer does not take ONNX's operator {_place(node)}: {last_line(error)}", _WAY_OUT) from None
 
     return Importer({}, "float32")
+
+
+def _refuse_unknown(graph: Any, knows: Callable[[str], bool]) -> None:
+    unknown = {node.op_type: node for node in reversed(graph.node) if not knows(node.op_type)}
+    if unknown:
+        places = ", ".join(_place(node) for node in reversed(unknown.values()))
+        raise ModelError(f"no converter for ONNX's operator {places}", _WAY_OUT)
+
+
+@contextlib.contextmanager
+def _naming(node: Any) -> Iterator[None]:
+    """Make a failure at a node a sentence that names it."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"TVM's importer does not take ONNX's operator {_place(node)}: {last_line(error)}", _WAY_OUT) from None
 
 
 class _Nodes:
