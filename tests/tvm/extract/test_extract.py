@@ -23,6 +23,7 @@ from tvm import relax
 from kerneldecl.compiler import actions, canonical
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.model_import import read_model
+from kerneldecl.compiler.model_import.float32_sums import AccumulateInFloat32
 from kerneldecl.compiler.model_import.rule_candidates import BINARY, UNARY
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import extract_model
@@ -174,7 +175,7 @@ def test_a_deployment_calls_what_is_extracted(space: Space, model: str, target: 
     legalize = relax.pipeline.legalize_passes(here)
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     with here:
-        deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), *legalize[:fused]])(mod)
+        deployed = tvm.transform.Sequential([*relax.pipeline.library_dispatch_passes(here), AccumulateInFloat32(), *legalize[:fused]])(mod)
     functions = [func for func in deployed.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
     functions = [func for func in functions if not relax.analysis.has_reshape_pattern(func)]  # a view
     assert {match_digest(func) for func in functions} == {match_digest(func) for _, func, _ in read_model.called(read_model.fused(mod))}

@@ -18,6 +18,7 @@ from kerneldecl.compiler.model_import.model_error import ModelError
 from kerneldecl.compiler.model_import.read_model import fused
 
 torch = pytest.importorskip("torch", reason="torch programs need torch")
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions
 MODELS = ("resnet18", "vit", "bert", "llama", "attention", "lstm")
 
 
@@ -118,10 +119,8 @@ def test_a_model_made_half_precision_is_as_exact_as_torchs(name: str, dtype: str
 
 def linear(dtype: str) -> Any:
     n = torch.export.Dim("n", min=2, max=64)
-    model = Hidden(torch.nn.Sequential(torch.nn.Linear(8, 4))).to(getattr(torch, dtype))
-    model.forward = model.model.forward
-    x = torch.zeros(4, 8, dtype=getattr(torch, dtype))
-    return torch.export.export(model.model, (x,), dynamic_shapes=({0: n},))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4)).to(getattr(torch, dtype))
+    return torch.export.export(model, (torch.zeros(4, 8, dtype=getattr(torch, dtype)),), dynamic_shapes=({0: n},))
 
 
 def test_half_precision_products_have_float32_sums_and_a_cast() -> None:
