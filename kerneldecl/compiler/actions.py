@@ -132,10 +132,10 @@ def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     return {"database": json.dumps(held, sort_keys=True), "source": result.mod["main"].script()}
 
 
-def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` gives the shape buckets of dynamic dimensions.
+    `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets.
 
     A function has name, the other places in the model that call it, calls, rule, attrs (those to be declared) and identity (those
     that distinguish its entry from others); a function of rule tensor_ir has its IR instead of attributes.
@@ -144,7 +144,7 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
     from kerneldecl.compiler.model_import import model_error, read_model
 
     try:
-        mod = read_model.read_model(model)
+        mod = read_model.read_model(model, dims=tuple(sizes or ()), dtype=dtype)
         if sizes:
             mod = read_model.with_shape_buckets(mod, sizes)
     except model_error.ModelError as error:

@@ -28,10 +28,10 @@ FUNCTIONS = "functions"
 _LIMIT_SECS = 1800.0
 
 
-def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
     """Add entries for a model's functions to the workspace's file, which is created if missing; return a summary.
 
-    `sizes` are those for which a dynamic dimension of the model gets entries.
+    `sizes` are those for which a dynamic dimension of the model gets entries. `dtype` is the half precision that a float32 model gets.
 
     Raise DeclarationError where the model cannot be read or the file has mistakes; nothing is written then.
     """
@@ -39,7 +39,7 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
-    answer = _read_by_a_worker(model, root, sizes or {})
+    answer = _read_by_a_worker(model, root, {"sizes": {dim: list(extents) for dim, extents in (sizes or {}).items()}, "dtype": dtype})
     functions = {_function(found): found.get("ir") for found in answer["functions"]}
     if not functions:
         raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
@@ -61,13 +61,10 @@ def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
     return sizes
 
 
-def _read_by_a_worker(model: str, root: Path, sizes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _read_by_a_worker(model: str, root: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     worker = Worker({})
     try:
-        answer = worker.call(
-            {"action": "extract", "root": str(root), "model": model, "sizes": {dim: list(extents) for dim, extents in sizes.items()}},
-            _LIMIT_SECS,
-        )
+        answer = worker.call({"action": "extract", "root": str(root), "model": model, **options}, _LIMIT_SECS)
     finally:
         worker.stop()
     if "problem" in answer:

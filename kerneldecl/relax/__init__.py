@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
     from kerneldecl.relax.default_schedules import DefaultSchedules
+    from kerneldecl.compiler.graph.float32_sums import AccumulateInFloat32
+    from kerneldecl.compiler.model_import.half_precision import HalfPrecision
+    from kerneldecl.compiler.model_import.read_model import read_model
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = [
     "GRAPH_PASSES",
     "TIR_PIPELINE",
+    "AccumulateInFloat32",
     "ApplyArtifact",
     "DefaultSchedules",
+    "HalfPrecision",
     "Match",
     "Model",
     "Report",
@@ -28,10 +33,14 @@ __all__ = [
     "export_model",
     "load_model",
     "pipeline",
+    "read_model",
     "target_of",
 ]
 _MODULES = {
     "GRAPH_PASSES": "passes",
+    "AccumulateInFloat32": "compiler.graph.float32_sums",
+    "HalfPrecision": "compiler.model_import.half_precision",
+    "read_model": "compiler.model_import.read_model",
     "TIR_PIPELINE": "passes",
     "ApplyArtifact": "passes",
     "DefaultSchedules": "default_schedules",
@@ -49,4 +58,5 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'kerneldecl.relax' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"kerneldecl.relax.{_MODULES[name]}"), name)
+    module = _MODULES[name]
+    return getattr(importlib.import_module(f"kerneldecl.{'' if '.' in module else 'relax.'}{module}"), name)

@@ -13,6 +13,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.float32_sums import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
 from kerneldecl.compiler.graph.join_linears import JoinLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
@@ -41,6 +42,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
     JoinLinears(),
     UseRules(),
+    AccumulateInFloat32(),  # what no rule does
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),
 )

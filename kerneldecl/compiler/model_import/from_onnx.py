@@ -5,35 +5,113 @@ Knows nothing of other formats, nor of what follows the import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from kerneldecl.compiler.graph.named_constants import name_by_value
-from kerneldecl.compiler.model_import.model_error import ModelError, last_line
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
+from kerneldecl.compiler.model_import.onnx_constants import with_known_constants
+from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_operators import OPERATORS
+
+_WAY_OUT = "write it with other operators"
 
 
-def from_onnx(path: Path) -> tvm.IRModule:
+def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
+    """Return a file's graph as a module; raise ModelError where it is none, or has an operator that cannot be imported."""
     try:
         import onnx
     except ImportError:
         raise ModelError("the package onnx is not installed", "pip install onnx") from None
     from google.protobuf.message import DecodeError
-    from tvm.relax.frontend.onnx import from_onnx as import_onnx
 
     try:
-        content = onnx.load(path)
-        onnx.checker.check_model(content)
+        model = onnx.load(path)
+        onnx.checker.check_model(model)
     except DecodeError as error:
         raise ModelError(f"not ONNX: {last_line(error)}") from None
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, FileNotFoundError) as error:
         raise ModelError(f"ONNX's own checker objects: {last_line(error)}", "export the model again") from None
+    return module_of_model(model)
+
+
+def module_of_model(model: Any) -> tvm.IRModule:
+    """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # TVM's, of renamed inputs; its converters print what they fail on
+        importer = _importer()
+        try:
+            prepared = with_known_constants(with_functions_written_out(model, importer.knows))
+        except IMPORT_ERRORS as error:
+            raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
+        opset = next((each.version for each in prepared.opset_import if each.domain in {"", "ai.onnx"}), 1)
+        try:
+            return name_by_value(importer.from_onnx(prepared.graph, opset), _weights(prepared.graph))
+        except ModelError:
+            raise
+        except IMPORT_ERRORS as error:
+            raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
+
+
+def _importer() -> Any:
+    """Return TVM's importer, which names the node that it fails on; a function, since TVM's module needs onnx."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    known = onnx_frontend._get_convert_map()  # noqa: SLF001  # TVM has no public way to ask
+
+    class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM is untyped
+        def knows(self, operator: str) -> bool:
+            return operator in {"Constant", "If"} or operator in known or operator in OPERATORS
+
+        def _check_for_unsupported_ops(self, graph: Any) -> None:
+            _refuse_unknown(graph, self.knows)
+
+        def _convert_operator(self, operator: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
+            if operator in OPERATORS:
+                return self.bb.normalize(OPERATORS[operator](self.bb, list(inputs), attrs))
+            return super()._convert_operator(operator, inputs, attrs, opset)
+
+        def _construct_nodes(self, graph: Any) -> None:
+            for node in graph.node:
+                with _naming(node):
+                    super()._construct_nodes(_Nodes([node]))
+
+    return Importer({}, "float32")
+
+
+def _refuse_unknown(graph: Any, knows: Callable[[str], bool]) -> None:
+    unknown = {node.op_type: node for node in reversed(graph.node) if not knows(node.op_type)}
+    if unknown:
+        places = ", ".join(_place(node) for node in reversed(unknown.values()))
+        raise ModelError(f"no converter for ONNX's operator {places}", _WAY_OUT)
+
+
+@contextlib.contextmanager
+def _naming(node: Any) -> Iterator[None]:
+    """Make a failure at a node a sentence that names it."""
     try:
-        return name_by_value(import_onnx(content), _weights(content.graph))
-    except (NotImplementedError, tvm.error.OpError) as error:
-        raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
+        yield
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"TVM's importer does not take ONNX's operator {_place(node)}: {last_line(error)}", _WAY_OUT) from None
+
+
+class _Nodes:
+    """A part of a graph, as TVM's importer reads one."""
+
+    def __init__(self, node: Sequence[Any]) -> None:
+        self.node = node
+
+
+def _place(node: Any) -> str:
+    return f"{node.op_type} (node {node.name or 'that gives ' + ', '.join(node.output)})"
 
 
 def _weights(graph: Any) -> Iterator[tuple[str, Any]]:

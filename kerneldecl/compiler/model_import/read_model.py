@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,23 @@ from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import.from_onnx import from_onnx
 from kerneldecl.compiler.model_import.from_torch import from_torch
+from kerneldecl.compiler.model_import.half_precision import half_precision
 from kerneldecl.compiler.model_import.model_error import ModelError, last_line
 
 KINDS = "saved Relax IR (.json), ONNX (.onnx), a torch.export program (.pt2) or module:attribute of Python"
 
 
-def read_model(model: str) -> tvm.IRModule:
-    """Return a model as a Relax module; raise ModelError where it is none."""
+def read_model(model: str | Path, *, dims: Sequence[str] = (), dtype: str = "") -> tvm.IRModule:
+    """Return a model as a Relax module, as `kerneldecl extract` reads it; raise ModelError where it is none.
+
+    `model` is a file, or module:attribute of Python. `dims` name the dynamic dimensions of a torch program, whose file has lost
+    the names, in the order in which its inputs have them. `dtype` makes a half-precision model of a float32 one.
+    """
+    found = _read(str(model), dims)
+    return half_precision(found, dtype) if dtype else found
+
+
+def _read(model: str, dims: Sequence[str]) -> tvm.IRModule:
     path = Path(model)
     if path.suffix not in _READERS:
         module, colon, attribute = model.partition(":")
@@ -39,7 +49,7 @@ def read_model(model: str) -> tvm.IRModule:
         return _from_python(module, attribute)
     if not path.is_file():
         raise ModelError("no such file")
-    return _READERS[path.suffix](path)
+    return _READERS[path.suffix](path, dims)
 
 
 def with_shape_buckets(mod: tvm.IRModule, buckets: dynamic_shapes.Buckets) -> tvm.IRModule:
@@ -103,7 +113,7 @@ def _is_call(operator: str) -> bool:
     return operator.startswith(("relax.call_", "relax.builtin.", "relax.memory.", "relax.vm.", "relax.reshape"))
 
 
-def _from_json(path: Path) -> tvm.IRModule:
+def _from_json(path: Path, _: Sequence[str]) -> tvm.IRModule:
     try:
         content = path.read_text(encoding="utf-8")
         json.loads(content)
@@ -132,7 +142,7 @@ def _from_python(module: str, attribute: str) -> tvm.IRModule:
     return _checked(found, attribute)
 
 
-_READERS: Mapping[str, Callable[[Path], tvm.IRModule]] = {".json": _from_json, ".onnx": from_onnx, ".pt2": from_torch}
+_READERS: Mapping[str, Callable[[Path, Sequence[str]], tvm.IRModule]] = {".json": _from_json, ".onnx": from_onnx, ".pt2": from_torch}
 
 
 def _checked(found: Any, what: str) -> tvm.IRModule:

@@ -1,0 +1,85 @@
+"""Owns the test that ONNX's own node tests give the expected outputs, for operators with converters of our own, and which are refused.
+
+Knows nothing of kernels: TVM alone compiles the models.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import numpy_helper
+from onnx.backend.test.loader import load_model_tests
+from tvm import relax
+
+from kerneldecl.compiler.model_import.from_onnx import module_of_model
+from kerneldecl.compiler.model_import.model_error import ModelError
+from kerneldecl.compiler.model_import.read_model import fused
+
+CONSTANTS = frozenset({"axes", "axis", "depth"})
+"""Inputs that models have as initializers and the tests as inputs: TVM's importer wants them known."""
+OPERATORS = {
+    "ConvInteger": ("test_convinteger_with_padding", "test_convinteger_without_padding"),
+    "GRU": ("test_gru_defaults", "test_gru_with_initial_bias"),
+    "LSTM": ("test_lstm_defaults", "test_lstm_with_initial_bias"),
+    "OneHot": ("test_onehot_negative_indices", "test_onehot_out_of_range_indices", "test_onehot_with_axis", "test_onehot_without_axis"),
+    "QLinearConv": ("test_qlinearconv",),
+    "QLinearMatMul": ("test_qlinearmatmul_2D_uint8_float32", "test_qlinearmatmul_3D_int8_float32"),
+    "RNN": ("test_simple_rnn_defaults", "test_simple_rnn_with_initial_bias"),
+    "ReduceSum": ("test_reduce_sum_keepdims_example", "test_reduce_sum_negative_axes_keepdims_example"),
+    "RotaryEmbedding": ("test_rotary_embedding", "test_rotary_embedding_3d_input", "test_rotary_embedding_interleaved"),
+    "SwiGLU": ("test_swiglu", "test_swiglu_alpha"),
+    "Swish": ("test_swish",),
+}
+REFUSED = {
+    "test_center_crop_pad_crop": "Pad (node that gives padded_input__1): Dynamic pads are not supported yet.",
+    "test_gru_batchwise": "GRU (node that gives Y, Y_h): GRU with layout 1",
+    "test_lstm_with_peepholes": "LSTM with sequence_lens, peepholes",
+    "test_det_2d": "no converter for ONNX's operator Det (node that gives y)",
+}
+"""Node tests that cannot be imported, and the sentence that says why. Who closes a gap takes its line away."""
+
+
+@functools.cache
+def cases() -> dict[str, Any]:
+    with np.errstate(all="ignore"):
+        return {case.name: case for case in load_model_tests(kind="node")}
+
+
+def with_constants(case: Any) -> tuple[Any, list[Any]]:
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    args = []
+    inputs = list(case.model.graph.input)
+    del model.graph.input[:]
+    for info, value in zip(inputs, case.data_sets[0][0], strict=True):
+        if info.name in CONSTANTS:
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), info.name))
+        else:
+            model.graph.input.append(info)
+            args.append(value)
+    return model, args
+
+
+@pytest.mark.parametrize("name", [name for names in OPERATORS.values() for name in names])
+def test_a_node_gives_what_onnx_expects(name: str) -> None:
+    case = cases()[name]
+    model, args = with_constants(case)
+    machine = relax.VirtualMachine(relax.build(fused(module_of_model(model)), "llvm"), tvm.cpu())
+    found = machine["main"](*map(tvm.runtime.tensor, args))
+    outputs = [found] if hasattr(found, "numpy") else list(found)
+    for ours, expected in zip(outputs, case.data_sets[0][1], strict=True):
+        assert ours.dtype == expected.dtype
+        np.testing.assert_allclose(ours.numpy(), expected, rtol=case.rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_imported_names_operator_and_node(name: str) -> None:
+    with pytest.raises(ModelError) as refusal:
+        module_of_model(with_constants(cases()[name])[0])
+    assert REFUSED[name] in refusal.value.sentence
+    assert refusal.value.hint
