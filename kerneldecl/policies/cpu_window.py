@@ -9,13 +9,13 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from kerneldecl.model import Access, Arch, Block, Cpu, IterSpace, Proposal
+from kerneldecl.model import Arch, Block, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu.time_model import FMA_LATENCY_CYCLES, compute_lanes, divisors, output_axes
 from kerneldecl.policies.cpu.traffic_secs import LOOP_CYCLES, Stream, Timed, ranked, stream_secs
 from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("cpu_window",)
-AUTO = {"cpu": 45}
+AUTO = {"cpu": 15}
 
 MOST_ROWS = 8
 SPARE_REGISTERS = 6
@@ -28,15 +28,31 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return register tiles, least predicted time first; nothing for a function without one reduction over windows."""
     reductions = [block for block in space.blocks if block.is_reduction]
     out = output_axes(reductions[0]) if len(reductions) == 1 else None
-    if out is None or len(out) < 3 or not any(_is_window(reductions[0], access) for access in reductions[0].reads):
+    if out is None or len(out) < 3 or not _is_over_windows(reductions[0], out[-1]) or _has_chain(space, reductions[0]):
         return ()
     return ranked("cpu_window", _tiles(space, reductions[0], out, arch.the_cpu), top_k)
 
 
-def _is_window(block: Block, access: Access) -> bool:
-    """Say whether an operand is read at the sum of a result's place and a place in its window."""
-    kinds = ({block.axes[axis].kind for axis, _ in index} for index in access.index if index)
-    return any(len(found) == 2 for found in kinds)
+def _has_chain(space: IterSpace, block: Block) -> bool:
+    """Say whether more than padding comes before the reduction, such as the dilation of a transposed convolution."""
+    before = space.blocks[: space.blocks.index(block)]
+    return any(access.operand not in space.inputs for earlier in before for access in earlier.reads)
+
+
+def _is_over_windows(block: Block, contiguous: int) -> bool:
+    """Say whether all that is reduced are places in a window, or windows run along contiguous memory, as where channels come first.
+
+    `cpu_conv2d` has the others: convolutions that reduce channels, too, which lie together.
+    """
+    windows = [{axis for axis, _ in index} for access in block.reads for index in access.index if index and _is_window(block, index)]
+    places = set().union(*windows)
+    reduced = {at for at, axis in enumerate(block.axes) if axis.kind == "reduce" and axis.extent > 1}
+    return bool(windows) and (reduced <= places or contiguous in places)
+
+
+def _is_window(block: Block, index: tuple[tuple[int, int], ...]) -> bool:
+    """Say whether an index is the sum of a result's place and a place in its window."""
+    return len({block.axes[axis].kind for axis, _ in index}) == 2
 
 
 def _tiles(space: IterSpace, block: Block, out: list[int], cpu: Cpu) -> Iterator[Timed]:
