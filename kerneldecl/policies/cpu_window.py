@@ -15,7 +15,7 @@ from kerneldecl.policies.cpu.traffic_secs import LOOP_CYCLES, Stream, Timed, ran
 from kerneldecl.policies.shared.traffic import moved_bytes, points
 
 TEMPLATES = ("cpu_window",)
-AUTO = {"cpu": 15}
+AUTO = {"cpu": 18}
 
 MOST_ROWS = 8
 SPARE_REGISTERS = 6
