@@ -5,6 +5,7 @@ Knows nothing of how models are compiled, or of how figures are shown.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ def bench(model: Model, function: str, arrays: Sequence[Array], against: str | N
     calls: dict[str, Call] = {"secs": ours}
     why_not = ""
     if against is not None:
-        theirs, why_not = _torch_call(against, arrays, is_gpu=is_gpu)
-        calls |= {"torch_secs": theirs} if theirs else {}
+        theirs, why_not = _torch_calls(against, arrays, is_gpu=is_gpu)
+        calls |= theirs
     if is_gpu and (graph := _graph(run, given)):
         calls["graph_secs"] = graph
     secs = _in_turns(calls)
@@ -65,28 +66,33 @@ def _count(call: Call) -> int:
     return max(1, int(_ROUND_SECS / max(time.perf_counter() - begin, 1e-6)))
 
 
-def _torch_call(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[Call | None, str]:
-    """Return a call of a torch.export program, or why there is none."""
+def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[dict[str, Call], str]:
+    """Return calls of a torch.export program, of which the fastest counts, or why there are none.
+
+    On a CPU they are one with torch's threads and one with a single thread, which small models run faster with.
+    """
     if not program.endswith(".pt2"):
-        return None, f"{program} is no torch.export program"
+        return {}, f"{program} is no torch.export program"
     try:
         import torch
     except ImportError:
-        return None, "torch is not installed"
+        return {}, "torch is not installed"
     if is_gpu and not torch.cuda.is_available():
-        return None, "this torch has no CUDA"
+        return {}, "this torch has no CUDA"
     module = torch.export.load(program).module()
     tensors = [torch_tensor(array) for array in arrays]
     if is_gpu:
         module, tensors = module.cuda(), [each.cuda() for each in tensors]
 
-    def call() -> None:
+    def call(threads: int) -> None:
+        torch.set_num_threads(threads)
         with torch.no_grad():
             module(*tensors)
         if is_gpu:
             torch.cuda.synchronize()
 
-    return call, ""
+    counts = {torch.get_num_threads()} if is_gpu else {torch.get_num_threads(), 1}
+    return {f"torch {count}": functools.partial(call, count) for count in counts}, ""
 
 
 def _graph(run: Callable[..., Any], given: Sequence[Any]) -> Call | None:
