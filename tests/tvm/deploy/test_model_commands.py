@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def program(seed: int) -> torch.export.ExportedProgram:
 def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a folder with the artifact and the library of a model, made by the commands that a user types."""
     made = Space(tmp_path_factory.mktemp("small"))
-    with pytest.warns(FutureWarning, match=".*"):  # torch's, about itself
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
         torch.export.save(program(1), made.root / "small.pt2")
         torch.export.save(program(2), made.root / "other.pt2")
     made.run("extract", "small.pt2")
