@@ -82,7 +82,7 @@ def compile_module(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
         program = torch.export.export(on_cpu, inputs)
-        _check(program)
+        _check(program.run_decompositions({}))  # in place becomes visible
         folder = Path(workspace) if workspace else _cache_folder(program, arch)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "module.pt2"
