@@ -13,6 +13,21 @@ from support.spaces import Space
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
 
 
+WORKLOADS = """\
+edition = 1
+
+[artifact]
+name = "models"
+version = "0.1.0"
+
+[target.host]
+arch = "host"
+
+[defaults]
+top_k = 1
+"""
+
+
 class Small(torch.nn.Module):  # type: ignore[misc, name-defined]
     """Two outputs, weights of several shapes, one of them larger than what stays in the library."""
 
@@ -33,7 +48,7 @@ def program(seed: int) -> torch.export.ExportedProgram:
 @pytest.fixture(scope="module")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a folder with the artifact and the library of a model, made by the commands that a user types."""
-    made = Space(tmp_path_factory.mktemp("small"))
+    made = Space(tmp_path_factory.mktemp("small")).write({"workloads.toml": WORKLOADS})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
         torch.export.save(program(1), made.root / "small.pt2")
@@ -102,7 +117,7 @@ def test_an_onnx_model_agrees_with_onnxruntime(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "net", shapes[:1], shapes[1:], [numpy_helper.from_array(weight, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     checker.check_model(model)
-    made = Space(tmp_path)
+    made = Space(tmp_path).write({"workloads.toml": WORKLOADS})
     save(model, tmp_path / "net.onnx")
     made.run("extract", "net.onnx")
     made.run("build")
