@@ -54,24 +54,23 @@ def bench(model: Model, function: str, arrays: Sequence[Array], against: str | N
 
 
 def _in_turns(calls: dict[str, Call]) -> dict[str, float]:
-    """Return each call's median time over rounds."""
-    counts = {name: _count(call) for name, call in calls.items()}
+    """Return each call's median time over rounds, after a first call that loads and allocates."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
     for _ in range(_ROUNDS):
         for name, call in calls.items():
-            begin = time.perf_counter()
-            for _ in range(counts[name]):
-                call()
-            samples[name].append((time.perf_counter() - begin) / counts[name])
+            samples[name].append(_secs_of_a_call(call))
     return {name: statistics.median(found) for name, found in samples.items()}
 
 
-def _count(call: Call) -> int:
-    """Return how many calls fill a round, after one that loads and allocates."""
-    call()
-    begin = time.perf_counter()
-    call()
-    return max(1, int(_ROUND_SECS / max(time.perf_counter() - begin, 1e-6)))
+def _secs_of_a_call(call: Call) -> float:
+    """Return the mean time of the calls that a round has time for, one at least."""
+    begin, count, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < _ROUND_SECS:
+        call()
+        count, elapsed = count + 1, time.perf_counter() - begin
+    return elapsed / count
 
 
 def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[dict[str, Call], str]:
