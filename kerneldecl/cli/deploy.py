@@ -146,7 +146,7 @@ def bench_text(found: Mapping[str, Any]) -> str:
         lines.append(f"in a CUDA graph: {_time(found['graph_secs'])}")
     if found["torch_secs"]:
         best = min(found["secs"], found["graph_secs"] or found["secs"])
-        lines.append(f"torch (eager): {_time(found['torch_secs'])}, {found['torch_secs'] / best:.2f} of ours")
+        lines.append(f"torch (eager): {_time(found['torch_secs'])}, torch / ours {found['torch_secs'] / best:.2f}")
     elif found["why_no_torch"]:
         lines.append(f"torch: not timed, {found['why_no_torch']}")
     lines += [

@@ -5,6 +5,7 @@ Knows nothing of how models are compiled, or of how figures are shown.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from kerneldecl.relax.deployment import Model
 _ROUNDS = 7
 _ROUND_SECS = 0.2
 _PROFILED_CALLS = 5
+_TORCH = "torch, threads: "
 Call = Callable[[], object]
 
 
@@ -36,57 +38,68 @@ def bench(model: Model, function: str, arrays: Sequence[Array], against: str | N
     calls: dict[str, Call] = {"secs": ours}
     why_not = ""
     if against is not None:
-        theirs, why_not = _torch_call(against, arrays, is_gpu=is_gpu)
-        calls |= {"torch_secs": theirs} if theirs else {}
+        of_torch, why_not = _torch_calls(against, arrays, is_gpu=is_gpu)
+        calls |= of_torch
     if is_gpu and (graph := _graph(run, given)):
         calls["graph_secs"] = graph
     secs = _in_turns(calls)
-    return {"torch_secs": None, "graph_secs": None, **secs, "why_no_torch": why_not, "kernels": _by_kernel(model, ours)}
+    theirs = [secs.pop(name) for name in list(secs) if name.startswith(_TORCH)]
+    return {
+        "secs": secs["secs"],
+        "graph_secs": secs.get("graph_secs"),
+        "torch_secs": min(theirs, default=None),
+        "why_no_torch": why_not,
+        "kernels": _by_kernel(model, ours),
+    }
 
 
 def _in_turns(calls: dict[str, Call]) -> dict[str, float]:
-    """Return each call's median time over rounds."""
-    counts = {name: _count(call) for name, call in calls.items()}
+    """Return each call's median time over rounds, after a first call that loads and allocates."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
     for _ in range(_ROUNDS):
         for name, call in calls.items():
-            begin = time.perf_counter()
-            for _ in range(counts[name]):
-                call()
-            samples[name].append((time.perf_counter() - begin) / counts[name])
+            samples[name].append(_secs_of_a_call(call))
     return {name: statistics.median(found) for name, found in samples.items()}
 
 
-def _count(call: Call) -> int:
-    """Return how many calls fill a round, after one that loads and allocates."""
-    call()
-    begin = time.perf_counter()
-    call()
-    return max(1, int(_ROUND_SECS / max(time.perf_counter() - begin, 1e-6)))
+def _secs_of_a_call(call: Call) -> float:
+    """Return the mean time of the calls that a round has time for, one at least."""
+    begin, count, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < _ROUND_SECS:
+        call()
+        count, elapsed = count + 1, time.perf_counter() - begin
+    return elapsed / count
 
 
-def _torch_call(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[Call | None, str]:
-    """Return a call of a torch.export program, or why there is none."""
+def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tuple[dict[str, Call], str]:
+    """Return calls of a torch.export program, of which the fastest counts, or why there are none.
+
+    On a CPU they are one with torch's threads and one with a single thread, which small models run faster with.
+    """
     if not program.endswith(".pt2"):
-        return None, f"{program} is no torch.export program"
+        return {}, f"{program} is no torch.export program"
     try:
         import torch
     except ImportError:
-        return None, "torch is not installed"
+        return {}, "torch is not installed"
     if is_gpu and not torch.cuda.is_available():
-        return None, "this torch has no CUDA"
+        return {}, "this torch has no CUDA"
     module = torch.export.load(program).module()
     tensors = [torch_tensor(array) for array in arrays]
     if is_gpu:
         module, tensors = module.cuda(), [each.cuda() for each in tensors]
 
-    def call() -> None:
+    def call(threads: int) -> None:
+        torch.set_num_threads(threads)
         with torch.no_grad():
             module(*tensors)
         if is_gpu:
             torch.cuda.synchronize()
 
-    return call, ""
+    counts = {torch.get_num_threads()} if is_gpu else {torch.get_num_threads(), 1}
+    return {f"{_TORCH}{count}": functools.partial(call, count) for count in counts}, ""
 
 
 def _graph(run: Callable[..., Any], given: Sequence[Any]) -> Call | None:
