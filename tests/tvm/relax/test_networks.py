@@ -148,7 +148,7 @@ def test_an_imported_network_is_converted_and_matches_onnx(tmp_path: Path) -> No
     space.run("build")
     functions = {name: canonical.signature_of(func) for name, func, _ in read_model.called(read_model.fused(module))}
     image, weights = (2, 6, 6, 16), (3, 3, 16, 16)
-    assert [shape for shape, _ in functions["fused_conv2d1_add1_add2_relu1"]] == [image, weights, (16,), image]
+    assert [image, weights, (16,), image] in [[shape for shape, _ in arguments_of] for arguments_of in functions.values()]
     target = tvm.target.Target(json.loads((space.artifact() / "manifest.json").read_text())["arch"]["target"])
     executable = relax.build(module, target, relax_pipeline=pipeline(space.artifact(), target, "binary", strict=True))
     export_model(executable, tmp_path / "model.so")
