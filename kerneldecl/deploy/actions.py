@@ -14,7 +14,8 @@ import numpy as np
 import tvm
 
 from kerneldecl.arrays import Array, is_float, relative_error
-from kerneldecl.compiler.model_import.read_model import ModelError, read_model
+from kerneldecl.compiler.model_import.model_error import ModelError
+from kerneldecl.compiler.model_import.read_model import read_model
 from kerneldecl.deploy import bench as timing
 from kerneldecl.deploy.compile import compile_module
 from kerneldecl.deploy.error import DeployError

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
-    from kerneldecl.relax.default_schedules import DefaultSchedules
     from kerneldecl.compiler.graph.float32_sums import AccumulateInFloat32
+    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
     from kerneldecl.compiler.model_import.half_precision import HalfPrecision
     from kerneldecl.compiler.model_import.read_model import read_model
+    from kerneldecl.relax.default_schedules import DefaultSchedules
     from kerneldecl.relax.deployment import Model, export_model, load_model
     from kerneldecl.relax.matching import Match, Report
     from kerneldecl.relax.passes import TIR_PIPELINE, ApplyArtifact, ShapeBuckets, pipeline

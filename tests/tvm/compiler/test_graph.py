@@ -12,8 +12,8 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
-from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.channels_last import ChannelsLast
+from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
