@@ -51,6 +51,9 @@ WIDE = frozenset(
 """Operators that TVM would compute in half precision throughout: sums, and functions that round more than once. TVM's layer_norm,
 rms_norm, group_norm, instance_norm and erf widen by themselves."""
 
+_NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm", "relax.nn.rms_norm"})
+"""TVM 0.27 lowers these for float16 and float32 alone: bfloat16 ones are cast here."""
+
 
 @tvm.transform.module_pass(opt_level=0, name="AccumulateInFloat32")
 class AccumulateInFloat32:
@@ -78,7 +81,7 @@ class _Accumulate(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         call = super().visit_call_(call)
         dtypes = [dtype_of(arg) for arg in call.args]
         half = next((dtype for dtype in dtypes if dtype in HALF), "")
-        is_wide = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in WIDE
+        is_wide = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in (WIDE | _NORMS if half == "bfloat16" else WIDE)
         return widened(self.builder_, call, half) if half and is_wide else call
 
 

@@ -23,6 +23,7 @@ from kerneldecl.compiler.model_import.read_model import fused
 CONSTANTS = frozenset({"axes", "axis", "depth"})
 """Inputs that models have as initializers and the tests as inputs: TVM's importer wants them known."""
 OPERATORS = {
+    "Attention": ("test_attention_4d_gqa", "test_attention_4d_causal"),
     "ConvInteger": ("test_convinteger_with_padding", "test_convinteger_without_padding"),
     "GRU": ("test_gru_defaults", "test_gru_with_initial_bias"),
     "LSTM": ("test_lstm_defaults", "test_lstm_with_initial_bias"),
