@@ -56,16 +56,21 @@ class _FoldBatchNorm(Rewriter):
         sum_ = self.producer(data, "relax.add")
         bias = _channel_constant(sum_) if sum_ is not None and self.is_read_once(data) else None
         before = sum_.args[0] if sum_ is not None and bias is not None else data
-        conv = self._convolution(before)
+        cast = self.producer(before, "relax.astype")  # half precision: the accumulators are float32
+        accumulators = before if cast is None else cast.args[0]
+        conv = self._convolution(accumulators)
         dtype = dtype_of(data)
-        if conv is None or axis != 1 or not self.is_read_once(before):
+        if conv is None or axis != 1 or not (self.is_read_once(before) and self.is_read_once(accumulators)):
             scaled = relax.op.multiply(data, _along(affine.scale, data, axis, dtype))
             return relax.op.add(scaled, _along(affine.shift, data, axis, dtype))
         weights = conv.args[1].value.numpy()
         scale = affine.scale.reshape(-1, *[1] * (weights.ndim - 1))
         folded = constant(weights.astype("float64") * scale, dtype_of(conv.args[1]), name_of(conv.args[1]))
         shift = affine.shift if bias is None else affine.shift + bias.astype("float64").reshape(-1) * affine.scale
-        return relax.op.add(relax.Call(conv.op, [conv.args[0], folded], conv.attrs), _along(shift, data, axis, dtype))
+        scaled = relax.Call(conv.op, [conv.args[0], folded], conv.attrs)
+        if cast is not None:
+            scaled = relax.op.astype(self.builder_.emit(scaled), dtype)
+        return relax.op.add(scaled, _along(shift, data, axis, dtype))
 
     def _convolution(self, value: relax.Expr) -> relax.Call | None:
         for operator, layouts in _CONVOLUTIONS.items():

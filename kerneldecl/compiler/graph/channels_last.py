@@ -21,9 +21,9 @@ _RANK = 4
 _UNARY = frozenset(
     f"relax.{name}"
     for name in (
-        "abs", "acos", "acosh", "asin", "asinh", "astype", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "floor", "isfinite",
-        "isinf", "isnan", "log", "logical_not", "negative", "nn.dropout", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu",
-        "nn.softplus", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+        "abs", "acos", "acosh", "asin", "asinh", "astype", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "floor",
+        "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "nn.dropout", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
+        "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
     )
 )  # fmt: skip
 _BROADCASTING = frozenset(

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical
+from kerneldecl.compiler.graph.activations import ACTIVATIONS, Activation, activation_of
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.named_constants import constant, name_of, scalar_of
 from kerneldecl.compiler.graph.normalize_views import axes_of
@@ -29,9 +30,9 @@ _OPAQUE = 8
 """TVM's kind of a function that FuseOps leaves as it is."""
 _HALVES = frozenset({"float16", "bfloat16"})
 _FLOATS = _HALVES | {"float32", "float64"}
-_ACTIVATIONS = {"relax.nn.relu": "relu", "relax.nn.gelu": "gelu", "relax.nn.silu": "silu"}
 _BINARY = {"relax.add": "add", "relax.multiply": "mul", "relax.subtract": "sub", "relax.divide": "div"}
-_UNARY = {**_ACTIVATIONS, "relax.tanh": "tanh", "relax.sigmoid": "sigmoid", "relax.exp": "exp", "relax.sqrt": "sqrt"}
+_UNARY = {**ACTIVATIONS, "relax.exp": "exp", "relax.sqrt": "sqrt"}
+_ACTIVATION_STEPS = frozenset({*ACTIVATIONS.values(), "relu6", "hard_sigmoid", "hard_swish"})
 
 
 @tvm.transform.module_pass(opt_level=0, name="UseRules")
@@ -40,7 +41,9 @@ class UseRules:
 
     - a matmul of two or three axes, with the transposes of its operands as its layout, and what follows it (a scale, a bias, an
       activation, a residual) as its epilogue: `matmul`
+    - a convolution of NHWC images with the same epilogue: `conv2d`
     - layer_norm, rms_norm and softmax: the rules of these names, which compute 16-bit values in float32
+    - sums and means of 16-bit values: `reduce`
     - transposes and operators of elements between such functions, which nothing else could be fused with: `transpose`, `elementwise`
 
     A function is named after the place of its weights in the model, or of what it reads. Functions that several places call
@@ -69,7 +72,7 @@ class _Uses:
         self.graph = graph
         self.found: dict[relax.Var, Use] = {}
         self.taken: set[relax.Var] = set()
-        for find in (self._gemm, self._rows, self._single):
+        for find in (self._accumulating, self._rows, self._reduction, self._single):
             for var in list(graph.values):
                 call = graph.call(var)
                 if call is None or var in self.taken or static_shape(call) is None:
@@ -78,18 +81,16 @@ class _Uses:
                     self.found[last] = use
                     self.taken |= {last, *use.replaced}
 
-    def _gemm(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
-        """Yield the longest epilogue of a matmul that the rule takes."""
-        sizes = self._sizes(call) if call.op.name == "relax.matmul" else None
+    def _accumulating(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
+        """Yield the longest epilogue of a matmul or a convolution that the rule takes."""
+        sizes = self._sizes(call) if call.op.name == "relax.matmul" else _window(call) if call.op.name == "relax.nn.conv2d" else None
         if sizes is None:
             return
         attrs, operands = sizes
-        chain = [(var, Use("matmul", {**attrs, **_out(attrs, dtype_of(call))}, operands))]
-        while (reader := self.graph.only_reader(chain[-1][0])) is not None and reader not in self.taken:
-            longer = self._extended(chain[-1][0], chain[-1][1], reader)
-            if longer is None:
-                break
-            chain.append((reader, longer))
+        rule = "matmul" if call.op.name == "relax.matmul" else "conv2d"
+        chain = [(var, Use(rule, {**attrs, **_out(attrs, dtype_of(call))}, operands))]
+        while (longer := self._longer(*chain[-1])) is not None:
+            chain.append(longer)
         accepted = next(((last, use) for last, use in reversed(chain) if _is_accepted(use, last)), None)
         if accepted is not None:
             yield accepted
@@ -113,28 +114,42 @@ class _Uses:
         is_swap = axes == (*range(len(axes) - 2), len(axes) - 1, len(axes) - 2)
         return (swap.args[0], True) if is_swap else (operand, False)
 
-    def _extended(self, last: relax.Var, use: Use, reader: relax.Var) -> Use | None:
-        """Return a GEMM with one more step of its epilogue; None where what reads it is none."""
-        call = self.graph.call(reader)
-        if call is None:
-            return None
+    def _longer(self, last: relax.Var, use: Use) -> tuple[relax.Var, Use] | None:
+        """Return a use with one more step of its epilogue, and what it gives; None where what reads it is none."""
         steps = tuple(use.attrs.get("epilogue", ()))
+        found = activation_of(self.graph, last) or self._wide_activation(last)
+        if found is not None and not _ACTIVATION_STEPS & set(steps):
+            *inner, end = found.variables
+            attrs = {**use.attrs, "epilogue": (*steps, found.name)}
+            return end, Use(use.rule, attrs, use.operands, (*use.replaced, last, *inner))
+        reader = self.graph.only_reader(last)
+        call = self.graph.call(reader) if reader not in self.taken else None
+        if reader is None or call is None:
+            return None
         name, dtype = str(call.op.name), str(use.attrs.get("dtype", "float32"))
         if name == "relax.astype" and dtype in _HALVES and dtype_of(last) == "float32" and dtype_of(call) == dtype:
             kept = {key: value for key, value in use.attrs.items() if key != "out_dtype"}
-            return Use("matmul", kept, use.operands, (*use.replaced, last))
+            return reader, Use(use.rule, kept, use.operands, (*use.replaced, last))
         step, operand = self._step(call, name, last)
-        if not step or step in steps or (step in _ACTIVATIONS.values() and set(steps) & set(_ACTIVATIONS.values())):
+        if not step or step in steps:
             return None
-        operands = use.operands if operand is None else (*use.operands, operand)
-        return Use("matmul", {**use.attrs, "epilogue": (*steps, step)}, operands, (*use.replaced, last))
+        return reader, Use(use.rule, {**use.attrs, "epilogue": (*steps, step)}, (*use.operands, operand), (*use.replaced, last))
 
-    def _step(self, call: relax.Call, name: str, last: relax.Var) -> tuple[str, relax.Expr | None]:
-        """Return the step that an operator is after the value `last`, and the step's operand."""
-        if name in _ACTIVATIONS:
-            return _ACTIVATIONS[name], None
+    def _wide_activation(self, last: relax.Var) -> Activation | None:
+        """Return an activation of a 16-bit value that is cast to float32 before it and back after it, with the casts; None for another."""
+        wide = self.graph.only_reader(last)
+        if wide is None or self.graph.operator(wide) != "relax.astype" or (dtype_of(last) not in _HALVES or dtype_of(wide) != "float32"):
+            return None
+        found = activation_of(self.graph, wide)
+        narrow = self.graph.only_reader(found.variables[-1]) if found is not None else None
+        if found is None or narrow is None or self.graph.operator(narrow) != "relax.astype" or dtype_of(narrow) != dtype_of(last):
+            return None
+        return Activation(found.name, (wide, *found.variables, narrow))
+
+    def _step(self, call: relax.Call, name: str, last: relax.Var) -> tuple[str, relax.Expr]:
+        """Return the step of two operands that an operator is after the value `last`, and its other operand."""
         if name not in {"relax.add", "relax.multiply", "relax.divide"} or len(call.args) != 2:
-            return "", None
+            return "", last
         is_first = isinstance(call.args[0], relax.Var) and call.args[0].same_as(last)
         other = call.args[1 if is_first else 0]
         number = scalar_of(other)
@@ -142,7 +157,7 @@ class _Uses:
             shape, whole = static_shape(other), static_shape(call) or ()
             return ("add" if shape == whole else "bias" if shape == whole[-1:] else ""), other
         if number is None or not number or (name == "relax.divide" and not is_first):
-            return "", None
+            return "", last
         return "scale", constant(_one(number if name == "relax.multiply" else 1 / number), "float32")
 
     def _rows(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
@@ -169,15 +184,39 @@ class _Uses:
 
     def _half_around(self, var: relax.Var, call: relax.Call) -> tuple[relax.Var, Use] | None:
         """Return the softmax of 16-bit values that a model casts to float32 before it and back after it; None for another."""
+        casts = self._casts(var, call)
+        if casts is None:
+            return None
+        x, narrow = casts
+        shape = static_shape(call) or ()
+        axis = int(call.attrs.axis) % len(shape)
+        axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
+        return narrow, Use("softmax", {"shape": shape, "dtype": dtype_of(x), **axis_of}, (x,), (var,))
+
+    def _casts(self, var: relax.Var, call: relax.Call) -> tuple[relax.Expr, relax.Var] | None:
+        """Return the 16-bit value that is cast to float32 before a call, and what its result is cast to; None without such casts."""
         wide, narrow = self.graph.call(call.args[0]), self.graph.only_reader(var)
         if wide is None or narrow is None or wide.op.name != "relax.astype" or self.graph.operator(narrow) != "relax.astype":
             return None
-        shape, dtype = static_shape(call) or (), dtype_of(narrow)
-        if dtype not in _HALVES or dtype_of(wide.args[0]) != dtype or dtype_of(call) != "float32":
-            return None
-        axis = int(call.attrs.axis) % len(shape)
-        axis_of = {} if axis == len(shape) - 1 else {"axis": axis}
-        return narrow, Use("softmax", {"shape": shape, "dtype": dtype, **axis_of}, (wide.args[0],), (var,))
+        dtype = dtype_of(narrow)
+        is_half = dtype in _HALVES and dtype_of(wide.args[0]) == dtype and dtype_of(call) == "float32"
+        return (wide.args[0], narrow) if is_half else None
+
+    def _reduction(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
+        """Yield the sum or mean of 16-bit values, which accumulates in float32; one of float32 may be fused with what is before it."""
+        if call.op.name not in {"relax.sum", "relax.mean"}:
+            return
+        casts = self._casts(var, call)
+        x, last, replaced = (call.args[0], var, ()) if casts is None else (*casts, (var,))
+        shape = static_shape(x)
+        if shape is None or dtype_of(x) not in _HALVES:
+            return
+        axes = range(len(shape)) if call.attrs.axis is None else sorted(int(axis) % len(shape) for axis in call.attrs.axis)
+        kept = {"keepdims": True} if call.attrs.keepdims else {}
+        attrs = {"op": str(call.op.name).rpartition(".")[2], "shape": shape, "axes": tuple(axes), "dtype": dtype_of(x), **kept}
+        use = Use("reduce", attrs, (x,), replaced)
+        if _is_accepted(use, last):
+            yield last, use
 
     def _single(self, var: relax.Var, call: relax.Call) -> Iterator[tuple[relax.Var, Use]]:
         """Yield the transpose or the operator of elements that a call is, where only rules are around it."""
@@ -211,6 +250,23 @@ class _Uses:
             if not (is_view and self._is_for_rules(reader)):
                 return False
         return True
+
+
+def _window(call: relax.Call) -> tuple[dict[str, Any], tuple[relax.Expr, ...]] | None:
+    """Return the sizes of a convolution of NHWC images with one stride, padding and dilation, and its operands; None for another."""
+    attrs = call.attrs
+    image, kernel = (static_shape(arg) for arg in call.args)
+    dtype = dtype_of(call.args[0])
+    if (attrs.data_layout, attrs.kernel_layout) != ("NHWC", "HWIO") or attrs.out_layout not in {"", "NHWC"} or dtype not in _FLOATS:
+        return None
+    window = {name: {int(each) for each in getattr(attrs, of)} for name, of in (("stride", "strides"), ("padding", "padding"))}
+    window["dilation"] = {int(each) for each in attrs.dilation}
+    if image is None or kernel is None or dtype != dtype_of(call.args[1]) or any(len(sides) > 1 for sides in window.values()):
+        return None
+    sizes = dict(zip("nhwc", image, strict=True)) | {"f": kernel[3], "kh": kernel[0], "kw": kernel[1]}
+    given = {name: side for name, sides in window.items() for side in sides if side != (0 if name == "padding" else 1)}
+    groups = {"groups": int(attrs.groups)} if int(attrs.groups) > 1 else {}
+    return {**sizes, **given, **groups, **_dtype(dtype)}, tuple(call.args)
 
 
 def _one(number: float) -> Any:

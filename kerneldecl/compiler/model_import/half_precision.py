@@ -11,6 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
+from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.float32_sums import WIDE, dtype_of, rewritten_module, widened
 
 HalfDtype = Literal["float16", "bfloat16"]
@@ -26,6 +28,10 @@ _PRODUCTS = frozenset(
         "relax.nn.conv3d_transpose",
     }
 )
+
+
+_IN_FLOAT32 = (relax.transform.CanonicalizeBindings(), FoldConstants(), FoldBatchNorm())
+"""Passes that come first: weights are rounded once, after a batch norm was folded into them."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="HalfPrecision")
@@ -49,7 +55,8 @@ class HalfPrecision:
         self.dtype = dtype
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return rewritten_module(_HalfPrecision(mod, self.dtype), mod)
+        folded = tvm.transform.Sequential(_IN_FLOAT32)(mod)
+        return rewritten_module(_HalfPrecision(folded, self.dtype), folded)
 
 
 def half_precision(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:
@@ -115,11 +122,12 @@ def _tensors(args: Any) -> list[Any]:
 
 
 def _half_constant(constant: Any, dtype: str) -> Any:
-    """Return a constant rounded to half precision; finite values stay finite."""
+    """Return a constant rounded to half precision, with its name; finite values stay finite."""
     array = constant.value.numpy()
     limit = _LARGEST[dtype]
     clipped = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
-    return relax.const(clipped.astype(np.float32), dtype)
+    rounded = relax.const(clipped.astype(np.float32), dtype)
+    return rounded if constant.span is None else tvm.ir.GenericConst(rounded.value, rounded.ty, constant.span)
 
 
 def _with_out_dtype(attrs: Any) -> Any:
