@@ -174,7 +174,9 @@ def test_an_entry_whose_candidates_are_all_wrong_fails_and_the_others_are_built(
     assert "failed relu[shape=8x8]@host: none of 3 candidates passed: the template does not apply; wrong: relative error" in done.stdout
     assert "2 entries: 0 up to date, 1 tuned, 1 failed" in done.stdout
     assert len(space.records("tune")) == 1
-    assert not (space.root / "dist").exists()
+    manifest = json.loads((space.artifact() / "manifest.json").read_text())
+    assert [entry["name"] for entry in manifest["entries"]] == ["relu[shape=9x8]"]
+    assert list(manifest["missing"]) == ["relu[shape=8x8]"]
 
 
 PARENT = """
