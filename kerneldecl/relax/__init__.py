@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kerneldecl.compiler.graph.float32_sums import AccumulateInFloat32
+    from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
     from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
     from kerneldecl.compiler.model_import.half_precision import HalfPrecision
     from kerneldecl.compiler.model_import.read_model import read_model
@@ -38,7 +38,7 @@ __all__ = [
 ]
 _MODULES = {
     "GRAPH_PASSES": "passes",
-    "AccumulateInFloat32": "compiler.graph.float32_sums",
+    "AccumulateInFloat32": "compiler.graph.float32_accumulation",
     "HalfPrecision": "compiler.model_import.half_precision",
     "read_model": "compiler.model_import.read_model",
     "TIR_PIPELINE": "passes",

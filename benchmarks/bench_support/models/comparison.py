@@ -20,6 +20,8 @@ Row = dict[str, Any]
 Call = Callable[[int], Any]
 CPU_SAMPLE_SECS = 0.2
 """Shortest sample on a CPU."""
+REST_SECS = 0.05
+"""Seconds before a sample on a CPU: threads of the contender before, which spin while they wait for work, sleep by then."""
 SETS = 4
 """Sets of inputs that calls rotate over."""
 
@@ -144,6 +146,8 @@ class _CpuCalls:
         self._calls = max(1, round(CPU_SAMPLE_SECS / self.secs()))
 
     def secs(self) -> float:
+        time.sleep(REST_SECS)
+        self._call(0)
         start = time.perf_counter()
         for index in range(self._calls):
             self._call(index % SETS)

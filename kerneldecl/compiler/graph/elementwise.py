@@ -104,7 +104,7 @@ class _OrderOperands(Rewriter):
         return relax.Call(call.op, [last, first], call.attrs) if swaps else call
 
     def _accumulates(self, value: relax.Expr) -> bool:
-        """Say whether a value is a sum of products, perhaps with a bias, that nothing else reads."""
+        """Say whether a value is what a GEMM or a convolution accumulates, perhaps with a bias, that nothing else reads."""
         biased = self.producer(value, "relax.add")
         if biased is not None and isinstance(biased.args[1], tvm.ir.GenericConst) and self.is_read_once(value):
             value = biased.args[0]

@@ -13,7 +13,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
-from kerneldecl.compiler.graph.float32_sums import AccumulateInFloat32
+from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
 from kerneldecl.compiler.graph.join_linears import JoinLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews

@@ -13,11 +13,11 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.float32_sums import WIDE, dtype_of, rewritten_module, widened
+from kerneldecl.compiler.graph.float32_accumulation import WIDE, dtype_of, rewritten_module, widened
 
 HalfDtype = Literal["float16", "bfloat16"]
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
-_PRODUCTS = frozenset(
+_CONTRACTIONS = frozenset(
     {
         "relax.matmul",
         "relax.nn.conv1d",
@@ -40,7 +40,7 @@ class HalfPrecision:
 
     - Parameters, results and weights of float32 become `dtype`; weights are stored so. Finite weights beyond its range become its
       largest number.
-    - Products (matmul, convolutions) take half-precision operands, accumulate in float32 and are rounded once.
+    - GEMMs and convolutions take half-precision operands, accumulate in float32 and are rounded once.
     - Softmax, norms, sums and functions such as exp compute in float32: they are cast before and after.
     - What is computed of integers and small constants alone, such as the angles of rotary embeddings, stays float32 until it meets
       data: positions beyond 2048 have no place in float16.
@@ -92,7 +92,7 @@ class _HalfPrecision(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyp
         args = [self._as_half(arg) for arg in call.args]
         if not name.startswith("relax.") or name.startswith(("relax.call_", "relax.builtin.", "relax.vm.", "relax.memory.")):
             return widened(self.builder_, relax.Call(call.op, args, call.attrs, call.ty_args), self._dtype)
-        if name in _PRODUCTS and dtype_of(args[0]) == self._dtype:
+        if name in _CONTRACTIONS and dtype_of(args[0]) == self._dtype:
             product = self.builder_.emit(relax.Call(call.op, args, _with_out_dtype(call.attrs), call.ty_args))
             return relax.op.astype(product, self._dtype)
         narrow = relax.Call(call.op, args, call.attrs, call.ty_args)

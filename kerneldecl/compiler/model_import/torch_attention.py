@@ -1,9 +1,9 @@
-"""Owns the converter of torch's scaled dot product attention: two products, a scale, a mask and a softmax, each written once.
+"""Owns the converter of torch's scaled dot product attention: two GEMMs, a scale, a mask and a softmax, each written once.
 
 Knows nothing of files, nor of kernels.
 
-torch's own decomposition computes half-precision attention in float32, products included, and guards each row against masks of -inf
-alone. Here products have half-precision operands and float32 sums, and rows are guarded where a mask is not known.
+torch's own decomposition computes half-precision attention in float32, GEMMs included, and guards each row against masks of -inf
+alone. Here GEMMs have half-precision operands and float32 accumulators, and rows are guarded where a mask is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.model_import.torch_products import HALF, dtype_of, matmul
+from kerneldecl.compiler.model_import.torch_contractions import HALF, dtype_of, matmul
 
 _MASKED = -1e30
 """What is added to masked scores: exp gives 0, and a row of it alone has no NaN."""

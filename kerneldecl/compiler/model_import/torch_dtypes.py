@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import relax
 
-from kerneldecl.compiler.model_import.torch_products import HALF, dtype_of
+from kerneldecl.compiler.model_import.torch_contractions import HALF, dtype_of
 
 WIDE = frozenset({"einsum", "grid_sampler_2d", "gru", "linalg_vector_norm", "lstm", "rnn_tanh"})
 """Operators, without their overload, that TVM's converters write as several, with half-precision sums among them."""

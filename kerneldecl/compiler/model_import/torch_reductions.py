@@ -1,6 +1,6 @@
 """Owns the converters of torch's reductions that TVM's importer lacks or gets wrong.
 
-Knows nothing of files, nor of products.
+Knows nothing of files, nor of GEMMs.
 """
 
 from __future__ import annotations

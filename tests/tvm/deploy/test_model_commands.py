@@ -12,6 +12,8 @@ from support.spaces import Space
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[models]'")
 
+pytestmark = pytest.mark.slow
+
 
 WORKLOADS = """\
 edition = 1

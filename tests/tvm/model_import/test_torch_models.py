@@ -123,7 +123,7 @@ def linear(dtype: str) -> Any:
     return torch.export.export(model, (torch.zeros(4, 8, dtype=getattr(torch, dtype)),), dynamic_shapes=({0: n},))
 
 
-def test_half_precision_products_have_float32_sums_and_a_cast() -> None:
+def test_half_precision_gemms_have_float32_accumulators_and_a_cast() -> None:
     text = module_of_program(linear("float16")).script()
     assert 'out_dtype="float32"' in text
     assert 'R.astype(lv1, dtype="float16")' in text

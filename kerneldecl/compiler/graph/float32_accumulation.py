@@ -1,6 +1,6 @@
 """Owns the pass by which half-precision operators compute in float32 inside, as torch's do.
 
-Knows nothing of where a model comes from, nor of products, whose accumulators a model states.
+Knows nothing of where a model comes from, nor of GEMMs, whose accumulators a model states.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AccumulateInFloat32:
     """Makes softmax, sums, means, batch norms and functions such as exp compute in float32 where their arguments are half-precision.
 
     Arguments are cast before and results after; dtypes of all other values stay. Run it after passes that look for operators, and
-    before LegalizeOps. Accumulators of products are the model's choice: `out_dtype`.
+    before LegalizeOps. Accumulators of GEMMs are the model's choice: `out_dtype`.
     """
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:

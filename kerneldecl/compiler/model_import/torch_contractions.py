@@ -1,9 +1,9 @@
-"""Owns the converters of torch's matrix products and convolutions, whose results have torch's dtype and are accumulated in float32.
+"""Owns the converters of torch's GEMMs and convolutions, whose results have torch's dtype and float32 accumulators.
 
-Knows nothing of files, nor of operators without a sum of products.
+Knows nothing of files, nor of operators that contract nothing.
 
 TVM's importer gives all of these float32 results, whatever their operands. The form written here is the one that the standard
-rules declare: a product with `out_dtype` float32, then a cast.
+rules declare: a contraction with `out_dtype` float32, then a cast.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _convolution(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.add(result, relax.op.reshape(bias, (1, -1, *[1] * (rank - 2)))))
 
 
-PRODUCTS: Mapping[str, _Convert] = {
+CONTRACTIONS: Mapping[str, _Convert] = {
     "addmm.default": _addmm,
     "baddbmm.default": _addmm,
     "bmm.default": _product,
