@@ -12,8 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.named_constants import constant, name_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, dtype_of, static_shape
+from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
 
 Array = np.ndarray[Any, Any]
 _SMALL = 4096

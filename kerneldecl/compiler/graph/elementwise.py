@@ -13,7 +13,8 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter, array_of, constant, dtype_of, static_shape
+from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
 
 _COMMUTATIVE = {f"relax.{name}" for name in ("add", "multiply", "maximum", "minimum")}
 _BROADCASTING = _COMMUTATIVE | {"relax.subtract", "relax.divide"}
@@ -22,7 +23,7 @@ _ACCUMULATING = ("relax.nn.conv2d", "relax.matmul")
 
 @tvm.transform.module_pass(opt_level=0, name="SimplifyClips")
 class SimplifyClips:
-    """Makes clips maxima and minima with constants, of which ConvertLayout knows the layout, and a maximum with 0 relu.
+    """Makes clips maxima and minima with constants, which keep the layout of images, and a maximum with 0 relu.
 
     TVM's ONNX importer writes a clip as two functions of TensorIR; they become operators again.
     """
@@ -127,7 +128,7 @@ class _VectorBiases(Rewriter):
         other, value = static_shape(call.args[0]), array_of(call.args[1])
         if value is None or value.ndim < 2 or other is None or len(other) < value.ndim or value.size != value.shape[-1]:
             return call
-        return relax.Call(call.op, [call.args[0], constant(value.reshape(-1), dtype_of(call.args[1]))], call.attrs)
+        return relax.Call(call.op, [call.args[0], constant(value.reshape(-1), dtype_of(call.args[1]), name_of(call.args[1]))], call.attrs)
 
 
 @tvm.transform.module_pass(opt_level=0, name="SeparateGates")

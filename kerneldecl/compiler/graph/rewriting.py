@@ -1,4 +1,4 @@
-"""Owns what the passes of a graph share: a mutator over a module's Relax functions, and constants as arrays.
+"""Owns what the passes of a graph share: a mutator over a module's Relax functions, and what is known of an expression.
 
 Knows nothing of what is rewritten.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -26,7 +25,7 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
             if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
                 self._reads = _reads(func)
                 self.builder_.update_func(var, self.visit_expr(func))
-        # ConvertLayout loses the layout at a variable that is another's alias.
+        # A pass that looks for the producer of a value stops at a variable that is another's alias.
         tidied = relax.transform.CanonicalizeBindings()(self.builder_.get())
         return relax.transform.DeadCodeElimination()(tidied)
 
@@ -81,12 +80,3 @@ def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
 
 def dtype_of(expr: relax.Expr) -> str:
     return str(expr.ty.dtype.dtype)
-
-
-def array_of(expr: relax.Expr) -> np.ndarray[Any, Any] | None:
-    """Return the value of a constant; None for anything else."""
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
-
-
-def constant(value: np.ndarray[Any, Any], dtype: str) -> tvm.ir.GenericConst:
-    return relax.const(np.array(value, order="C"), dtype)

@@ -17,7 +17,7 @@ _ARITHMETIC = {tirx.Add: tirx.Or, tirx.Mul: tirx.And, tirx.Max: tirx.Or, tirx.Mi
 
 
 def integer_bools(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return the module with comparisons of bools made on uint8, and with sums and products of bools as `or` and `and`."""
+    """Return the module with comparisons of bools made on uint8, and with additions and multiplications of bools as `or` and `and`."""
     done = {name: _of_function(func) if isinstance(func, tirx.PrimFunc) else func for name, func in mod.functions.items()}
     return tvm.IRModule(done, attrs=mod.attrs)
 
