@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler.canonical import load, save, signature_of
+from kerneldecl.compiler.passes.nan import carried
 from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"
@@ -51,7 +52,7 @@ def traceless_module(implementation: tvm.IRModule, of: tvm.IRModule) -> tvm.IRMo
     got, want = signature_of(functions[0]), signature_of(of["main"])
     if got != want:
         raise ValueError(f"the function takes {_as_text(got)}; the workload takes {_as_text(want)}")
-    return tvm.IRModule({"main": functions[0].with_attr("global_symbol", "main")})
+    return tvm.IRModule({"main": carried(functions[0], of["main"]).with_attr("global_symbol", "main")})
 
 
 def _as_text(signature: list[tuple[tuple[int, ...], str]]) -> str:

@@ -18,7 +18,7 @@ from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({str, int, float, bool, tuple})
-CODEGEN = 5
+CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
