@@ -107,9 +107,14 @@ def distinct(array: Array, axis: int) -> int:
 
     def is_same(start: int) -> bool:
         block = along[start : start + PERIOD]
-        return np.array_equal(block, along[: len(block)])
+        return np.array_equal(_bits(block), _bits(along[: len(block)]))
 
     return PERIOD if all(_on_all_cores(is_same, range(PERIOD, len(along), PERIOD))) else len(along)
+
+
+def _bits(array: Array) -> Array:
+    """Return floating-point numbers as integers, of which a NaN equals itself."""
+    return array.view(f"u{array.itemsize}") if array.dtype.kind not in "iub" else array
 
 
 _SLICE_ELEMENTS = 1 << 18
@@ -155,17 +160,25 @@ def poisoned(arg: Arg) -> Array:
     return np.frombuffer(b"\xa5" * (int(np.prod(arg.shape)) * dtype.itemsize), dtype).reshape(arg.shape).copy()
 
 
-def relative_error(got: Array, want: Array) -> float:
-    """Return the largest |got - want| / (|want| + rms(want)) over all elements; infinity where `got` has a NaN that `want` has not.
+def finite_rms(want: Array) -> float:
+    """Return the root mean square of the finite elements; 0 if there are none."""
+    finite = want[np.isfinite(want)].astype(np.float64)
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
 
-    The root mean square keeps elements near zero, where terms cancelled, from being judged by their own size.
+
+def relative_error(got: Array, want: Array, rms: float | None = None, *, any_for_nan: bool = False) -> float:
+    """Return the largest |got - want| / (|want| + rms) over all elements; infinity where `got` has a NaN that `want` has not.
+
+    The root mean square, of `want` unless given, keeps elements near zero, where terms cancelled, from being judged by their own
+    size. With `any_for_nan`, anything passes where `want` is NaN, and NaN where it is infinite.
     """
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
+    if any_for_nan:
+        same |= np.isnan(want64) | (np.isinf(want64) & np.isnan(got64))
     if same.all():
         return 0.0
-    finite = want64[np.isfinite(want64)]
-    rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    rms = finite_rms(want64) if rms is None else rms
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(got64 - want64) / (np.abs(want64) + rms)
     error = np.where(same, 0.0, error)

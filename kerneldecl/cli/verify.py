@@ -13,6 +13,7 @@ from kerneldecl.artifact.manifest import artifact_defect, artifact_folder, read_
 from kerneldecl.errors import ExitCode
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.runners.local import LocalRunner
+from kerneldecl.runners.verdict import judged
 
 LIMIT_SECS = 120.0
 SEED = 21
@@ -49,9 +50,8 @@ def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: L
     request = {"action": "verify", **where, "spec": case, "symbol": entry["symbol"]}
     answer = runner.measure(request, LIMIT_SECS)
     tolerance = entry["verdict"]["tolerance"]
-    error = answer.get("error")
-    ok = error is not None and error <= tolerance
-    return {"name": entry["name"], "ok": ok, "error": error, "tolerance": tolerance, "failure": answer.get("failure", "")}
+    failure = judged(answer, tolerance)
+    return {"name": entry["name"], "ok": not failure, "error": answer.get("error"), "tolerance": tolerance, "failure": failure}
 
 
 def verify_text(found: dict[str, Any]) -> str:
@@ -71,4 +71,4 @@ def verify_text(found: dict[str, Any]) -> str:
 def _line(entry: dict[str, Any]) -> str:
     if entry["ok"]:
         return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})"
-    return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")
+    return f"WRONG  {entry['name']}  {entry['failure']}"

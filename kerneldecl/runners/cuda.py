@@ -1,4 +1,4 @@
-"""Owns how a kernel is checked and timed on an NVIDIA GPU, inside a worker: memory, poison, guards, graphs, samples.
+"""Owns how a kernel is checked and timed on an NVIDIA GPU, inside a worker: memory, guards, graphs, samples.
 
 Knows nothing of which candidates there are, of how many samples are wanted or of what wins. Imports no compiler: TVM's
 runtime libraries are loaded by themselves.
@@ -9,6 +9,7 @@ what it does hold before the first is memory that none of them reads. The graph 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from kerneldecl.arrays import Array, is_float, numpy_dtype
+from kerneldecl.arrays import numpy_dtype
 from kerneldecl.artifact.kernels import Placed, kernel_of, load_library
 from kerneldecl.hardware.cuda_driver import read_gpus
 from kerneldecl.model import Arg
@@ -28,12 +29,13 @@ from kerneldecl.runners.cuda_checks.checks import Checks
 from kerneldecl.runners.cuda_device import CudaError, Device, Graph, device
 from kerneldecl.runners.memory_layout import GUARD_BYTES, copies, most_calls, place
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
+from kerneldecl.runners.verification import Call, poison_byte, verified
 
-__all__ = ["measured_peaks", "prepare", "prepare_next", "sample", "verify"]
+__all__ = ["confirm", "measured_peaks", "prepare", "prepare_next", "sample", "verify"]
 
 GUARD_BYTE = 0x5A
-POISON_BYTES = {True: 0xFF, False: 0xA5}
-"""Byte that outputs are filled with, by whether their dtype is a floating-point one: all bits set is NaN in each of those."""
+SHIFT_BYTES = 256
+"""Distance between the two places where arguments lie in turn, for kernels that keep an address."""
 WARM_SECS = 0.1
 """Time that an idle GPU takes to raise its clocks, about."""
 IDLE_SECS = 0.05
@@ -41,22 +43,28 @@ IDLE_SECS = 0.05
 REST_SECS = 0.03
 """Longest rest after a sample; after shorter samples the GPU rests as long as the sample took."""
 _COPY_BYTES = 1 << 29
-_SHORT_SECS = 1e-3
-"""Launches that take less are run twice: loading code shows in the first one."""
 
-Kernel = Callable[..., object]
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+    """A kernel with the path that it was loaded from, by which its graphs are known."""
+
+    library: str
+    function: Callable[..., object]
+    secs: list[float] = dataclasses.field(default_factory=list)
+    """Seconds of its single launches."""
 
 
 class _OnGpu:
     """One workload's reference data in the GPU's memory, and the kernels and graphs that were made for it."""
 
     def __init__(self, data: ReferenceData) -> None:
-        self.data = data
         self.gpu, self.checks = device(), _checks()
         self.sizes = [_bytes(arg) for arg in data.signature.args]
         self.placement = place(self.sizes, GUARD_BYTES)
-        self.kernels: dict[str, Kernel] = {}
-        self.graphs: dict[tuple[str, int], Graph] = {}
+        self.data = data if self._has_room(data) else dataclasses.replace(data, others=())
+        self.kernels: dict[str, _Loaded] = {}
+        self.graphs: dict[tuple[str, int, int], Graph] = {}
         self._memory: list[int] = []
         self._rest_until = 0.0
         try:
@@ -65,27 +73,34 @@ class _OnGpu:
             self.close()
             raise
 
+    def _has_room(self, data: ReferenceData) -> bool:
+        """Say whether all sets of inputs fit; the race takes half of what is free."""
+        held = sum(array.nbytes for each in data.sets for array in (*each.inputs, *each.expected))
+        return 2 * (held + self.placement.total_bytes) < self.gpu.free_bytes()
+
     def _upload(self) -> None:
-        self.base = self._allocated(self.placement.total_bytes)
-        self.expected = [self._allocated(want.nbytes + 8) for want in self.data.expected]
+        self._base = self._allocated(self.placement.total_bytes + SHIFT_BYTES)
+        self._held = [[self._allocated(array.nbytes + 8) for array in (*each.inputs, *each.expected)] for each in self.data.sets]
         self._flushed = self._allocated(2 * self.gpu.l2_bytes)
         self.gpu.fill(self._flushed, 0, 2 * self.gpu.l2_bytes)
         self.restore()
-        protected = [*zip(self.inputs, self.sizes, strict=False), *((at, want.nbytes) for at, want in self._expected())]
-        self._protected = [(address, size, self.checks.checksum(address, size)) for address, size in protected]
-        self._rms = [self.checks.rms(at, want.dtype.name, want.size) for at, want in self._expected()]
-        self._sets = [self._arguments_at([self.base + offset for offset in self.placement.offsets])]
+        self._checksums = [[self.checks.checksum(*at) for at in self._places(each)] for each in range(len(self.data.sets))]
+        expected = zip(self._held[0][len(self.data.inputs) :], self.data.expected, strict=True)
+        self._rms = [self.checks.rms(address, want.dtype.name, want.size) for address, want in expected]
+        self._shifted = [self._arguments_at([self._base + shift + at for at in self.placement.offsets]) for shift in (0, SHIFT_BYTES)]
+        self._sets = self._shifted[:1]
 
-    def _expected(self) -> Iterator[tuple[int, Array]]:
-        return zip(self.expected, self.data.expected, strict=True)
+    def _places(self, data: int) -> list[tuple[int, int]]:
+        """Return address and size of the copies that are kept of a set's inputs and expected outputs."""
+        each = self.data.sets[data]
+        return [(at, array.nbytes) for at, array in zip(self._held[data], (*each.inputs, *each.expected), strict=True)]
 
-    @property
-    def inputs(self) -> list[int]:
-        return [self.base + offset for offset in self.placement.offsets[: len(self.data.inputs)]]
+    def _argument(self, at: int, shift: int) -> int:
+        return self._base + shift + self.placement.offsets[at]
 
-    @property
-    def outputs(self) -> list[int]:
-        return [self.base + offset for offset in self.placement.offsets[len(self.data.inputs) :]]
+    def _outputs(self, shift: int) -> Iterator[tuple[int, Arg]]:
+        outputs = self.data.signature.outputs
+        return zip((self._argument(at, shift) for at in range(len(self.data.inputs), len(self.sizes))), outputs, strict=True)
 
     def _allocated(self, size_bytes: int) -> int:
         self._memory.append(self.gpu.allocate(size_bytes))
@@ -96,34 +111,59 @@ class _OnGpu:
         return [Placed(arg, address, Placed.CUDA, self.gpu.ordinal) for arg, address in args]
 
     def restore(self) -> None:
-        """Upload guards, inputs and expected outputs; again where a kernel has overwritten them."""
-        for offset, size in self.placement.guards:
-            self.gpu.fill(self.base + offset, GUARD_BYTE, size)
+        """Upload all inputs and expected outputs; again where a kernel has overwritten them."""
         self.gpu.wait()
-        for address, array in (*zip(self.inputs, self.data.inputs, strict=True), *self._expected()):
-            self.gpu.upload(np.ascontiguousarray(array), address)
+        for each, addresses in zip(self.data.sets, self._held, strict=True):
+            for address, array in zip(addresses, (*each.inputs, *each.expected), strict=True):
+                self.gpu.upload(np.ascontiguousarray(array), address)
+        self.lay_out(0, 0)
 
-    def poison(self) -> None:
-        for address, arg in zip(self.outputs, self.data.signature.outputs, strict=True):
-            self.gpu.fill(address, POISON_BYTES[is_float(arg.dtype)], _bytes(arg))
-
-    def damage(self) -> str:
-        """Return what the kernel has written besides its outputs, as a phrase; empty if nothing."""
+    def lay_out(self, data: int, shift: int) -> None:
+        """Fill the guards, and copy a set's inputs between them."""
         for offset, size in self.placement.guards:
-            if changed := self.checks.other_bytes(self.base + offset, size, GUARD_BYTE):
+            self.gpu.fill(self._base + shift + offset, GUARD_BYTE, size)
+        for at, (source, size) in enumerate(self._places(data)[: len(self.data.inputs)]):
+            self.gpu.copy(source, self._argument(at, shift), size)
+
+    def run(self, kernel: _Loaded, call: Call) -> str:
+        """Lay out a set of inputs, call the kernel with cold caches, and return what it wrote besides its outputs, as a phrase."""
+        shift = 0 if call.at_end else SHIFT_BYTES
+        self.lay_out(call.data, shift)
+        for address, arg in self._outputs(shift):
+            self.gpu.fill(address, poison_byte(call, arg), _bytes(arg))
+        graph = self.graph(kernel, 1, shift)
+        self.flush()
+        secs = graph.run()
+        if call.at_end:
+            kernel.secs.append(secs)
+        return self._damage(call.data, shift)
+
+    def _damage(self, data: int, shift: int) -> str:
+        for offset, size in self.placement.guards:
+            if changed := self.checks.other_bytes(self._base + shift + offset, size, GUARD_BYTE):
                 return f"it wrote at least {changed} bytes outside of its arguments"
-        for at, (address, size, checksum) in enumerate(self._protected):
-            if self.checks.checksum(address, size) != checksum:
-                return "it wrote into its inputs" if at < len(self.data.inputs) else "it wrote far outside of its arguments"
+        for at, want in enumerate(self._checksums[data][: len(self.data.inputs)]):
+            if self.checks.checksum(self._argument(at, shift), self.sizes[at]) != want:
+                return f"it writes into its input {self.data.signature.inputs[at].name}"
         return ""
 
-    def error(self) -> float:
-        """Return the largest relative error of all outputs."""
-        outputs = zip(self.outputs, self.data.signature.outputs, self.expected, self.data.expected, self._rms, strict=True)
+    def far_damage(self) -> str:
+        """Return whether what is kept beside the arguments was overwritten, as a phrase."""
+        found = [[self.checks.checksum(*at) for at in self._places(each)] for each in range(len(self.data.sets))]
+        return "" if found == self._checksums else "it wrote far outside of its arguments"
+
+    def error(self, call: Call) -> float:
+        """Return the largest relative error of all outputs of a call."""
+        each, shift = self.data.sets[call.data], 0 if call.at_end else SHIFT_BYTES
+        expected = zip(self._held[call.data][len(self.data.inputs) :], each.expected, self._rms, strict=True)
         return max(
-            self.checks.relative_error((got, arg.dtype), (want, array.dtype.name), array.size, rms)
-            for got, arg, want, array, rms in outputs
+            self.checks.relative_error((got, arg.dtype), (at, want.dtype.name), want.size, rms, any_for_nan=each.any_for_nan)
+            for (got, arg), (at, want, rms) in zip(self._outputs(shift), expected, strict=True)
         )
+
+    def fingerprint(self, call: Call) -> object:
+        shift = 0 if call.at_end else SHIFT_BYTES
+        return [self.checks.checksum(address, _bytes(arg)) for address, arg in self._outputs(shift)]
 
     def sets(self) -> list[list[Placed]]:
         """Return the argument sets over which launches rotate; all but the first are made when they are first needed."""
@@ -133,24 +173,30 @@ class _OnGpu:
             base = self._allocated(more * whole.total_bytes)
             for start in range(base, base + more * whole.total_bytes, whole.total_bytes):
                 addresses = [start + offset for offset in whole.offsets]
-                for source, target, size in zip(self.inputs, addresses, self.sizes, strict=False):
+                for (source, size), target in zip(self._places(0)[: len(self.data.inputs)], addresses, strict=False):
                     self.gpu.copy(source, target, size)
                 self._sets.append(self._arguments_at(addresses))
         return self._sets
 
-    def graph(self, library: str, kernel: Kernel, calls: int) -> Graph:
-        """Return the graph of `calls` launches, each on the next argument set."""
-        if (library, calls) not in self.graphs:
-            sets = self.sets() if calls > 1 else self._sets[:1]
+    def graph(self, kernel: _Loaded, calls: int, shift: int = 0) -> Graph:
+        """Return the graph of `calls` launches, each on the next argument set; of one launch, on the arguments at a shift."""
+        which = kernel.library, calls, shift
+        if which not in self.graphs:
+            sets = self.sets() if calls > 1 else self._shifted[shift > 0 :]
             chosen = [[placed.tensor() for placed in sets[call % len(sets)]] for call in range(calls)]
 
             def launch() -> None:
                 for tensors in chosen:
-                    kernel(*tensors)
+                    kernel.function(*tensors)
 
             with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", self.gpu.ordinal), self.gpu.stream.value or 0):
-                self.graphs[library, calls] = self.gpu.timed_graph(launch)
-        return self.graphs[library, calls]
+                self.graphs[which] = self.gpu.timed_graph(launch)
+        return self.graphs[which]
+
+    def loaded(self, library: str, symbol: str) -> _Loaded:
+        if library not in self.kernels:
+            self.kernels[library] = _Loaded(library, kernel_of(load_library(Path(library), "cuda"), symbol))
+        return self.kernels[library]
 
     def flush(self) -> None:
         """Fill the L2 cache with memory that no kernel reads; read, not written, so that nothing is left to be written back."""
@@ -217,32 +263,34 @@ def prepare_next(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
-    """Run a kernel on poisoned outputs between guards; return its relative error and the seconds it took, or what it damaged."""
-    on_gpu = _RESIDENT.of(spec)
-    kernel = kernel_of(load_library(Path(library), "cuda"), symbol)
-    graph = on_gpu.graph(library, kernel, 1)
-    on_gpu.poison()
-    on_gpu.flush()
-    secs = graph.run()
-    if damage := on_gpu.damage():
+    """Return the verdict on a kernel, and the seconds that it took with cold caches."""
+    return _verified(_RESIDENT.of(spec), library, symbol)
+
+
+def confirm(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
+    """Return the verdict on a kernel that has been timed."""
+    return _verified(_RESIDENT.of(spec), library, symbol)
+
+
+def _verified(on_gpu: _OnGpu, library: str, symbol: str) -> dict[str, Any]:
+    kernel = on_gpu.loaded(library, symbol)
+    verdict = verified(on_gpu, kernel)
+    if "failure" not in verdict and (damage := on_gpu.far_damage()):
+        verdict = {"failure": damage}
+    if "failure" in verdict:
         on_gpu.restore()
-        return {"failure": damage}
-    error = on_gpu.error()
-    if secs < _SHORT_SECS:  # the first launch loads code, which shows in a short one
-        on_gpu.flush()
-        secs = min(secs, graph.run())
-    on_gpu.kernels[library] = kernel
-    return {"error": error, "secs": secs}
+        return verdict
+    on_gpu.lay_out(0, 0)  # special values would take another time
+    return {**verdict, "secs": min(kernel.secs)}  # the first launch loads code, which shows in a short one
 
 
 def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of up to `calls` launches in one graph."""
     on_gpu = _RESIDENT.of(spec)
-    kernel = on_gpu.kernels.get(library) or kernel_of(load_library(Path(library), "cuda"), symbol)
-    on_gpu.kernels[library] = kernel
+    kernel = on_gpu.loaded(library, symbol)
     sets = on_gpu.sets()
     count = min(calls, most_calls(len(sets), sum(on_gpu.sizes), on_gpu.gpu.l2_bytes))
-    graph = on_gpu.graph(library, kernel, count)
+    graph = on_gpu.graph(kernel, count)
     if time.monotonic() - _BUSY["until"] > IDLE_SECS:
         on_gpu.warm()
     if "before" not in _CONDITIONS:

@@ -15,10 +15,11 @@ from typing import Any
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
+from kerneldecl.runners.verdict import judged
 from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
-from kerneldecl.tuning.race import PROTOCOLS, race
+from kerneldecl.tuning.race import PROTOCOLS, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
@@ -111,7 +112,22 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*race(passed, sample, PROTOCOLS[task.arch.kind]), *failed]
+    return [*_confirmed(task, race(passed, sample, PROTOCOLS[task.arch.kind]), runner), *failed]
+
+
+def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials with a winner that is still right after all its calls: one that is not fails, and the next one is verified."""
+    trials = list(raced)
+    while any(trial.samples for trial in trials):
+        (winner, *_), _ = ranking(trials)
+        request = task.measure_request("confirm", spec=task.measured_spec, **_kernel(task, winner))
+        failure = judged(runner.measure(request, VERIFY_SECS), task.tolerance)
+        if not failure:
+            break
+        place = next(at for at, trial in enumerate(trials) if trial is winner)
+        trials[place] = replace(winner, samples=(), failure=f"after the race: {failure}")
+        prepare(task, runner)
+    return trials
 
 
 Passed = list[tuple[Trial, float]]
@@ -139,13 +155,12 @@ def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: O
 
 def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
     answer = runner.measure(task.measure_request("verify", spec=task.measured_spec, **_kernel(task, trial)), VERIFY_SECS)
-    if "failure" in answer:
-        return replace(trial, failure=answer["failure"]), 0.0
+    failure = judged(answer, task.tolerance)
+    if "error" not in answer:
+        return replace(trial, failure=failure), 0.0
     # JSON holds no infinity, which is the error of a NaN.
     error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
-    if not error <= task.tolerance:
-        return replace(trial, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
-    return replace(trial, error=error), answer["secs"]
+    return replace(trial, error=error, failure=failure), answer["secs"]
 
 
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:

@@ -284,6 +284,7 @@ _ACTIONS = {
     "prepare": _prepare,
     "prepare_next": _prepare,
     "verify": _verify,
+    "confirm": _verify,
     "sample": _sample,
     "measured_peaks": _measured_peaks,
 }
