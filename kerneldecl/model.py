@@ -38,6 +38,10 @@ class Signature:
         return self.inputs + self.outputs
 
 
+MOST_TOLERANCE = 1.0
+"""Relative error from which on a kernel that writes zeros would pass."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """One fully expanded entry of workloads.toml, for one target."""
@@ -59,6 +63,13 @@ class Workload:
     """Raised by hand to tune again what a record exists of."""
     specialize: str = ""
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
+    nan: str = ""
+    """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+
+    @property
+    def nan_field(self) -> Mapping[str, str]:
+        """Return what a request or a manifest holds of it: nothing where it is empty."""
+        return {"nan": self.nan} if self.nan else {}
 
     @property
     def entry(self) -> str:

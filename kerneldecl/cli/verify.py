@@ -47,6 +47,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
 
 def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
     case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
+    case |= {"nan": entry["nan"]} if "nan" in entry else {}
     request = {"action": "verify", **where, "spec": case, "symbol": entry["symbol"]}
     answer = runner.measure(request, LIMIT_SECS)
     tolerance = entry["verdict"]["tolerance"]

@@ -19,9 +19,10 @@ from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.passes.nan import ATTRIBUTE
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.model import MOST_TOLERANCE, SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
 from kerneldecl.rule import Rule
@@ -36,10 +37,13 @@ Spec = Mapping[str, Any]
 """A workload spec, with the digest of its computation: root, rule, attrs, computation."""
 
 
-def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Lower a rule and return the facts of the computation that later stages need."""
+def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict[str, Any]:
+    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything."""
     declared = _rule(root, rule, attrs)
-    mod = canonical.lower(declared)
+    mod = _with_nan(canonical.lower(declared), nan)
+    if not 0 <= declared.tolerance() <= MOST_TOLERANCE:
+        expected = f"expected a number from 0 to {MOST_TOLERANCE:g}: any kernel would pass"
+        raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
     return {
         "computation": canonical.module_digest(mod),
         "signature": to_json(declared.signature()),
@@ -203,12 +207,17 @@ def _lowered(spec: Spec) -> tvm.IRModule:
     """Return the workload's module; raise ValueError if it is not the computation that was planned."""
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
-        mod = canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"]))
+        mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
         if canonical.module_digest(mod) != spec["computation"]:
             raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod
     return _LOWERED[text]
+
+
+def _with_nan(mod: tvm.IRModule, nan: str) -> tvm.IRModule:
+    """Return the module with what its entry says of NaN, if anything, among the attributes of its function."""
+    return tvm.IRModule({"main": mod["main"].with_attr(ATTRIBUTE, nan)}) if nan else mod
 
 
 _LOWERED: dict[str, tvm.IRModule] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler.canonical import load, save, signature_of
-from kerneldecl.compiler.passes.nan import carried
+from kerneldecl.compiler.passes.nan import ATTRIBUTE, carried
 from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"
@@ -35,7 +35,8 @@ class TracelessFunction:
 
 def traceless_function(workload: tvm.IRModule, implementation: tvm.IRModule) -> TracelessFunction:
     """Return a traceless kernel as an artifact holds it."""
-    return TracelessFunction(_without_source(workload), _without_source(implementation))
+    plain = tvm.IRModule({"main": workload["main"].without_attr(ATTRIBUTE)})  # as models have it
+    return TracelessFunction(_without_source(plain), _without_source(implementation))
 
 
 def _without_source(mod: tvm.IRModule) -> str:

@@ -81,10 +81,8 @@ def _parsed(text: str) -> dict[str, str]:
 
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
-    return manifest(
-        "lower",
-        {"rule": rule_digest, "attrs": dict(workload.attrs), "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}},
-    )
+    fields = {"rule": rule_digest, "attrs": dict(workload.attrs), **workload.nan_field}
+    return manifest("lower", {**fields, "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}})
 
 
 def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping[str, str], toolchain: Mapping[str, str]) -> str:

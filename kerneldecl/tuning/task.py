@@ -69,7 +69,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
         return {**names, "computation": self.lowered.computation, **custom}
 
