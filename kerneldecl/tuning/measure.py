@@ -121,11 +121,13 @@ def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial
     while any(trial.samples for trial in trials):
         (winner, *_), _ = ranking(trials)
         request = task.measure_request("confirm", spec=task.measured_spec, **_kernel(task, winner))
-        failure = judged(runner.measure(request, VERIFY_SECS), task.tolerance)
+        answer = runner.measure(request, VERIFY_SECS)
+        failure = judged(answer, task.tolerance)
         if not failure:
             break
         place = next(at for at, trial in enumerate(trials) if trial is winner)
-        trials[place] = replace(winner, samples=(), failure=f"after the race: {failure}")
+        error = winner.error if "error" in answer else None  # one that crashed is not kept
+        trials[place] = replace(winner, error=error, samples=(), failure=f"after the race: {failure}")
         prepare(task, runner)
     return trials
 
