@@ -39,6 +39,9 @@ class _OnCpu:
         self._guarded = Guarded([*inputs, *(GuardedArray(arg, is_input=False) for arg in data.signature.outputs)])
         self._rms = [finite_rms(want) for want in data.expected]
         self._outputs: list[Array] = []
+        self._digest = b""
+        self._errors: dict[tuple[int, bytes], float] = {}
+        """Largest error by set of inputs and fingerprint of the outputs."""
 
     def run(self, kernel: Callable[..., object], call: Call) -> str:
         """Place arguments between guards and call the kernel; return its forbidden access as a phrase."""
@@ -49,16 +52,23 @@ class _OnCpu:
         for array, arg in zip(self._outputs, self.data.signature.outputs, strict=True):
             array.reshape(-1).view(np.uint8).fill(poison_byte(call, arg))
         tensors = [tensor(array) for array in placed]
-        return self._guarded.watched(lambda: kernel(*tensors))
+        damage = self._guarded.watched(lambda: kernel(*tensors))
+        found = hashlib.sha256()
+        for array in self._outputs:
+            found.update(array.reshape(-1).view(np.uint8).data)
+        self._digest = found.digest()
+        return damage
 
     def error(self, call: Call) -> float:
         """Return the largest relative error of the outputs of a call, which was the last one."""
-        data = self.data.sets[call.data]
-        outputs = zip(self._outputs, data.expected, self._rms, strict=True)
-        return max(relative_error(got, want, rms, any_for_nan=data.any_for_nan) for got, want, rms in outputs)
+        data, which = self.data.sets[call.data], (call.data, self._digest)
+        if which not in self._errors:  # most candidates give the same bits
+            outputs = zip(self._outputs, data.expected, self._rms, strict=True)
+            self._errors[which] = max(relative_error(got, want, rms, any_for_nan=data.any_for_nan) for got, want, rms in outputs)
+        return self._errors[which]
 
-    def fingerprint(self, _: Call) -> object:
-        return [hashlib.sha256(array.tobytes()).digest() for array in self._outputs]
+    def fingerprint(self, _: Call) -> bytes:
+        return self._digest
 
 
 _RESIDENT = ResidentData(_OnCpu)
