@@ -92,21 +92,29 @@ def _expected(rule: Rule, signature: Signature, inputs: Sequence[Array]) -> tupl
 def vacuous(signature: Signature, inputs: Sequence[Array], expected: Sequence[Array], flops: float) -> str:
     """Return why a kernel that computes something else would pass on such data, as a sentence; empty where it would not."""
     for arg, array in zip(signature.inputs, inputs, strict=True):
-        if is_float(arg.dtype) and array.size > 1 and _is_constant(array):
+        if (
+            is_float(arg.dtype)
+            and array.size > 1
+            and _all(lambda x, first=array.flat[0]: (x == first) | ((x != x) & (first != first)), array)
+        ):
             return f"inputs() gives {arg.name} one value everywhere, {array.flat[0]:g}; give it random ones"
     for arg, array in zip(signature.inputs, inputs, strict=True):
         for out, want in zip(signature.outputs, expected, strict=True):
-            if flops > 0 and want.size > 1 and want.shape == array.shape and np.array_equal(want, array):
+            if flops > 0 and want.size > 1 and want.shape == array.shape and _all(np.equal, want, array):
                 return f"reference() returns its input {arg.name} as output {out.name}, but flops() says that something is computed"
     for out, want in zip(signature.outputs, expected, strict=True):
-        if is_float(out.dtype) and want.size and np.isnan(want.astype(np.float64).sum()) and np.isnan(want.astype(np.float64)).all():
+        if is_float(out.dtype) and want.size and _all(np.isnan, want):
             return f"reference() gives NaN everywhere in output {out.name}"
     return ""
 
 
-def _is_constant(array: Array) -> bool:
-    first = array.flat[0]
-    return bool(np.isnan(array).all() if np.isnan(first) else (array == first).all())
+_FEW = 1024
+
+
+def _all(predicate: Callable[..., Array], *arrays: Array) -> bool:
+    """Say whether a predicate holds of all elements; the first few mostly tell that it does not."""
+    few = (array.reshape(-1)[:_FEW] for array in arrays)
+    return bool(predicate(*few).all() and predicate(*arrays).all())
 
 
 MANY_BYTES = 1 << 28
