@@ -74,7 +74,19 @@ def _torchvision() -> Any:
 
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
-    return getattr(_torchvision(), name)(weights=None).eval(), (torch.randn(batch, 3, 224, 224),)
+    module = getattr(_torchvision(), name)(weights=None)
+    _set_batch_norms(module, torch.randn(16, 3, 224, 224))
+    return module.eval(), (torch.randn(batch, 3, 224, 224),)
+
+
+def _set_batch_norms(module: Any, sample: Any) -> None:
+    """Give batch norms the statistics of a sample: with those of a new module, values vanish below what float16 holds."""
+    norms = [each for each in module.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:
+        with torch.no_grad():
+            module.train()(sample)
 
 
 def _bert(batch: int, tokens: int, **sizes: int) -> Made:
@@ -83,7 +95,7 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
     from transformers.models.bert.modeling_bert import BertEncoder
 
     torch.manual_seed(0)
-    encoder = BertEncoder(BertConfig(**sizes, attn_implementation="eager")).eval()
+    encoder = BertEncoder(BertConfig(**sizes, attn_implementation="sdpa")).eval()
     return First(encoder, "hidden_states"), (torch.randn(batch, tokens, sizes["hidden_size"]),)
 
 
@@ -92,7 +104,7 @@ def _llama(tokens: int) -> Made:
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
-    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="eager")).eval()
+    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="sdpa")).eval()
     return First(model, "inputs_embeds"), (torch.randn(1, tokens, LLAMA_3_8B["hidden_size"]),)
 
 
