@@ -15,6 +15,7 @@ from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
+from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
@@ -42,6 +43,7 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
     JoinLinears(),
     UseRules(),
+    SplitGroupNorms(),
     AccumulateInFloat32(),  # what no rule does
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),
