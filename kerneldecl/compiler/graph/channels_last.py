@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass
 
 _TO_NCHW = [0, 3, 1, 2]
 """The axes of an NHWC array in the order of NCHW, which are also the NHWC axes that each axis of NCHW is."""
@@ -37,20 +37,13 @@ _POOLING = frozenset(f"relax.nn.{name}" for name in ("adaptive_avg_pool2d", "avg
 _REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "prod", "std", "sum", "variance"))
 
 
-@tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
-class ChannelsLast:
+@graph_pass
+class ChannelsLast(Rewriter):
     """Gives convolutions of NCHW images NHWC ones with HWIO weights, and elementwise operators, pooling and reductions after them the same.
 
-    A transpose goes in front of an image, and behind what comes of it where an operator needs the old layout.
+    Every image is a transpose of its NHWC form, which moves behind the operators that allow it. So one transpose goes in front of an
+    image, and one behind what comes of it where an operator needs the old layout.
     """
-
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _ChannelsLast(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _ChannelsLast(Rewriter):
-    """Keeps every image as `permute_dims` of its NHWC form, and moves that behind the operators that allow it."""
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator == "relax.nn.conv2d":

@@ -10,30 +10,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import Array, array_of, constant
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 _LARGEST = 32 << 20
 """Bytes of a result: a larger one is computed by the model."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldIndices")
-class FoldIndices:
+@graph_pass
+class FoldIndices(Rewriter):
     """Computes in NumPy what position embeddings, causal masks and rotary tables are made of, where all of it is known.
 
     torch.export writes them out as arange, comparisons of bool, cumsum and gathers. TVM's FoldConstant would compile a function for
     each, and its code generation has no `==` of two bool.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _FoldIndices(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _FoldIndices(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape, compute = static_shape(call), _OPERATORS.get(operator)
         if shape is None or compute is None or not isinstance(call.ty, relax.TensorType):
