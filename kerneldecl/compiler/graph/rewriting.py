@@ -42,12 +42,16 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         call = super().visit_call_(call)
         return self.rewritten(call, str(call.op.name)) if isinstance(call.op, tvm.ir.Op) else call
 
-    def producer(self, value: relax.Expr, operator: str) -> relax.Call | None:
+    def call_of(self, value: relax.Expr) -> relax.Call | None:
         """Return the call of an operator that gives a value; None where another expression does."""
         value = self.known(value)
         bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        is_operator = isinstance(bound, relax.Call) and isinstance(bound.op, tvm.ir.Op) and bound.op.name == operator
-        return bound if is_operator else None
+        return bound if isinstance(bound, relax.Call) and isinstance(bound.op, tvm.ir.Op) else None
+
+    def producer(self, value: relax.Expr, operator: str) -> relax.Call | None:
+        """Return the call of this operator that gives a value; None where another expression does."""
+        call = self.call_of(value)
+        return call if call is not None and call.op.name == operator else None
 
     def known(self, value: relax.Expr) -> relax.Expr:
         """Return the constant or the first variable that a variable stands for; the value itself where it is another expression."""

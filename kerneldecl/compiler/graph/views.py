@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -88,10 +89,46 @@ class View:
         axes = tuple(tuple(number[part] for part in axis if part in number) for axis in self.axes)
         return View(tuple(math.prod(self.parts[part] for part in run) for run in by_source), axes)
 
+    def undone(self, other: View, shape: Shape) -> View | None:
+        """Return this view as it is seen through the inverse of another: of a result as the other's source, which has this shape."""
+        split = self.reshaped(tuple(other.parts[part] for part in other.order))
+        return None if split is None else split.permuted([other.order.index(part) for part in range(len(other.parts))]).reshaped(shape)
+
+    def sliced(self, axis: int, start: int, stop: int) -> Cut | None:
+        """Return what a slice of an axis takes of the part that is its outermost one; None where it is no slice of that part alone."""
+        parts = self.axes[axis]
+        inner = math.prod(self.parts[part] for part in parts[1:])
+        if not parts or start % inner or stop % inner:
+            return None
+        extents = list(self.parts)
+        extents[parts[0]] = (stop - start) // inner
+        return Cut(parts[0], start // inner, stop // inner, _without_units(View(tuple(extents), self.axes)))
+
+    @property
+    def is_reshape(self) -> bool:
+        """Whether the elements keep their order, so that nothing needs to be moved."""
+        return list(self.order) == sorted(self.order)
+
     def moved(self) -> tuple[Shape, tuple[int, ...]]:
         """Return the shape and the order of axes of the one transpose that the view needs; the order is sorted where it needs none."""
         merged = View(self.parts, (self.order,)).joined()
         return merged.parts, merged.order
+
+
+class Cut(NamedTuple):
+    """A slice of one part of a view."""
+
+    part: int
+    start: int
+    stop: int
+    view: View
+    """The view of the slice."""
+
+
+def _without_units(view: View) -> View:
+    kept = [part for part, extent in enumerate(view.parts) if extent > 1]
+    axes = tuple(tuple(kept.index(part) for part in axis if part in kept) for axis in view.axes)
+    return View(tuple(view.parts[part] for part in kept), axes)
 
 
 def _steps(extents: Sequence[int]) -> set[int]:
