@@ -22,7 +22,7 @@ _UNARY = frozenset(
     f"relax.{name}"
     for name in (
         "abs", "acos", "acosh", "asin", "asinh", "astype", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "floor",
-        "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "nn.dropout", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
+        "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
         "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
     )
 )  # fmt: skip
@@ -65,6 +65,8 @@ class ChannelsLast(Rewriter):
             return self._channels_first(_with_attrs(call, [image], layout="NHWC", out_layout="NHWC"))
         if operator in _REDUCTIONS:
             return self._reduction(call, image)
+        if operator == "relax.nn.group_norm" and _axes(call.attrs.channel_axis) == [1] and _axes(*call.attrs.axes) == [2, 3]:
+            return self._channels_first(_with_attrs(call, [image, *call.args[1:]], channel_axis=3, axes=[1, 2]))
         if operator == "relax.nn.pad":
             widths = [int(width) for width in call.attrs.pad_width]
             moved = [width for axis in _TO_NHWC for width in widths[2 * axis : 2 * axis + 2]]
@@ -99,7 +101,8 @@ class ChannelsLast(Rewriter):
         return image if axes == list(range(_RANK)) else relax.op.permute_dims(image, axes)
 
     def _elementwise(self, call: relax.Call) -> relax.Expr:
-        if not any(self._image(arg) is not None for arg in call.args) or any(_rank(arg) is None for arg in call.args):
+        ranks = [_rank(arg) for arg in call.args]
+        if not any(self._image(arg) is not None for arg in call.args) or any(rank is None or rank > _RANK for rank in ranks):
             return call
         return self._channels_first(relax.Call(call.op, [self._broadcast(arg) for arg in call.args], call.attrs))
 
@@ -117,7 +120,7 @@ class ChannelsLast(Rewriter):
         parts = call.args[0]
         if not isinstance(parts, relax.Tuple):
             parts = self.lookup_binding(parts)
-        if not isinstance(parts, relax.Tuple) or not any(self._image(part) is not None for part in parts.fields):
+        if call.attrs.axis is None or not isinstance(parts, relax.Tuple) or not any(self._image(part) is not None for part in parts.fields):
             return call
         moved = relax.Tuple([self._channels_last(part) for part in parts.fields])
         return self._channels_first(relax.op.concat(moved, _TO_NCHW[int(call.attrs.axis) % _RANK]))
@@ -144,6 +147,10 @@ def _axes_of(transpose: relax.Call) -> list[int]:
     rank = _rank(transpose.args[0])
     axes = transpose.attrs.axes
     return list(range(rank or 0))[::-1] if axes is None else [int(axis) % (rank or 1) for axis in axes]
+
+
+def _axes(*axes: Any) -> list[int]:
+    return sorted(int(axis) % _RANK for axis in axes)
 
 
 def _rank(value: relax.Expr) -> int | None:

@@ -32,6 +32,8 @@ class SimplifyClips(Rewriter):
             return self._bounded(call)
         if operator == "relax.clip" and _is_float(call):
             lowest, highest = (float(bound.value) for bound in call.args[1:])
+            if lowest > highest:
+                return call  # which of them wins is the operator's choice
             return _at_most(_at_least(call.args[0], lowest), highest)
         return call
 
