@@ -65,8 +65,6 @@ class ChannelsLast(Rewriter):
             return self._channels_first(_with_attrs(call, [image], layout="NHWC", out_layout="NHWC"))
         if operator in _REDUCTIONS:
             return self._reduction(call, image)
-        if operator == "relax.nn.group_norm" and _axes(call.attrs.channel_axis) == [1] and _axes(*call.attrs.axes) == [2, 3]:
-            return self._channels_first(_with_attrs(call, [image, *call.args[1:]], channel_axis=3, axes=[1, 2]))
         if operator == "relax.nn.pad":
             widths = [int(width) for width in call.attrs.pad_width]
             moved = [width for axis in _TO_NHWC for width in widths[2 * axis : 2 * axis + 2]]
@@ -147,10 +145,6 @@ def _axes_of(transpose: relax.Call) -> list[int]:
     rank = _rank(transpose.args[0])
     axes = transpose.attrs.axes
     return list(range(rank or 0))[::-1] if axes is None else [int(axis) % (rank or 1) for axis in axes]
-
-
-def _axes(*axes: Any) -> list[int]:
-    return sorted(int(axis) % _RANK for axis in axes)
 
 
 def _rank(value: relax.Expr) -> int | None:
