@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -124,9 +124,9 @@ def compared(names: Sequence[str], given: argparse.Namespace, folder: Path) -> l
 
     arch = detect() if given.arch == "host" else load_arch(STANDARD, given.arch)
     device, l2_bytes = ("cuda", arch.the_gpu.l2_bytes) if arch.gpu else ("cpu", 0)
-    rows = []
-    for name in names:
-        row = tuned(name, given, folder / name)
+    with ThreadPoolExecutor(given.jobs) as threads:
+        rows = list(threads.map(lambda name: tuned(name, given, folder / name), names))
+    for name, row in zip(names, rows, strict=True):
         if "failure" not in row:
             onnx = folder / name / "model.onnx"
             job = Job(
@@ -141,8 +141,7 @@ def compared(names: Sequence[str], given: argparse.Namespace, folder: Path) -> l
                 rounds=given.rounds,
             )
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                row |= pool.submit(compare, job).result()
-        rows.append(row)
+                row.update(pool.submit(compare, job).result())
         say(row)
     return rows
 
@@ -154,6 +153,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--source", default="pt2", choices=("pt2", "onnx"), help="what the model is exported to")
     parser.add_argument("--top-k", type=int, default=10, help="candidates that are built and timed for each function")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are tuned at once; with over 1, phases take longer than alone")
     parser.add_argument("--rounds", type=int, default=9, help="samples of each contender")
     parser.add_argument("--rivals", default="eager,compile", help="eager, compile, max-autotune, onnxruntime")
     parser.add_argument("--json", type=Path, help="write the results to this file")

@@ -63,7 +63,7 @@ def compare(job: Job) -> Row:
     """Return seconds, errors relative to torch in float32, and failures by contender."""
     module, args = example(job.model).make()
     with torch.no_grad():
-        want = _first(module.to(job.device)(*(arg.to(job.device) for arg in args))).double()
+        want = [each.double() for each in _outputs(module.to(job.device)(*(arg.to(job.device) for arg in args)))]
     module, args = made(job.model, job.dtype)
     sets = [tuple(arg.to(job.device, copy=True) for arg in args) for _ in range(SETS)]
     row: Row = {"errors": {}, "failures": {}}
@@ -126,7 +126,7 @@ def _onnxruntime(job: Job, sets: Sequence[tuple[Any, ...]]) -> Call:
     session = onnxruntime.InferenceSession(job.onnx, options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
     arrays = [dict(zip(names, (tensor.numpy() for tensor in each), strict=True)) for each in sets]
-    return lambda index: torch.from_numpy(session.run(None, arrays[index])[0])
+    return lambda index: [torch.from_numpy(each) for each in session.run(None, arrays[index])]
 
 
 def _samplers(name: str, call: Call, job: Job) -> dict[str, Callable[[], float]]:
@@ -154,12 +154,11 @@ class _CpuCalls:
         return (time.perf_counter() - start) / self._calls
 
 
-def _error(got: Any, want: Any) -> float:
-    """Return the norm of the difference by the norm of what is wanted."""
-    out = torch.from_dlpack(_first(got)).to(want.device).double()
-    return float((out - want).norm() / want.norm())
+def _error(got: Any, want: Sequence[Any]) -> float:
+    """Return the norm of the difference by the norm of what is wanted, the largest of all outputs."""
+    outputs = [torch.from_dlpack(each).to(wanted.device).double() for each, wanted in zip(_outputs(got), want, strict=True)]
+    return max(float((out - wanted).norm() / wanted.norm()) for out, wanted in zip(outputs, want, strict=True))
 
 
-def _first(outputs: Any) -> Any:
-    is_several = not isinstance(outputs, torch.Tensor) and hasattr(outputs, "__len__") and not hasattr(outputs, "__dlpack__")
-    return outputs[0] if is_several else outputs
+def _outputs(outputs: Any) -> list[Any]:
+    return [outputs] if hasattr(outputs, "__dlpack__") else list(outputs)
