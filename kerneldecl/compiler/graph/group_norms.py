@@ -6,22 +6,20 @@ Knows nothing of schedules.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import tirx as T  # noqa: N812  # TVMScript's name
 
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 from kerneldecl.compiler.prim_funcs import OPAQUE
 
 _NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
 
 
-@tvm.transform.module_pass(opt_level=0, name="SplitGroupNorms")
-class SplitGroupNorms:
+@graph_pass
+class SplitGroupNorms(Rewriter):
     """Computes group and instance norms as sums over pixels, factors for each channel, and x * scale + shift; all in float32.
 
     TVM lowers a norm to one reduction with a result for each group, of which there are too few to fill a GPU, and whose groups are no
@@ -30,12 +28,6 @@ class SplitGroupNorms:
     subexpressions: a cast of x to float32 must stay a part of each kernel that reads it.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _SplitGroupNorms(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _SplitGroupNorms(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call)
         if operator not in _NORMS or shape is None or len(shape) < 3 or not (call.attrs.center and call.attrs.scale):
