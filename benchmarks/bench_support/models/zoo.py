@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from bench_support.models.torchvision_here import torchvision_models
 
 Made = tuple[Any, tuple[Any, ...]]
 """A module in evaluation mode, float32, and inputs for it."""
+ATTENTION = "_attn_implementation"
 LLAMA_3_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -90,24 +92,23 @@ class Appending:
         return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
 
 
-def _torchvision() -> Any:
-    if torch.version.cuda is None:
-        # PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators do not load. These models use none of them.
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
+def fused_attention(module: Any) -> None:
+    """Have transformers' classes call torch's fused attention, as they do by default.
 
-    return torchvision.models
+    The models are exported with attention written out, which importers know best.
+    """
+    for each in module.modules():
+        if hasattr(getattr(each, "config", None), ATTENTION):
+            setattr(each.config, ATTENTION, "sdpa")
 
 
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
-    return getattr(_torchvision(), name)(weights=None).eval(), (torch.randn(batch, 3, 224, 224),)
+    return getattr(torchvision_models(), name)(weights=None).eval(), (torch.randn(batch, 3, 224, 224),)
 
 
 def _bert(batch: int, tokens: int, **sizes: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertEncoder
 
@@ -117,7 +118,7 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
 
 
 def _llama(tokens: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
@@ -127,7 +128,7 @@ def _llama(tokens: int) -> Made:
 
 def llama_decoding(past: int, **sizes: int) -> Made:
     """Return a decoder layer of Llama for the token after `past` ones."""
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tvm
+from support.vision_models import torchvision_models
 from tvm import relax
 
 from kerneldecl.compiler.model_import.from_torch import from_torch, module_of_program, module_with_parameters
@@ -23,12 +24,7 @@ MODELS = ("resnet18", "vit", "bert", "llama", "attention", "lstm")
 
 
 def images(name: str) -> tuple[Any, tuple[Any, ...]]:
-    for operator in ("nms", "qnms"):  # a torchvision built for CUDA lacks its operators beside a CPU torch
-        try:
-            torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:
-            break
-    models = pytest.importorskip("torchvision.models", reason="the model is torchvision's")
+    models = torchvision_models()
     if name == "resnet18":
         return models.resnet18(num_classes=10), (torch.randn(1, 3, 64, 64),)
     model = models.VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=10)
@@ -37,6 +33,7 @@ def images(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def words(name: str) -> tuple[Any, tuple[Any, ...]]:
+    torchvision_models()  # transformers imports torchvision
     transformers = pytest.importorskip("transformers", reason="the model is transformers'")
     sizes = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     if name == "bert":
