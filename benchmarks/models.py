@@ -9,8 +9,8 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -50,50 +50,39 @@ def described_machine(arch: Arch, process: OwnProcess) -> Mapping[str, Any]:
     return described
 
 
-def compared(name: str, given: argparse.Namespace, arch: Arch, folder: Path) -> Row:
-    """Tune a model and compare it; return its row."""
-    from bench_support.models.comparison import Job, compare, kernels
-    from bench_support.models.tuning import Choice, entries_of, tuned
+def tuned_all(names: Sequence[str], given: argparse.Namespace, folder: Path) -> list[Row]:
+    """Tune the models, and compile them by TVM's defaults where that is a rival; return their rows."""
+    from bench_support.models.tuning import Choice, tuned
 
-    rivals, process = given.rivals.split(","), OwnProcess()
-    choice = Choice(name, given.dtype, given.source, given.arch, given.top_k, with_onnx="onnxruntime" in rivals)
-    row = tuned(choice, folder, process)
-    if "failure" in row:
-        return row
-    libraries, failures = {"ours": (row["library"], row["artifact"])}, dict[str, str]()
-    if "tvm" in rivals:
-        row["secs_of"]["tvm"], failure = default_of(row, folder, given.source, process)
-        if failure:
-            failures["tvm"] = failure
-        else:
-            libraries["tvm"] = (str(folder / "tvm.so"), "")
-    onnx = str(folder / "model.onnx") if choice.with_onnx else ""
-    job = Job(name, given.dtype, libraries, onnx, rivals, arch.the_gpu.l2_bytes if arch.gpu else 0, given.rounds)
+    def one(name: str) -> Row:
+        rivals = given.rivals.split(",")
+        choice = Choice(name, given.dtype, given.source, given.arch, given.top_k, rivals)
+        return tuned(choice, folder / name, OwnProcess())
+
+    with ThreadPoolExecutor(given.jobs) as threads:
+        return list(threads.map(one, names))
+
+
+def compared(row: Row, given: argparse.Namespace, arch: Arch) -> Row:
+    """Compare a tuned model; return the fields for its row."""
+    from bench_support.models.comparison import Job, compare, kernels
+    from bench_support.models.tuning import entries_of
+
+    process, l2_bytes = OwnProcess(), arch.the_gpu.l2_bytes if arch.gpu else 0
+    job = Job(row["model"], given.dtype, row["libraries"], row["onnx"], given.rivals.split(","), l2_bytes, given.rounds)
     try:
         result = process.ask(compare, job, limit_secs=COMPARISON_SECS)
         theirs = [contender for contender in result["secs"] if contender.startswith("torch") and "," not in contender]
         for contender in ("ours", *theirs[-1:]) if given.kernels and arch.gpu else ():
-            found = process.ask(kernels, job, contender, entries_of(row["artifact"]), limit_secs=COMPARISON_SECS)
+            _, artifact = row["libraries"]["ours"]
+            found = process.ask(kernels, job, contender, entries_of(artifact), limit_secs=COMPARISON_SECS)
             result[f"kernels of {contender}"] = found
-            show(f"{name}: kernels of {contender}", found[:MOST_KERNELS])
+            show(f"{row['model']}: kernels of {contender}", found[:MOST_KERNELS])
     except RuntimeError as error:
-        return {**row, "failures": {**failures, "comparison": str(error)}}
+        return {"failures": {**row["failures"], "comparison": str(error)}}
     finally:
         process.close()
-    return {**row, **result, "failures": failures | result["failures"]}
-
-
-def default_of(row: Row, folder: Path, source: str, process: OwnProcess) -> tuple[float, str]:
-    """Compile the model by TVM's defaults; return the seconds that took, and why it failed."""
-    from bench_support.models.tuning import default_library
-
-    start, failure = time.perf_counter(), ""
-    try:
-        process.ask(default_library, folder / f"model.{source}", row["artifact"], folder / "tvm.so", limit_secs=COMPARISON_SECS)
-    except RuntimeError as error:
-        failure = str(error)
-    process.close()
-    return time.perf_counter() - start, failure
+    return {**result, "failures": row["failures"] | result["failures"]}
 
 
 def best(secs: Mapping[str, float], contender: str) -> float | None:
@@ -157,6 +146,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--source", default="pt2", choices=("pt2", "onnx"), help="what the model is exported to")
     parser.add_argument("--top-k", type=int, default=10, help="candidates that are built and timed for each function")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are tuned at once; with over 1, phases take longer than alone")
     parser.add_argument("--rounds", type=int, default=9, help="samples of each contender")
     parser.add_argument("--rivals", default="eager,compile", help="some of eager, compile, max-autotune, tvm, onnxruntime")
     parser.add_argument("--kernels", action="store_true", help="on a GPU also print the time of each kernel, ours and torch's")
@@ -182,13 +172,14 @@ def main() -> None:
     show_machine(described)
     rows: list[Row] = []
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="models-") as folder:
-        for name in names:
-            rows.append(compared(name, given, arch, Path(folder) / name))
+        for row in tuned_all(names, given, Path(folder)):
+            rows.append(row if "failure" in row else row | compared(row, given, arch))
             say(rows[-1])
             write_json(given.json, described, {"top_k": given.top_k, "dtype": given.dtype, "models": rows})
     show("Models (torch, tvm, ort: the best of theirs by the best of ours; over 1 ours is faster)", [table_row(row) for row in rows])
     tuned_rows = [coverage_row(row) for row in rows if "functions" in row]
-    show("What they run on (error: of float32 torch's result; torch's: of torch in the same dtype)", tuned_rows)
+    if tuned_rows:
+        show("What they run on (error: from torch in float32; by torch's: divided by torch eager's in the same dtype)", tuned_rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from bench_support.models.timing import timed
-from bench_support.models.zoo import example, fused_attention
+from bench_support.models.zoo import example
 from bench_support.own_process import first_line
 from bench_support.table import quantiles
 
@@ -114,7 +114,6 @@ def _contenders(job: Job) -> Mapping[str, Callable[[], Call]]:
     }
     modes = [mode for mode in MODES if mode in job.rivals]
     if modes:
-        fused_attention(module)
         module, theirs = _as_cudnn_reads(module.to("cuda"), sets) if job.device == "cuda" else (module, sets)
         found |= {f"torch {mode}": lambda mode=mode: _torch(MODES[mode](module), theirs) for mode in modes}
     return found | ({"onnxruntime": lambda: _onnxruntime(job.onnx, sets)} if job.onnx and "onnxruntime" in job.rivals else {})

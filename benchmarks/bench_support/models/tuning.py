@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,30 +43,50 @@ class Choice:
     source: str
     arch: str
     top_k: int
-    with_onnx: bool
-    """Whether onnxruntime needs the model's ONNX file, too."""
+    rivals: Sequence[str]
+    """Of those, onnxruntime needs an ONNX file, and tvm a library."""
 
 
 def tuned(choice: Choice, folder: Path, process: OwnProcess) -> Row:
-    """Export the model, extract, build and compile it; return seconds by phase, and what its functions run on."""
+    """Export the model, extract, build and compile it; return seconds by phase, what its functions run on, and libraries by contender."""
     folder.mkdir(parents=True, exist_ok=True)
-    row: Row = {"model": choice.model, "secs_of": {}}
+    file = f"model.{choice.source}"
+    row: Row = {"model": choice.model, "secs_of": {}, "failures": {}, "libraries": {}}
     try:
         process.ask(export, choice, folder, limit_secs=LIMIT_SECS)
         (folder / "workloads.toml").write_text(WORKSPACE.format(name=choice.model, arch=choice.arch, top_k=choice.top_k), encoding="utf-8")
-        row["coverage"] = _timed(row, "extract", folder, "extract", f"model.{choice.source}")["coverage"]
+        row["coverage"] = _timed(row, "extract", folder, "extract", file)["coverage"]
         _timed(row, "tuning", folder, "build")
         built = _timed(row, "second", folder, "build")
         row |= {"entries": built["entries"], "failed": built["failed"], "fallbacks": built["fallbacks"]}
-        artifact = built["artifacts"]["here"]
-        start = time.perf_counter()
-        row["functions"] = process.ask(compiled, folder / f"model.{choice.source}", artifact, folder / "model.so", limit_secs=LIMIT_SECS)
-        row["secs_of"]["compile"] = time.perf_counter() - start
-    except (RuntimeError, KeyError) as error:
-        return {**row, "failure": str(error)}
-    finally:
+        artifact = _artifact(built)
+        row["functions"] = _asked(row, "compile", process, compiled, (folder / file, artifact, folder / "model.so"))
+        row["libraries"]["ours"] = (str(folder / "model.so"), artifact)
+    except RuntimeError as error:
         process.close()
-    return {**row, "library": str(folder / "model.so"), "artifact": artifact}
+        return {**row, "failure": str(error)}
+    if "tvm" in choice.rivals:
+        try:
+            _asked(row, "tvm", process, default_library, (folder / file, artifact, folder / "by_default.so"))
+            row["libraries"]["tvm"] = (str(folder / "by_default.so"), "")
+        except RuntimeError as error:
+            row["failures"]["tvm"] = str(error)
+    process.close()
+    return {**row, "onnx": str(folder / "model.onnx") if "onnxruntime" in choice.rivals else ""}
+
+
+def _artifact(built: Row) -> str:
+    if "here" not in built["artifacts"]:
+        raise RuntimeError("no artifact was linked")
+    return str(built["artifacts"]["here"])
+
+
+def _asked(row: Row, phase: str, process: OwnProcess, question: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    start = time.perf_counter()
+    try:
+        return process.ask(question, *given, limit_secs=LIMIT_SECS)
+    finally:
+        row["secs_of"][phase] = time.perf_counter() - start
 
 
 def _timed(row: Row, phase: str, folder: Path, *command: str) -> Any:
@@ -86,7 +107,7 @@ def export(choice: Choice, folder: Path) -> None:
     module, args = made(choice.model, choice.dtype)
     with torch.no_grad():
         torch.export.save(torch.export.export(module, args), folder / "model.pt2")
-        if choice.with_onnx or choice.source == "onnx":
+        if "onnxruntime" in choice.rivals or choice.source == "onnx":
             torch.onnx.export(module, args, str(folder / "model.onnx"), dynamo=True, external_data=False)
 
 

@@ -14,7 +14,6 @@ from bench_support.models.torchvision_here import torchvision_models
 
 Made = tuple[Any, tuple[Any, ...]]
 """A module in evaluation mode, float32, and inputs for it."""
-ATTENTION = "_attn_implementation"
 LLAMA_3_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -92,19 +91,21 @@ class Appending:
         return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
 
 
-def fused_attention(module: Any) -> None:
-    """Have transformers' classes call torch's fused attention, as they do by default.
-
-    The models are exported with attention written out, which importers know best.
-    """
-    for each in module.modules():
-        if hasattr(getattr(each, "config", None), ATTENTION):
-            setattr(each.config, ATTENTION, "sdpa")
-
-
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
-    return getattr(torchvision_models(), name)(weights=None).eval(), (torch.randn(batch, 3, 224, 224),)
+    module = getattr(torchvision_models(), name)(weights=None)
+    _set_batch_norms(module, torch.randn(16, 3, 224, 224))
+    return module.eval(), (torch.randn(batch, 3, 224, 224),)
+
+
+def _set_batch_norms(module: Any, sample: Any) -> None:
+    """Give batch norms the statistics of a sample: with those of a new module, values vanish below what float16 holds."""
+    norms = [each for each in module.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:
+        with torch.no_grad():
+            module.train()(sample)
 
 
 def _bert(batch: int, tokens: int, **sizes: int) -> Made:
@@ -113,7 +114,7 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
     from transformers.models.bert.modeling_bert import BertEncoder
 
     torch.manual_seed(0)
-    encoder = BertEncoder(BertConfig(**sizes, attn_implementation="eager")).eval()
+    encoder = BertEncoder(BertConfig(**sizes, attn_implementation="sdpa")).eval()
     return First(encoder, "hidden_states"), (torch.randn(batch, tokens, sizes["hidden_size"]),)
 
 
@@ -122,7 +123,7 @@ def _llama(tokens: int) -> Made:
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
-    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="eager")).eval()
+    model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="sdpa")).eval()
     return First(model, "inputs_embeds"), (torch.randn(1, tokens, LLAMA_3_8B["hidden_size"]),)
 
 
@@ -133,7 +134,7 @@ def llama_decoding(past: int, **sizes: int) -> Made:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
     torch.manual_seed(0)
-    config = LlamaConfig(**sizes, attn_implementation="eager")
+    config = LlamaConfig(**sizes, attn_implementation="sdpa")
     x = torch.randn(1, 1, config.hidden_size)
     cos, sin = LlamaRotaryEmbedding(config)(x, torch.tensor([[past]]))
     cache = (1, config.num_key_value_heads, past, config.hidden_size // config.num_attention_heads)
