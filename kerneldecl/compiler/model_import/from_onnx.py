@@ -17,10 +17,11 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
-from kerneldecl.compiler.model_import.onnx_constants import with_known_constants
+from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
 from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
 from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
+from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
 _WAY_OUT = "write it with other operators"
 
@@ -34,37 +35,63 @@ def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path)
-        onnx.checker.check_model(model)
+        model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ModelError(f"not ONNX: {last_line(error)}") from None
-    except (onnx.checker.ValidationError, FileNotFoundError) as error:
-        raise ModelError(f"ONNX's own checker objects: {last_line(error)}", "export the model again") from None
-    return module_of_model(model)
+        raise ModelError(f"not ONNX: {last_line(error)}", "export the model again") from None
+    try:
+        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
+        onnx.checker.check_model(str(path))
+        load_weights(model, path.parent, LARGEST)
+    except (onnx.checker.ValidationError, OSError, ValueError) as error:
+        _refuse_unknown(model.graph, {*_known_operators(), *(each.name for each in onnx.defs.get_all_schemas())})
+        raise ModelError(f"ONNX's own checker objects: {' '.join(str(error).split())}", "export the model again") from None
+    return module_of_model(model, path.parent)
 
 
-def module_of_model(model: Any) -> tvm.IRModule:
-    """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported."""
+def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
+    """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported.
+
+    Weights that are not in the model yet are read from files in a folder, at last: what comes before has no use for them.
+    """
+    import onnx
+
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # TVM's, of renamed inputs; its converters print what they fail on
-        known = _known_operators()
+        prepared, opset = _prepared(model)
         try:
-            prepared = with_known_constants(with_functions_written_out(model, known))
-            _refuse_unknown(prepared.graph, known)
-            sentence, way_out = refusal(prepared)
-        except ModelError:
-            raise
-        except IMPORT_ERRORS as error:
-            raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
-        if sentence:
-            raise ModelError(sentence, way_out)
-        opset = next((each.version for each in prepared.opset_import if each.domain in {"", "ai.onnx"}), 1)
+            if folder is not None:
+                load_weights(prepared, folder)
+        except (onnx.checker.ValidationError, OSError, ValueError) as error:
+            raise ModelError(f"its weights cannot be read: {last_line(error)}", "export the model again") from None
         try:
-            return name_by_value(_importer(_empty_inputs(prepared.graph)).from_onnx(prepared.graph, opset), _weights(prepared.graph))
+            importer = _importer(_empty_inputs(prepared.graph))
+            return name_by_value(importer.from_onnx(prepared.graph, opset), _weights(prepared.graph))
         except ModelError:
             raise
         except IMPORT_ERRORS as error:
             raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
+
+
+def _prepared(model: Any) -> tuple[Any, int]:
+    """Return a model in operators that can be converted, and its opset; raise ModelError where there is none of it."""
+    import onnx
+
+    opset = next((each.version for each in model.opset_import if each.domain in {"", "ai.onnx"}), 1)
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ModelError(f"its opset is {opset}; onnx {onnx.__version__} knows those up to {newest}", "pip install -U onnx")
+    known = _known_operators()
+    try:
+        prepared = with_known_constants(with_functions_written_out(model, known))
+        _refuse_unknown(prepared.graph, known)
+        sentence, way_out = refusal(prepared)
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
+    if sentence:
+        raise ModelError(sentence, way_out)
+    return prepared, opset
 
 
 def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:

@@ -20,7 +20,7 @@ def refusal(model: Any) -> tuple[str, str]:
     """Return why a model cannot be imported, and the way out; empty texts where nothing here speaks against it."""
     types = _types(model)
     for each in model.graph.input:
-        if problem := _problem(each.type):
+        if problem := _problem(each.type) or ("of no dtype" if not _has_dtype(each.type) else ""):
             return f"its input {each.name} is {problem}", "give the model tensors of numbers"
     for node in model.graph.node:
         outputs = {name: types[name] for name in node.output if name in types and types[name].HasField("tensor_type")}
@@ -55,6 +55,10 @@ def _problem(type_: Any) -> str:
         return f"a {kind.removesuffix('_type').replace('_', ' ')}, not a tensor"
     element = type_.tensor_type.elem_type
     return f"a tensor of {_name(element)}, which kernels have no arithmetic for" if element and _name(element) not in _NUMBERS else ""
+
+
+def _has_dtype(type_: Any) -> bool:
+    return type_.WhichOneof("value") == "tensor_type" and bool(type_.tensor_type.elem_type)
 
 
 def _name(element: int) -> str:
