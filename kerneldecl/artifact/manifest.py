@@ -12,8 +12,10 @@ from typing import Any
 
 from kerneldecl.store.keys import digest
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "manifest.json"
+DATABASE, WITH_INTRINSICS = "database", "database_intrinsics"
+"""Folders of the database that stock TVM opens, and of the one whose schedules name tensor intrinsics, which may be absent."""
 _NO_DIGEST = "0" * 64
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.api import run_build
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS
 from kerneldecl.compiler.canonical import canonical_module, module_digest
 from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
@@ -79,7 +80,10 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
     artifact = done.artifacts.get(arch.name)
     if artifact:
         for name in _DATABASE:
-            shutil.copy(artifact / "database" / name, root / name)
+            shutil.copy(artifact / DATABASE / name, root / name)
+        shutil.rmtree(root / WITH_INTRINSICS, ignore_errors=True)
+        if (artifact / WITH_INTRINSICS).is_dir():
+            shutil.copytree(artifact / WITH_INTRINSICS, root / WITH_INTRINSICS)
     failures = {path: done.failures[entry] for path, table in tables.items() if (entry := f"{table['name']}@{arch.name}") in done.failures}
     if failures:
         # The next module's functions are tuned beside those that have kernels; what failed is tried again where it comes again.

@@ -16,6 +16,7 @@ import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact.load import checked_artifact
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS
 from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.intrinsics import int4_dot, mma
@@ -93,7 +94,7 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
 
 
 def register_intrinsics() -> None:
-    """Register the intrinsics that kernels' traces name: without them, TVM cannot read a database of GPU kernels."""
+    """Register the intrinsics that kernels' traces name: without them, TVM cannot read `database_intrinsics/`."""
     vector_math.register()
     mma.register_all()
     int4_dot.register_all()
@@ -133,9 +134,9 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
 
 
 def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
-    database = JSONDatabase(work_dir=str(folder / "database"))
+    databases = [JSONDatabase(work_dir=str(folder / name)) for name in (DATABASE, WITH_INTRINSICS) if (folder / name).is_dir()]
     found: dict[str, Kernel] = {}
-    for record in database.get_all_tuning_records():
+    for record in (record for database in databases for record in database.get_all_tuning_records()):
         # The database holds a function twice, with attributes of Relax and without.
         func = record.workload.mod["main"]
         name = symbol(module_digest(canonical_module(func)))
