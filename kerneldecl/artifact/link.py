@@ -30,6 +30,7 @@ from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.local import Miss
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered, TuneResult
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.linkers import Linker
 
 
@@ -134,11 +135,11 @@ def _best(records: Sequence[TuneResult]) -> TuneResult:
 
 
 def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:
-    with tempfile.TemporaryDirectory() as scratch:
-        objects = [Path(scratch) / f"{record.symbol}.o" for record in records]
+    with scratch_folder() as scratch:
+        objects = [scratch / f"{record.symbol}.o" for record in records]
         for path, record in zip(objects, records, strict=True):
             path.write_bytes(_blob(store, record, "object"))
-        built = Path(scratch) / "library.so"
+        built = scratch / "library.so"
         linker(built, objects)
         content = built.read_bytes()
     # The loader takes a path that it has seen for the library that it has loaded: a digest in the name keeps them apart.
