@@ -5,11 +5,11 @@ Knows nothing of TVM itself, of tuning or of plans.
     <name>-<version>/<target>/
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
-      objects/<symbol>.o                    each kernel by itself, for models that link it into their own library
+      kernels.zip                           each kernel by itself: <symbol>.o, for models that link it into their own library,
+                                            and <symbol>.py, its scheduled TensorIR
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
       traceless/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
-      source/<symbol>.py                    the scheduled TensorIR of each kernel
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kerneldecl.artifact.archive import ARCHIVE, write_archive
 from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, traceless_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
@@ -89,14 +90,12 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
-    _write_objects(records, store, folder / "objects")
+    write_archive(folder / ARCHIVE, _members(records, store))
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     traceless = {computation: found for computation, found in held.items() if "trace" not in found}
     _write_database([record for record in records if record.computation not in traceless], held, folder / "database")
     for computation, found in traceless.items():
         write_whole(folder / traceless_file(computation), json.dumps(found, sort_keys=True), durable=True)
-    for record in records:
-        write_whole(folder / "source" / f"{record.symbol}.py", _blob(store, record, "source"), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {
         "schema": SCHEMA,
@@ -149,9 +148,10 @@ def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, 
     return name
 
 
-def _write_objects(records: Sequence[TuneResult], store: Store, folder: Path) -> None:
+def _members(records: Sequence[TuneResult], store: Store) -> Iterator[tuple[str, bytes]]:
     for record in records:
-        write_whole(folder / f"{record.symbol}.o", _blob(store, record, "object"), durable=True)
+        yield f"{record.symbol}.o", _blob(store, record, "object")
+        yield f"{record.symbol}.py", _blob(store, record, "source")
 
 
 def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:

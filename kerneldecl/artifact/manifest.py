@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.artifact.archive import ARCHIVE
 from kerneldecl.errors import printable
 from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "manifest.json"
 DATABASE = ("database/database_tuning_record.json", "database/database_workload.json")
 _NO_DIGEST = "0" * 64
@@ -99,7 +100,7 @@ def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "missing holds what is no reason"
     if not isinstance(arch.get("model"), str) or not isinstance(arch.get("target"), dict) or not _has_device(arch):
         yield "arch describes no machine"
-    yield from (f"{printable(name)} is not among its files" for name in (manifest["library"], *DATABASE) if name not in files)
+    yield from (f"{printable(name)} is not among its files" for name in (manifest["library"], ARCHIVE, *DATABASE) if name not in files)
     for position, entry in enumerate(manifest["entries"]):
         yield from (f"entries[{position}] {wrong}" for wrong in _wrong_entry(entry, files))
 
@@ -121,10 +122,8 @@ def _wrong_entry(entry: Any, files: Mapping[str, str]) -> Iterator[str]:
     if not is_digest(computation) or not _SYMBOL.fullmatch(symbol):
         yield "names no computation or no symbol"
         return
-    expected = (f"objects/{symbol}.o", f"source/{symbol}.py", *([traceless_file(computation)] if traceless else []))
-    yield from (f"needs {name}, which is not among the files" for name in expected if name not in files)
-    if traceless and traceless != traceless_file(computation):
-        yield "has a function without a trace elsewhere"
+    if traceless and (traceless != traceless_file(computation) or traceless not in files):
+        yield "has a function without a trace that is not among the files"
     winner, verdict = entry.get("winner"), entry.get("verdict")
     if not isinstance(winner, dict) or not isinstance(winner.get("template"), str) or not isinstance(winner.get("params"), dict):
         yield "has no winner"

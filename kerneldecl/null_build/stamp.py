@@ -21,8 +21,8 @@ _DECLARED = ("declared ", "entries ")
 """What the lines that depend on the text of workloads.toml begin with."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
-# For lower records and an artifact's sources, only their folders' times are compared: a call of stat() for each file would
-# be most of a null build of ten thousand entries, and neither can make the artifact wrong.
+# For lower records, only their folder's time is compared: a call of stat() for each file would be most of a null build of ten
+# thousand entries, and they cannot make the artifact wrong. Of an artifact, every file is listed: it has few.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
 _ARTIFACT = ("", "lib", "database", "traceless")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
