@@ -34,6 +34,7 @@ _BROADCASTING = frozenset(
     )
 )  # fmt: skip
 _POOLING = frozenset(f"relax.nn.{name}" for name in ("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"))
+_NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
 _REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "prod", "std", "sum", "variance"))
 
 
@@ -65,6 +66,9 @@ class ChannelsLast(Rewriter):
             return self._channels_first(_with_attrs(call, [image], layout="NHWC", out_layout="NHWC"))
         if operator in _REDUCTIONS:
             return self._reduction(call, image)
+        if operator in _NORMS and int(call.attrs.channel_axis) % _RANK == 1:
+            axes = sorted(_TO_NCHW[int(axis) % _RANK] for axis in call.attrs.axes)
+            return self._channels_first(_with_attrs(call, [image, *call.args[1:]], channel_axis=_RANK - 1, axes=axes))
         if operator == "relax.nn.pad":
             widths = [int(width) for width in call.attrs.pad_width]
             moved = [width for axis in _TO_NHWC for width in widths[2 * axis : 2 * axis + 2]]

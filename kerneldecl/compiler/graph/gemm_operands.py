@@ -114,5 +114,6 @@ def _transposes(graph: Dataflow, value: relax.Expr, written: set[relax.Var]) -> 
 
 
 def _keeps_order(permutation: relax.Call) -> bool:
-    whole = View.of(static_shape(permutation.args[0]) or ())
+    shape = static_shape(permutation.args[0])
+    whole = None if shape is None else View.of(shape)
     return whole is not None and whole.permuted(axes_of(permutation)).is_reshape

@@ -69,7 +69,7 @@ def chain_of(value: relax.Expr, call_of: Callable[[relax.Expr], relax.Call | Non
 
 def axes_of(call: relax.Call) -> Shape:
     """Return the order of axes of a transpose."""
-    rank = len(static_shape(call) or ())
+    rank = int(call.ty.ndim)
     return tuple(reversed(range(rank))) if call.attrs.axes is None else tuple(int(axis) % rank for axis in call.attrs.axes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.vision_models import torchvision_models
 from tvm import relax
 
 from kerneldecl.compiler.actions import extract
@@ -19,13 +20,7 @@ from kerneldecl.compiler.model_import import read_model
 from kerneldecl.declare.toml_keys import is_name
 
 torch = pytest.importorskip("torch", reason="the models are torch's")
-try:
-    import torchvision  # noqa: F401  # transformers imports it where it is installed
-except RuntimeError:  # a build for CUDA beside torch for the CPU: its C++ operators are missing
-    for _operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-except ImportError:
-    pass
+torchvision_models()  # transformers imports torchvision
 transformers = pytest.importorskip("transformers", reason="the models are its classes")
 
 
