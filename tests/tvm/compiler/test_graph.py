@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.graphs import TARGET, random
 from tvm import relax
 
 from kerneldecl.compiler.dynamic_shapes import callees
@@ -23,13 +24,7 @@ from kerneldecl.compiler.graph.places import rule_of
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
 
 nn = relax.op.nn
-TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 IMAGE = (2, 6, 9, 8)
-
-
-def random(*shape: int, seed: int = 0) -> Any:
-    """Return a constant; all its values are positive, as variances are."""
-    return relax.const(np.random.default_rng(seed + sum(shape)).uniform(0.5, 1.5, shape).astype("float32"))
 
 
 def module(build: Callable[[relax.BlockBuilder, Any], Any], shape: Sequence[Any] = IMAGE) -> tvm.IRModule:
