@@ -95,6 +95,8 @@ def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
     module = getattr(torchvision_models(), name)(weights=None)
     _set_batch_norms(module, torch.randn(16, 3, 224, 224))
+    for linear in (each for each in module.modules() if isinstance(each, torch.nn.Linear) and not each.weight.any()):
+        torch.nn.init.normal_(linear.weight, std=0.02)  # a new ViT's head is zero, and so would its result be
     return module.eval(), (torch.randn(batch, 3, 224, 224),)
 
 
