@@ -16,7 +16,8 @@ from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, 
 from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
-from kerneldecl.compiler.graph.join_linears import JoinLinears
+from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
+from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
@@ -42,8 +43,10 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
+    SplitLinears(),
     JoinLinears(),
     UseRules(),
+    SplitGroupNorms(),
     AccumulateInFloat32(),  # what no rule does
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),
