@@ -302,3 +302,10 @@ def test_group_norms_between_convolutions_have_their_layout() -> None:
 
     transposes = 4  # of the image, of two weights, and of the result
     assert after(module(build), ChannelsLast()) == {"permute_dims": transposes, "conv2d": 2, "group_norm": 1, "silu": 1}
+
+
+def test_a_gemm_of_a_vector_that_is_a_view_and_one_of_two_batch_axes_stay() -> None:
+    vector = module(lambda builder, x: relax.op.matmul(builder.emit(relax.op.reshape(x, (72,))), random(72, 5)), (9, 8))
+    assert after(vector, *GRAPH_PASSES, shape=(9, 8))
+    heads = module(lambda builder, x: relax.op.matmul(builder.emit(relax.op.permute_dims(x, [0, 2, 1, 3])), random(8, 5)))
+    assert after(heads, *GRAPH_PASSES)
