@@ -29,9 +29,23 @@ def read_state(path: Path) -> State:
     """Return the last build's state; an empty one where there is none or it is unreadable."""
     try:
         fields = json.loads(path.read_bytes())
-        return State(fields["keys"], fields["why"], fields["failed"]) if fields["schema"] == SCHEMA else State()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = State(fields["keys"], fields["why"], fields["failed"])
+        return found if fields["schema"] == SCHEMA and _is_whole(found) else State()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return State()
+
+
+def _is_whole(state: State) -> bool:
+    """Say whether the fields have their types: the file may be of another version, or nobody's."""
+    texts = all(isinstance(value, str) for table in (state.keys, state.failed) for found in table.values() for value in found.values())
+    failed = all({"key", "reason"} <= found.keys() for found in state.failed.values())
+    return texts and failed and all(_is_action(action) for actions in state.why.values() for action in actions)
+
+
+def _is_action(action: dict[str, Any]) -> bool:
+    changed = action["changed"]
+    lines = all(len(line) == 3 and all(part is None or isinstance(part, str) for part in line) for line in changed)
+    return lines and isinstance(action["kind"], str) and isinstance(action["reason"], str)
 
 
 def write_state(path: Path, state: State) -> None:
