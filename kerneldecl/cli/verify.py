@@ -77,7 +77,9 @@ def _asked(entry: Json) -> dict[str, Any]:
 def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: LocalRunner) -> dict[str, Any]:
     tolerance, found = entry["verdict"]["tolerance"], {"name": entry["name"], "tolerance": entry["verdict"]["tolerance"]}
     if "failure" in reference:
-        return {**found, "checked": False, "ok": False, "error": None, "failure": f"its rule is not here: {reference['failure']}"}
+        failure = f"its rule is not here, nor its computation: {reference['failure']}"
+        return {**found, "checked": False, "ok": False, "against": "", "error": None, "failure": failure}
+    found["against"] = "its rule" if reference["rule"] == entry["rule"] else "its computation, for its rule is not here"
     spec = {**reference, "seed": SEED}
     answer = runner.measure({"action": "verify", **device, "spec": spec, "symbol": entry["symbol"]}, LIMIT_SECS)
     error = answer.get("error")
@@ -105,5 +107,6 @@ def _line(entry: dict[str, Any]) -> str:
     if not entry["checked"]:
         return f"not checked  {entry['name']}  {entry['failure']}"
     if entry["ok"]:
-        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})"
+        more = f", against {entry['against']}" if entry["against"] != "its rule" else ""
+        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g}{more})"
     return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")

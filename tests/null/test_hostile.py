@@ -24,7 +24,8 @@ from kerneldecl.artifact import kernels
 from kerneldecl.artifact.archive import ARCHIVE, read_member
 from kerneldecl.artifact.load import load
 from kerneldecl.artifact.manifest import with_digest
-from kerneldecl.errors import ArtifactError
+from kerneldecl.cli import verify
+from kerneldecl.errors import ArtifactError, ExitCode
 from kerneldecl.store.inside import MOST_BYTES
 from kerneldecl.store.keys import digest, key
 from kerneldecl.store.local import LocalStore, Miss, Record, store_stats
@@ -393,3 +394,16 @@ def test_a_bundles_rules_run_only_where_they_are_trusted(hostile: Space) -> None
 
 def test_the_table_has_as_many_kinds_as_it_is_said_to() -> None:
     assert len(ARTIFACTS) + len(FILES) * 2 + len(RECORDS) + len(BUNDLES) >= 60
+
+
+def test_an_entry_whose_reference_is_nowhere_is_not_called_wrong() -> None:
+    held = {"name": "own", "rule": "tripled", "verdict": {"tolerance": 1e-4}, "symbol": "kd_0"}
+    verdict = verify._verdict(held, {}, {"failure": "ValueError: it is not here"}, None)  # type: ignore[arg-type]  # no runner is asked
+    assert verify._exit_code([verdict]) == ExitCode.FAILED
+    found = {"artifact": "dist/box", "defect": "", "entries": [verdict], "missing": {}}
+    text = verify.verify_text({"artifacts": [found]})
+    assert "not checked  own  its rule is not here" in text
+    assert "0 of 1 kernels correct, 1 not checked" in text
+    assert "WRONG" not in text
+    right, wrong = ({**verdict, "checked": True, "ok": ok} for ok in (True, False))
+    assert [verify._exit_code(several) for several in ([right], [right, verdict], [verdict, wrong])] == [0, 1, 7]
