@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.model import Trial
+from kerneldecl.serial import misfit, trials_from_json
 from kerneldecl.store.files import write_whole
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class State:
 
     keys: dict[str, dict[str, str]] = field(default_factory=dict)
     why: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    failed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Key and reason of each entry that failed when it was last built."""
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Key, reason and candidates, as records have them, of each entry that failed when it was last built."""
 
 
 def read_state(path: Path) -> State:
@@ -37,8 +39,9 @@ def read_state(path: Path) -> State:
 
 def _is_whole(state: State) -> bool:
     """Say whether the fields have their types: the file may be of another version, or nobody's."""
-    texts = all(isinstance(value, str) for table in (state.keys, state.failed) for found in table.values() for value in found.values())
-    failed = all({"key", "reason"} <= found.keys() for found in state.failed.values())
+    texts = all(isinstance(value, str) for found in state.keys.values() for value in found.values())
+    failed = all(isinstance(found["key"], str) and isinstance(found["reason"], str) for found in state.failed.values())
+    failed = failed and all(not misfit(trials_from_json(found["trials"]), tuple[Trial, ...], "") for found in state.failed.values())
     return texts and failed and all(_is_action(action) for actions in state.why.values() for action in actions)
 
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import random
 import shutil
 import signal
@@ -90,8 +91,6 @@ class Kind:
     mutate: Callable[[bytes, random.Random], bytes]
     read: Callable[[Space, random.Random], str]
     """Read it, and return what is wrong with how that ended; nothing where it ended as it must."""
-    changes: bool = False
-    """Whether reading it changes other files."""
 
 
 def _signed_json(sign: Callable[[Any], bytes]) -> Callable[[bytes, random.Random], bytes]:
@@ -161,19 +160,19 @@ def _ends(action: Callable[[], object]) -> str:
 
 READING = ("plan", "plan *", "show", "show small", "query *", "why small", "check --stale", "cache stats", "build")
 KINDS: Mapping[str, Kind] = {
-    "declarations": Kind("workloads.toml", mutated_bytes, _commands("check", "plan", "schema", "build"), changes=True),
-    "lock": Kind("workloads.lock", mutated_bytes, _commands("check --stale", "build --locked", "plan"), changes=True),
-    "lower record": Kind("cache/record/lower/*.json", _signed_json(_as_record), _commands(*READING), changes=True),
-    "tune record": Kind("cache/record/tune/*.json", _signed_json(_as_record), _commands(*READING), changes=True),
-    "measure record": Kind("cache/record/measure/*.json", _signed_json(_as_record), _commands("cache stats", "build"), changes=True),
+    "declarations": Kind("workloads.toml", mutated_bytes, _commands("check", "plan", "schema", "build")),
+    "lock": Kind("workloads.lock", mutated_bytes, _commands("check --stale", "build --locked", "plan")),
+    "lower record": Kind("cache/record/lower/*.json", _signed_json(_as_record), _commands(*READING)),
+    "tune record": Kind("cache/record/tune/*.json", _signed_json(_as_record), _commands(*READING)),
+    "measure record": Kind("cache/record/measure/*.json", _signed_json(_as_record), _commands("cache stats", "build")),
     "manifest": Kind("dist/*/box/manifest.json", _signed_json(_as_manifest), _load),
-    "built artifact": Kind("dist/*/box/manifest.json", _signed_json(_as_manifest), _commands("plan *", "build"), changes=True),
-    "bundle": Kind("dist/*/gpu.bundle/bundle.json", _signed_json(_plain), _measure, changes=True),
+    "built artifact": Kind("dist/*/box/manifest.json", _signed_json(_as_manifest), _commands("plan *", "build")),
+    "bundle": Kind("dist/*/gpu.bundle/bundle.json", _signed_json(_plain), _measure),
     "rule": Kind("rules/scale.py", mutated_bytes, _commands("check", "plan")),
     "arch": Kind("archs/test-cpu.toml", mutated_bytes, _commands("check", "plan")),
-    "state": Kind("cache/state.json", _signed_json(_plain), _commands("why small", "plan *", "build"), changes=True),
-    "memo": Kind("cache/memo.json", _signed_json(_plain), _commands("plan", "build"), changes=True),
-    "stamp": Kind("cache/stamp.txt", mutated_bytes, _commands("plan", "build"), changes=True),
+    "state": Kind("cache/state.json", _signed_json(_plain), _commands("why small", "plan *", "build")),
+    "memo": Kind("cache/memo.json", _signed_json(_plain), _commands("plan", "build")),
+    "stamp": Kind("cache/stamp.txt", mutated_bytes, _commands("plan", "build")),
 }
 
 
@@ -204,7 +203,7 @@ class Mutants:
         """Make and read one mutant; return what is wrong with how that ended, nothing where it ended as it must."""
         kind, rng = KINDS[name], random.Random(f"{self._seed} {name} {number}")
         path = rng.choice(sorted(self._space.root.glob(kind.pattern)))
-        before = path.read_bytes()
+        before, times = path.read_bytes(), path.stat()
         path.write_bytes(kind.mutate(before, rng))
         try:
             with _limited(LIMIT_SECS), warnings.catch_warnings():
@@ -212,15 +211,26 @@ class Mutants:
                 wrong = kind.read(self._space, rng)
         except TimeoutError:
             wrong = f"took more than {LIMIT_SECS} s"
-        if kind.changes:
-            self._restore()
-        else:
+        if path.is_file():
             path.write_bytes(before)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if self._listing() != self._restored:
+            self._restore()
         return f"{name} {number}: {wrong}" if wrong else ""
 
     def _restore(self) -> None:
         shutil.rmtree(self._space.root, ignore_errors=True)
         shutil.copytree(self._pristine.root, self._space.root)
+        self._restored = self._listing()
+
+    def _listing(self) -> list[tuple[str, int, int]]:
+        """Return path, size and time of every file: most commands change none, and copying all takes longer than most commands."""
+        found = []
+        for folder, _, names in os.walk(self._space.root):
+            for name in names:
+                status = Path(folder, name).stat()
+                found.append((f"{folder}/{name}", status.st_size, status.st_mtime_ns))
+        return sorted(found)
 
 
 @contextlib.contextmanager
