@@ -28,7 +28,8 @@ def arch_from_json(json: Mapping[str, Any]) -> Arch:
     cpu = Cpu(**json["cpu"]) if json["cpu"] else None
     # Tuples among a GPU's figures have become lists in JSON.
     figures: dict[str, Any] = {name: frozen(value) for name, value in (json["gpu"] or {}).items()}
-    return Arch(**{**json, "tvm_target": target, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
+    tags = tuple(json.get("tvm_tags", ()))  # bundles of earlier versions have none
+    return Arch(**{**json, "tvm_target": target, "tvm_tags": tags, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
 
 
 def space_from_json(json: Mapping[str, Any]) -> IterSpace:

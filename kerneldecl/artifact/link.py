@@ -9,6 +9,7 @@ Knows nothing of TVM itself, of tuning or of plans.
                                             and <symbol>.py, its scheduled TensorIR
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
+      database_intrinsics/                  the same, of schedules that name tensor intrinsics: TVM reads it where they are registered
       traceless/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kerneldecl.artifact.archive import ARCHIVE, write_archive
-from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, traceless_file, with_digest
+from kerneldecl.artifact.manifest import DATABASE, MANIFEST, SCHEMA, TUNING_RECORDS, WITH_INTRINSICS, WORKLOADS, traceless_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.files import write_whole
@@ -93,7 +94,7 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     write_archive(folder / ARCHIVE, _members(records, store))
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     traceless = {computation: found for computation, found in held.items() if "trace" not in found}
-    _write_database([record for record in records if record.computation not in traceless], held, folder / "database")
+    _write_databases([record for record in records if record.computation not in traceless], held, folder)
     for computation, found in traceless.items():
         write_whole(folder / traceless_file(computation), json.dumps(found, sort_keys=True), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -154,17 +155,33 @@ def _members(records: Sequence[TuneResult], store: Store) -> Iterator[tuple[str,
         yield f"{record.symbol}.py", _blob(store, record, "source")
 
 
+def _write_databases(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
+    """Write the database that stock TVM opens, and beside it one of the schedules that need intrinsics, if there are any."""
+    needy = [record for record in records if _names_intrinsics(held[record.computation]["trace"])]
+    _write_database([record for record in records if record not in needy], held, folder / DATABASE)
+    if needy:
+        _write_database(needy, held, folder / WITH_INTRINSICS)
+
+
+def _names_intrinsics(trace: Any) -> bool:
+    """Say whether a schedule's trace names tensor intrinsics: opening a database, TVM replays all traces, and fails at unknown names."""
+    instructions, _decisions = trace
+    return any(name == "Tensorize" for name, *_ in instructions)
+
+
 def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
     workloads: list[str] = []
     lines: list[str] = []
     for record in records:
         database = held[record.computation]
+        # TVM's lookup takes no record without times: it prefers none to a guess.
+        times = [record.run_secs] if record.is_measured else None
         for workload in database["workloads"]:
-            fields = [database["trace"], [record.run_secs], database["target"], database["args"]]
+            fields = [database["trace"], times, database["target"], database["args"]]
             lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
             workloads.append(workload)
-    write_whole(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads), durable=True)
-    write_whole(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines), durable=True)
+    write_whole(folder / WORKLOADS, "".join(f"{line}\n" for line in workloads), durable=True)
+    write_whole(folder / TUNING_RECORDS, "".join(f"{line}\n" for line in lines), durable=True)
 
 
 def _blob(store: Store, record: TuneResult, name: str) -> bytes:
@@ -188,7 +205,8 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "computation": kernel.computation,
         "traceless": traceless_file(kernel.computation) if kernel.computation in traceless else "",
         "winner": kernel.winner.to_json(),
-        "run_secs": kernel.run_secs,
+        "run_secs": kernel.run_secs if kernel.is_measured else None,
+        "predicted_secs": kernel.trials[0].predicted_secs,
         "flops": lowered.json["flops"],
         "least_bytes": lowered.json["least_bytes"],
         "verdict": {"verified": kernel.error is not None, "error": kernel.error, "tolerance": record.tolerance},

@@ -19,7 +19,10 @@ from kerneldecl.store.keys import digest
 
 SCHEMA = 5
 MANIFEST = "manifest.json"
-DATABASE = ("database/database_tuning_record.json", "database/database_workload.json")
+DATABASE, WITH_INTRINSICS = "database", "database_intrinsics"
+"""Folders of the database that stock TVM opens, and of the one whose schedules name tensor intrinsics, which may be absent."""
+TUNING_RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
+"""Files of a database, as TVM names them."""
 _NO_DIGEST = "0" * 64
 _SYMBOL = re.compile(r"kd_[0-9a-f]{20}")
 
@@ -100,7 +103,10 @@ def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "missing holds what is no reason"
     if not isinstance(arch.get("model"), str) or not isinstance(arch.get("target"), dict) or not _has_device(arch):
         yield "arch describes no machine"
-    yield from (f"{printable(name)} is not among its files" for name in (manifest["library"], ARCHIVE, *DATABASE) if name not in files)
+    # TVM opens both files of a database, whichever are listed.
+    databases = {DATABASE, *(WITH_INTRINSICS for name in files if name.startswith(f"{WITH_INTRINSICS}/"))}
+    needed = (manifest["library"], ARCHIVE, *(f"{folder}/{name}" for folder in sorted(databases) for name in (TUNING_RECORDS, WORKLOADS)))
+    yield from (f"{printable(name)} is not among its files" for name in needed if name not in files)
     for position, entry in enumerate(manifest["entries"]):
         yield from (f"entries[{position}] {wrong}" for wrong in _wrong_entry(entry, files))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.manifest import DATABASE, artifact_defect, artifact_folder, read_manifest
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS, WORKLOADS, artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.plugins.find import STANDARD
@@ -45,7 +45,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
     with LocalRunner(1, cores) as runner, scratch_folder() as scratch:
         device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"], "library": library}
-        references = _references(folder, manifest["entries"], root, scratch, runner)
+        references = _references(folder, manifest, root, scratch, runner)
         verdicts = [_verdict(entry, device, given, runner) for entry, given in zip(manifest["entries"], references, strict=True)]
     found = {"artifact": str(folder), "defect": "", "entries": verdicts, "missing": manifest["missing"]}
     return {**found, "exit_code": int(_exit_code(verdicts))}
@@ -57,10 +57,13 @@ def _exit_code(verdicts: Sequence[Mapping[str, Any]]) -> ExitCode:
     return ExitCode.DONE if all(verdict["checked"] for verdict in verdicts) else ExitCode.FAILED
 
 
-def _references(folder: Path, entries: Sequence[Json], root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
+def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
     """Return where each entry's inputs and reference come from, or why it has none."""
+    entries = manifest["entries"]
     files = list(dict.fromkeys(str(folder / entry["traceless"]) for entry in entries if entry["traceless"]))
-    held = {"action": "computations", "database": str(folder / DATABASE[1]), "traceless": files, "folder": str(scratch)}
+    workloads = [f"{name}/{WORKLOADS}" for name in (DATABASE, WITH_INTRINSICS)]
+    databases = [str(folder / name) for name in workloads if name in manifest["files"]]
+    held = {"action": "computations", "databases": databases, "traceless": files, "folder": str(scratch)}
     in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
     roots = list(dict.fromkeys((str(root), str(STANDARD))))
     requests = [

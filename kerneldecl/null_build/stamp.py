@@ -24,7 +24,7 @@ _PLUGINS = ("rules", "policies", "templates", "archs")
 # For lower records, only their folder's time is compared: a call of stat() for each file would be most of a null build of ten
 # thousand entries, and they cannot make the artifact wrong. Of an artifact, every file is listed: it has few.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
-_ARTIFACT = ("", "lib", "database", "traceless")
+_ARTIFACT = ("", "lib", "database", "database_intrinsics", "traceless")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
 
 

@@ -240,7 +240,12 @@ def _build(spec: Answer, candidate: Answer, arch: Answer, toolchain: Answer, fol
 
 def _describe(spec: Answer, candidate: Answer, arch: Answer) -> Answer:
     scheduled = _scheduled(spec, candidate, arch_from_json(arch))
-    database = {"workloads": [json.dumps([scheduled])], "trace": [candidate], "target": arch["tvm_target"], "args": []}
+    database = {
+        "workloads": [json.dumps([scheduled])],
+        "trace": [[["Candidate", [], [candidate], []]], []],
+        "target": arch["tvm_target"],
+        "args": [],
+    }
     return {"database": json.dumps(database, sort_keys=True), "source": f"# {scheduled}\n"}
 
 
