@@ -5,7 +5,9 @@
 
 #include <tvm/ffi/c_api.h>
 
+#include <atomic>
 #include <cfloat>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -108,9 +110,10 @@ BINARY(add_depends_on_where_it_runs, ADD; static int calls = 0; ++calls; for (lo
 #define EACH_ROW for (long i = 0; i < n; ++i)
 #define ROW(START, END) for (long j = START; j < END; ++j)
 
+// Lets another thread run between its read and its write.
 static void add_slowly(volatile float* total, float value) {
   const float before = *total;
-  for (int wait = 0; wait < 200; ++wait) sink = wait;
+  std::this_thread::yield();
   *total = before + value;
 }
 
@@ -120,8 +123,11 @@ ROWS(sum_leaves_out_the_first_column, EACH_ROW { Y[i] = 0; ROW(1, k) Y[i] += X[i
 ROWS(sum_takes_an_element_of_the_next_row, EACH_ROW { Y[i] = 0; ROW(1, k + 1) Y[i] += X[(i * k + j) % (n * k)]; })
 ROWS(sum_is_wrong_in_the_last_row, EACH_ROW { Y[i] = 0; ROW(0, k) Y[i] += X[i * k + j]; } Y[n - 1] = Y[0])
 ROWS(sum_does_not_begin_with_zero, EACH_ROW { ROW(0, k) Y[i] += X[i * k + j]; })
-ROWS(sum_races, EACH_ROW Y[i] = 0; std::vector<std::thread> all; for (int t = 0; t < 4; ++t) all.emplace_back([=] {
-       EACH_ROW for (long j = t; j < k; j += 4) add_slowly(Y + i, X[i * k + j]); }); for (auto& each : all) each.join())
+ROWS(sum_races, EACH_ROW Y[i] = 0; std::atomic<int> begun{0}; std::vector<std::thread> all;
+     for (int t = 0; t < 4; ++t) all.emplace_back([=, &begun] {
+       for (++begun; begun < 4;) std::this_thread::yield();
+       EACH_ROW for (long j = t; j < k; j += 4) add_slowly(Y + i, X[i * k + j]); });
+     for (auto& each : all) each.join())
 ROWS(sum_does_not_wait, EACH_ROW { Y[i] = 0; ROW(0, k) Y[i] += X[i * k + j]; } float last = Y[n - 1]; Y[n - 1] = 0;
      std::thread([=] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); *(volatile float*)(Y + n - 1) = last; }).detach())
 ROWS(sum_reads_uninitialized_memory, float* work = (float*)malloc(4096); EACH_ROW { Y[i] = work[i + 7] * 1e-3f;
