@@ -39,6 +39,8 @@ def stored(graph: Dataflow, operand: relax.Expr) -> Stored:
     if view is None or len(view.axes) not in {2, 3}:
         return Stored(operand)
     joined = view.joined()
+    if len(joined.axes) not in {2, 3}:  # a vector, or several axes of matrices
+        return Stored(operand)
     batch, rows, columns = ((), *joined.axes)[-3:] if len(joined.axes) == 2 else joined.axes
     everything = tuple(range(len(joined.parts)))
     if len(rows) > 1 or len(columns) > 1:
