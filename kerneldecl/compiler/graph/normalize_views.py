@@ -153,11 +153,12 @@ class _Normalizer(MatmulRewriter):
 
     def _is_product(self, value: relax.Expr) -> bool:
         """Say whether a value is a matmul's, scaled and rounded or not."""
-        for operator in ("relax.multiply", "relax.divide", "relax.astype"):
-            step = self.producer(value, operator)
-            if step is not None and (operator == "relax.astype" or scalar_of(step.args[1]) is not None):
-                value = step.args[0]
-        return self.producer(value, "relax.matmul") is not None
+        call = self.call_of(value)
+        while call is not None and call.op.name in {"relax.multiply", "relax.divide", "relax.astype"}:
+            if call.op.name != "relax.astype" and scalar_of(self.known(call.args[1])) is None:
+                return False
+            call = self.call_of(call.args[0])
+        return call is not None and call.op.name == "relax.matmul"
 
     def _spread(self, operand: relax.Expr, shape: Shape, inner: Shape) -> relax.Expr | None:
         """Return a mask in the full shape, which an epilogue can add: it is made once, and layers share it."""
