@@ -153,7 +153,7 @@ def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) 
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
     action, store, winner = entry.action("tune"), session.workspace.store, outcome.trials[0] if outcome.policy else None
     if winner is None:
-        session.fail(action, why_no_winner(outcome.trials))
+        session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
     rebuilt = store.write_blob(winner_object(task, winner, session.runner))
     described = describe(session, task, winner.candidate)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.graphs import TARGET, random
 from tvm import relax
 
 from kerneldecl.compiler.dynamic_shapes import callees
@@ -25,13 +26,7 @@ from kerneldecl.compiler.graph.shapes import SimplifyShapes
 from kerneldecl.compiler.model_import.read_model import fused
 
 nn = relax.op.nn
-TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 IMAGE = (2, 6, 9, 8)
-
-
-def random(*shape: int, seed: int = 0) -> Any:
-    """Return a constant; all its values are positive, as variances are."""
-    return relax.const(np.random.default_rng(seed + sum(shape)).uniform(0.5, 1.5, shape).astype("float32"))
 
 
 def module(build: Callable[[relax.BlockBuilder, Any], Any], shape: Sequence[Any] = IMAGE) -> tvm.IRModule:
@@ -242,6 +237,9 @@ def test_a_module_without_convolutions_keeps_its_layout() -> None:
     assert after(mod, *GRAPH_PASSES) == {"mean": 1}
 
 
+SPLIT = {"call_tir": 2, "strided_slice": 2, "reshape": 2, "multiply": 1, "add": 1}
+
+
 @pytest.mark.parametrize(
     ("reduce", "expected"),
     [(relax.op.sum, 0), (relax.op.prod, 1), (relax.op.max, -np.inf), (relax.op.min, np.inf), (relax.op.mean, np.nan)],
@@ -267,9 +265,6 @@ def test_a_length_that_the_model_computes_is_there_before_what_has_it() -> None:
 
     x = np.array([1, 4, 2], "float32")
     np.testing.assert_array_equal(result(fused(module(build, (3,)), TARGET), x), np.arange(4, dtype="float32") * 7)
-
-
-SPLIT = {"sum": 2, "multiply": 2, "call_tir": 1, "strided_slice": 2, "reshape": 2, "add": 1}
 
 
 @pytest.mark.parametrize(("shape", "channel"), [((2, 6, 9, 8), 1), ((2, 9, 8, 6), 3), ((3, 6, 11), 1), ((1, 6, 2, 3, 4), 1)])
