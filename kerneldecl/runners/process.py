@@ -127,7 +127,8 @@ class Worker:
         self._kill()
         if self._is_stopped:
             return _INTERRUPTED
-        cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        meaning = " (an integer was divided by 0)" if -status == signal.SIGFPE else ""
+        cause = f"killed by {signal.Signals(-status).name}{meaning}" if status < 0 else f"ended with exit code {status}"
         return {"failure": f"its process was {cause}" if status < 0 else f"its process {cause}", "diagnostics": tail}
 
     def _stderr_tail(self) -> str:

@@ -182,9 +182,9 @@ class _Normalizer(MatmulRewriter):
         at = at + extent if at < 0 else at
         return self.reshaped(self._sliced(x, axis, at, at + 1), shape) if 0 <= at < extent else call
 
-    def _slice(self, call: relax.Call, _: Shape) -> relax.Expr:
+    def _slice(self, call: relax.Call, shape: Shape) -> relax.Expr:
         found = slice_of(call)
-        return call if found is None else self._sliced(call.args[0], *found)
+        return call if found is None or 0 in shape else self._sliced(call.args[0], *found)
 
     def _sliced(self, x: relax.Expr, axis: int, start: int, stop: int) -> relax.Expr:
         """Return a slice of one axis; of what is viewed, where it is a slice of one axis there, too."""

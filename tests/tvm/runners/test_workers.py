@@ -66,6 +66,8 @@ def apply(mod, params, arch):
             return tvm.s_tir.Schedule(wrong(mod))
         case "none":
             return None
+        case "divide":
+            os.kill(os.getpid(), signal.SIGFPE)
     return tvm.s_tir.Schedule(mod)
 """
 POLICY = """\
@@ -109,6 +111,7 @@ def test_a_dead_worker_is_an_answer_and_the_next_request_gets_a_new_one(space: S
     misbehaving(space, "crash")
     assert worker.call(build_request(space, "crash"), 60)["failure"] == "its process was killed by SIGSEGV"
     assert worker.call(build_request(space, "exit"), 60)["failure"] == "its process ended with exit code 3"
+    assert worker.call(build_request(space, "divide"), 60)["failure"] == "its process was killed by SIGFPE (an integer was divided by 0)"
     assert "code_digest" in worker.call(build_request(space, "good"), 60)
 
 
