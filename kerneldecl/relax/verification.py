@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from kerneldecl.plugins.load import load_rule
 from kerneldecl.relax.default_schedules import Verdict, Verify
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.runners.verdict import judged
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.cxx import compiler
 
 LIMIT_SECS = 120.0
@@ -39,13 +39,13 @@ def verification(target: tvm.target.Target) -> Callable[[], contextlib.AbstractC
     def judging() -> Iterator[Verify]:
         model = _model_here(target)
         unseen = "" if model is not None else f"it is for {_named(target)}, which is not here"
-        with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder, LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
+        with scratch_folder() as folder, LocalRunner(1, len(os.sched_getaffinity(0))) as runner:
             numbers = itertools.count()
 
             def judge(func: Any, library: Any, symbol: str) -> Verdict:
                 if reason := unseen or function_problem(func):
                     return Verdict(is_wrong=False, text=f"not verified: {reason}")
-                return _verdict(Path(folder), func, (library, f"f{next(numbers)}", symbol), (runner, model or ""))
+                return _verdict(folder, func, (library, f"f{next(numbers)}", symbol), (runner, model or ""))
 
             yield judge
 
