@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json
 from kerneldecl.store.results import Lowered
 
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
-BUILD_SECS = 60.0
-PREPARE_SECS = 120.0
-VERIFY_SECS = 20.0
-"""Limits for one request; a candidate that takes longer has failed."""
+BUILD_SECS, PREPARE_SECS, VERIFY_SECS = Limits().build_secs, Limits().prepare_secs, Limits().verify_secs
+"""Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
 OnProgress = Callable[[str, int, int, float | None], None]
 """Gets progress: what is going on, how many candidates of how many, best seconds so far."""
 
