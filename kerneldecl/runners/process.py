@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.runners import environment as surroundings
+from kerneldecl.runners.failures import OUT_OF_MEMORY, is_by_machine, is_short_of_memory
 from kerneldecl.runners.group import end_all
 
 Answer = dict[str, Any]
@@ -34,9 +34,6 @@ PRINTED_BYTES = 1 << 16
 """What is kept of what a request prints: its end."""
 OUTPUT_BYTES = 256 << 20
 """Most bytes of an answer, and most that a request may print, unless the user says otherwise."""
-_OF_CANDIDATES = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS"})
-"""Signals that a process draws upon itself; all others come from outside, such as from the kernel when memory is short."""
-_SHORT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|[Oo]ut of memory|Cannot allocate memory|OUT_OF_MEMORY")
 
 
 class Worker:
@@ -96,17 +93,17 @@ class Worker:
             return self._death(process)
         if isinstance(line, str):
             self._kill()
-            return self._with_printed({"failure": line, **({"is_transient": True} if line.startswith("took") else {})})
+            return self._completed({"failure": line})
         answer: Answer = json.loads(line) if line.endswith(b"\n") else self._death(process)
         if answer.pop("is_last", False):
             self._kill()  # the GPU's context is lost, and only a new process gets a new one
-        if _SHORT_OF_MEMORY.search(answer.get("failure", "")):
-            answer["is_transient"] = True
-        return self._with_printed(answer)
+        return self._completed(answer)
 
-    def _with_printed(self, answer: Answer) -> Answer:
+    def _completed(self, answer: Answer) -> Answer:
+        """Return an answer with what was printed meanwhile, and with whether the machine may be to blame for a failure."""
         printed = self._printed.decode(errors="replace").strip()
-        return {**answer, "printed": printed} if printed else answer
+        transient = {"is_transient": True} if is_by_machine(answer.get("failure", "")) else {}
+        return {**answer, **transient, **({"printed": printed} if printed else {})}
 
     def stop(self) -> None:
         """End the process at once; the current request and later ones fail."""
@@ -186,9 +183,8 @@ class Worker:
         if status >= 0:
             return {"failure": f"its process ended with exit code {status}", "diagnostics": tail}
         name = signal.Signals(-status).name
-        is_transient = name not in _OF_CANDIDATES or bool(_SHORT_OF_MEMORY.search(tail))
-        answer = {"failure": f"its process was killed by {name}", "diagnostics": tail}
-        return {**answer, "is_transient": True} if is_transient else answer
+        cause = f": {OUT_OF_MEMORY}" if is_short_of_memory(tail) else ""
+        return {"failure": f"its process was killed by {name}{cause}", "diagnostics": tail}
 
     def _kill(self) -> None:
         with self._lifecycle:
