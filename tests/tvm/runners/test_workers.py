@@ -24,7 +24,6 @@ from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json
 from kerneldecl.toolchain.versions import PINS
-from kerneldecl.tuning import search
 
 HEAD = REAL["workloads.toml"].partition("[[workload]]")[0].replace("top_k = 2", "top_k = 9")
 ENTRY = '[[workload]]\nname = "relu"\nrule = "elementwise"\nop = "relu"\nshape = [{n}, 8]\n'
@@ -136,13 +135,13 @@ def test_a_stopped_worker_runs_nothing(worker: Worker) -> None:
     assert worker.call({"action": "lower"}, 1) == {"failure": "interrupted"}
 
 
-def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: Space) -> None:
     from kerneldecl import api
     from kerneldecl.planning.workspace import open_workspace
     from kerneldecl.stages.session import Options
 
-    monkeypatch.setattr(search, "BUILD_SECS", 8.0)
     misbehaving(space, "crash", "raise", "none", "wrong", "hang", "print", "good")
+    space.write({"workloads.toml": f"{HEAD}[limits]\nbuild_secs = 8\n\n{ENTRY.format(n=8)}"})
     done = api.run_build(open_workspace(space.root), (), Options(jobs=2), lambda _: None)
     assert not done.failures
     (path,) = space.records("tune")
