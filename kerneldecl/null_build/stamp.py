@@ -11,7 +11,6 @@ each file's size and times: a file that was written to at all counts as changed.
 from __future__ import annotations
 
 import os
-from _thread import get_native_id
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
@@ -49,7 +48,7 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
 
 
 def _write(root: str, stamp: list[str]) -> None:
-    temporary = os.path.join(root, f"{STAMP}.{get_native_id()}.part")  # as store.files, without what that imports
+    temporary = os.path.join(root, f"{STAMP}.{os.urandom(8).hex()}.part")  # as store.files, without what that imports
     with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write("\n".join(stamp))
     os.replace(temporary, os.path.join(root, STAMP))

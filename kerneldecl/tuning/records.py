@@ -29,7 +29,8 @@ def write_result(
     result = {**_result(task, outcome), **blobs, **(device or {})}
     winner = outcome.trials[0]
     result["build_key"] = object_key(winner.schedule_digest, blobs["object"])
-    result["provenance"] = {**_provenance(), **(device or {}).get("provenance", {})}
+    # Nothing of this machine is in what nobody has measured: two machines make the same artifact of it.
+    result["provenance"] = {**_provenance(), **(device or {}).get("provenance", {})} if winner.samples else {}
     if winner.samples:
         store.write("tune", manifest, result, is_local=task.arch.is_detected)
     else:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
 import json
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +36,7 @@ from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
-from kerneldecl.tuning import bundle
+from kerneldecl.tuning import bundle, records
 from kerneldecl.tuning.events import Event, Finished, Note, Report
 from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, preferred_first
 
@@ -103,6 +106,16 @@ def test_without_its_gpu_an_entry_is_linked_by_its_policys_order(gpus: Space) ->
     shown = show_text(show_json(gpus.plan().entries[0]))
     assert "not measured" in shown
     assert "GFLOP/s" in shown.splitlines()[3]
+
+
+def test_two_machines_make_one_artifact_of_what_nobody_has_measured(gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = gpus.copy_of(tmp_path / "elsewhere")
+    gpus.build()
+    there = ("Linux", "another-host", "7.0", "#1", "x86_64")
+    monkeypatch.setattr(records.os, "uname", lambda: os.uname_result(there))
+    monkeypatch.setattr(records.dt, "datetime", SimpleNamespace(now=lambda _: dt.datetime(2031, 5, 6, tzinfo=dt.UTC)))
+    elsewhere.build()
+    assert elsewhere.artifact_files() == gpus.artifact_files()
 
 
 def test_what_was_ranked_is_not_ranked_again(gpus: Space) -> None:
