@@ -99,7 +99,8 @@ CHANGES = {
         tuned=SCALED,
         measured=SCALED,
     ),
-    "rule's comment": Change(text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"), "rule", SCALED, linked=False),
+    "rule's comment": Change(text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"), "", linked=False),
+    "rule's words": Change(text("rules/scale.py", "    n: Extent", "    n: 'Extent'"), "rule", SCALED, linked=False),
     "file's content": Change(text("table.txt", "1 2 3", "1 2 4"), "files.table", *[only("tabled")] * 4),
     "file's name": Change(
         lambda space: (shutil.copy(space.root / "table.txt", space.root / "copy.txt"), toml("table.txt", "copy.txt")(space)),
@@ -110,13 +111,15 @@ CHANGES = {
     "top_k": Change(toml("n = 64", "n = 64\ntop_k = 2"), "search.top_k", tuned=only("large")),
     "tolerance": Change(toml("n = 64", "n = 64\ntolerance = 0.01"), "search.tolerance", tuned=only("large"), measured=only("large")),
     "generation": Change(toml("n = 64", "n = 64\ngeneration = 1"), "search.generation", tuned=only("large"), measured=only("large")),
-    "policy's comment": Change(text("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS ="), "plugins.policy.plain", tuned=ALL),
+    "policy's comment": Change(text("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS ="), "", linked=False),
+    "policy's words": Change(text("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)"), "plugins.policy.plain", tuned=ALL),
     "policy's order": Change(text("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)"), "plugins.policy.plain", tuned=ALL),
     "policy's choice": Change(
         text("policies/plain.py", "(1, 2, 4, 8)", "(3, 5, 7)"), "plugins.policy.plain", tuned=ALL, compiled=ALL, measured=ALL
     ),
     "policy's name": Change(rename_policy, "plugins.policy.simple", tuned=ALL),
-    "template's comment": Change(text("templates/unrolled.py", "def", "# by hand\ndef"), "plugins.template.unrolled", tuned=ALL),
+    "template's comment": Change(text("templates/unrolled.py", "def", "# by hand\ndef"), "", linked=False),
+    "template's words": Change(text("templates/unrolled.py", "def", "BY_HAND = 1\ndef"), "plugins.template.unrolled", tuned=ALL),
     "template's code": Change(
         text("templates/unrolled.py", "times", "fold"), "plugins.template.unrolled", tuned=ALL, compiled=ALL, measured=ALL
     ),
@@ -260,8 +263,8 @@ def test_one_computation_under_two_names_is_tuned_once(fakes: Space) -> None:
 
 
 def test_one_computation_from_two_rules_is_tuned_once(fakes: Space) -> None:
-    """The rules differ in comments, and in their names."""
-    fakes.write({"rules/double.py": f"# another author's\n{RULE.format(name='Double')}"})
+    """The rules differ in words, and in their names."""
+    fakes.write({"rules/double.py": f"AUTHOR = 'another'\n{RULE.format(name='Double')}"})
     built = two_entries(fakes, rule="double").build()
     assert (built.counts["lower"], built.counts["compile"], built.counts["verify"]) == (2, CANDIDATES, CANDIDATES)
 
@@ -332,7 +335,7 @@ def test_a_candidate_that_is_new_is_compiled_and_measured_alone(fakes: Space) ->
 def test_a_winner_that_stays_does_not_link_anything_else(fakes: Space) -> None:
     fakes.build()
     before = fakes.artifact_files()
-    fakes.edit("policies/plain.py", "UNROLLS =", "# a comment\nUNROLLS =")
+    fakes.edit("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)")
     fakes.build()
     changed = {name.rpartition("/")[2] for name, digest in fakes.artifact_files().items() if before.get(name) != digest}
     assert changed == {"manifest.json"}, "it names the records, which have other keys"
@@ -356,7 +359,7 @@ def test_a_crash_is_not_remembered_but_a_verdict_is(fakes: Space) -> None:
     """A candidate that crashed may have met a machine without memory: the next search tries it again."""
     fakes.edit("templates/unrolled.py", "unrolled", "{['', 'crashing', 'wrong', '', 'unrolled'][params['unroll']]}")
     fakes.build()
-    fakes.edit("policies/plain.py", "UNROLLS =", "# a comment\nUNROLLS =")
+    fakes.edit("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)")
     counts = fakes.build().counts
     assert counts["verify"] == 3
 
