@@ -160,7 +160,7 @@ def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runn
     task = _task(func, configs, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
     reason = why_not_measured_here(device.arch)
-    preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
+    preparation = Preparation(task, runner, store := LocalStore(task.cache))
     found = build_all(task, proposals, runner, _quiet, None if reason else preparation.start_for)
     if not reason:
         found = measure(task, found, preparation, runner, store, _quiet)
@@ -189,6 +189,7 @@ def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
     return Task(
         root=root,
+        cache=root / "cache",
         workload=workload,
         arch=arch,
         policies=(),

@@ -73,12 +73,12 @@ def parse(content: bytes) -> dict[str, Any] | None:
         return None
 
 
-def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list[str], folders: list[str]) -> None:
-    """Keep what is known; `extra` are files besides plug-ins that keys depend on, `folders` those of the artifacts."""
+def write_memo(root: Path, document: Mapping[str, Any], known: Memo, context: str, extra: list[str], folders: list[str]) -> None:
+    """Keep what is known; `context` is the stamp's, `extra` are files besides plug-ins that keys depend on, `folders` the artifacts'."""
     fields = {
         "schema": SCHEMA,
         "head": head_digest(document),
-        "context": stamp.context(str(root), extra),
+        "context": context,
         "records": stamp.records(str(root)),
         "artifacts": stamp.artifacts(str(root), folders),
         "extra": extra,

@@ -6,11 +6,12 @@ Knows nothing of TVM, of records or of what is done with all this.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.load import load_arch, load_module, load_rule
@@ -29,12 +30,23 @@ class Workspace:
     """A folder with a workloads.toml, and all that its plan depends on besides records."""
 
     root: Path
+    sources: Path
+    """Folder of the files that the plan and the workers read: the root itself, or a snapshot of what lies in it."""
     declaration: Declaration
     inputs: Inputs
     extra_files: tuple[Path, ...]
     """Files outside the plug-in folders that keys depend on."""
     case_files: Mapping[str, tuple[Path, ...]]
     """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
+    surroundings: str = ""
+    """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
+    is_current: Callable[[], bool] = lambda: True
+    """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
+
+    def check_current(self) -> None:
+        """Raise StaleError where what was found out since the snapshot may come from other code than its key says."""
+        if not self.is_current():
+            raise StaleError("kerneldecl itself was changed while this build ran; what it found with the new code is not kept: build again")
 
     @property
     def cache(self) -> Path:
@@ -46,9 +58,15 @@ class Workspace:
         return LocalStore(self.cache)
 
 
-def open_workspace(root: Path) -> Workspace:
-    """Read a workspace; raise DeclarationError with every mistake in it."""
-    return workspace_of(root, declare(root))
+def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
+    """Read a workspace, or a snapshot of its sources; raise DeclarationError with every mistake in it."""
+    if sources is None or sources == root:
+        return workspace_of(root, declare(root))
+    try:
+        return replace(workspace_of(sources, declare(sources)), root=root)
+    except DeclarationError:
+        open_workspace(root)  # which words the mistake with what lies beside
+        raise
 
 
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
@@ -82,7 +100,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     files_of_entries = (*rules.values(), *custom_kernels.values())
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
-    return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
+    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files)
 
 
 def plugins_key(policy: str, kind: str) -> str:

@@ -165,6 +165,7 @@ def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) 
     if winner.samples:
         device = RECALLED if why_not_measured_here(task.arch) else measured_on(task, session.runner)
         figure = f"{winner.run_secs * 1e6:.4g} us"
+    session.workspace.check_current()
     write_result(store, action.manifest, task, outcome, {"object": rebuilt, **described}, device)
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
@@ -207,7 +208,8 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
     assert entry.lowered is not None, "what is tuned or built is lowered"
     folder.mkdir(exist_ok=True)
     return Task(
-        root=session.workspace.root,
+        root=session.workspace.sources,
+        cache=session.workspace.cache,
         workload=entry.workload,
         arch=entry.arch,
         policies=entry.policies,

@@ -24,6 +24,10 @@ class Store(Protocol):
         """Keep a result under the key of its manifest and return the key. A sound record that is there already stays."""
         ...
 
+    def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
+        """Remove a record, if it is there."""
+        ...
+
     def has_blob(self, blob_digest: str) -> bool:
         """Say whether a blob is there, without reading it."""
         ...

@@ -150,6 +150,7 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
     fields: dict[str, Any] = {name: frozen(value) if isinstance(value, list) else value for name, value in json["workload"].items()}
     task = Task(
         root=folder,
+        cache=folder / "cache",
         workload=Workload(**fields),
         arch=arch_from_json(json["arch"]),
         policies=(),

@@ -50,6 +50,9 @@ class Task:
     """One workload to be tuned, with what planning found out about it."""
 
     root: Path
+    """Folder of the sources: rules, policies, templates, and the files that attributes name."""
+    cache: Path
+    """Folder of the store."""
     workload: Workload
     arch: Arch
     policies: tuple[str, ...]
@@ -69,7 +72,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        names = {"root": str(self.root), "cache": str(self.cache), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
         return {**names, "computation": self.lowered.computation, **custom}
 

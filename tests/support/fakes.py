@@ -226,7 +226,7 @@ def _build(spec: Answer, candidate: Answer, arch: Answer, toolchain: Answer, fol
         return {"failure": "the template does not apply"}
     symbol = f"kd_{spec['computation'][:20]}"
     manifest = build_manifest(digest(scheduled.encode()), symbol, parsed, toolchain)
-    store = LocalStore(Path(spec["root"]) / "cache")
+    store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)
     if isinstance(known, Record) and not force:
         return {"schedule_digest": digest(scheduled.encode()), **known.result}

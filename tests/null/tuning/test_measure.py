@@ -77,6 +77,7 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
         protocol=MEASURING[arch.kind],
         toolchain={},
         folder=folder,
+        cache=folder,
     )
 
 

@@ -93,7 +93,7 @@ def build_request(space: Space, way: str) -> dict[str, object]:
     with LocalRunner(1, 1) as runner:
         (lowered,) = in_order(runner.run_all([{"action": "lower", **case(space)}], 60), 1)
     candidate = {"template": "misbehaving", "params": {"way": way}}
-    described = {**case(space), "computation": lowered["computation"]}
+    described = {**case(space), "cache": str(space.root / "cache"), "computation": lowered["computation"]}
     where = {"arch": to_json(detect()), "toolchain": dict(PINS), "folder": str(space.root), "force": False}
     return {"action": "build", "spec": described, "candidate": candidate, **where}
 
