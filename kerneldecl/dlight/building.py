@@ -28,7 +28,7 @@ from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Proposal, Trial, Workload
-from kerneldecl.planning.plan import MEASURING
+from kerneldecl.planning.plan import MEASURING, VERIFYING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import symbol
@@ -192,10 +192,12 @@ def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
         cache=root / "cache",
         workload=workload,
         arch=arch,
-        policies=(),
+        groups=(),
         lowered=lowered,
         tolerance=lowered.tolerance,
         protocol=MEASURING[arch.kind],
+        seed=int(VERIFYING["seed"]),
+        reference="",
         toolchain=toolchain,
         folder=root / "objects",
         build_archs={config.candidate: config.arch_of(arch) for config in configs},

@@ -21,7 +21,7 @@ from kerneldecl.null_build import stamp
 from kerneldecl.store.files import write_whole
 
 MEMO = "cache/memo.json"
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Row(NamedTuple):
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     name: str
     target: str
     lower_key: str
+    propose_key: str
     tune_key: str
     build_key: str
     link_digest: str
@@ -45,7 +46,7 @@ class Memo(NamedTuple):
     links: Mapping[str, str]
     """Key of each target's artifact."""
     plugins: Mapping[str, Mapping[str, str]]
-    """Digests of the policies and templates behind each policy, by `workspace.plugins_key`."""
+    """Digests of the policies behind each policy, by `workspace.plugins_key`."""
 
 
 def table_digest(table: Mapping[str, Any]) -> str:

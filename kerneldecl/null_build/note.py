@@ -27,11 +27,12 @@ def note_complete(session: Session) -> None:
     context = stamp.context(str(root), extra, str(sources), workspace.surroundings)
     rows: dict[int, list[memo.Row]] = {}
     for entry in session.plan.entries:
-        lower, tune, build = (action.key for action in entry.actions)
+        lower, propose, tune, build = (action.key for action in entry.actions)
         row = memo.Row(
             name=entry.workload.name,
             target=entry.workload.target,
             lower_key=lower,
+            propose_key=propose,
             tune_key=tune,
             build_key=build,
             link_digest=link_digest(entry),

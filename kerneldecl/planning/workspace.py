@@ -5,6 +5,7 @@ Knows nothing of TVM, of records or of what is done with all this.
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,13 +15,17 @@ from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.planning.plan import Inputs
 from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
-from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
 
+_ONLY_CHECKED = frozenset({"reference"})
+"""Methods of rules that only verification depends on."""
+_NOT_CHECKED = frozenset({"lower", "flops", "least_bytes", "tolerance", "problems"})
+"""Methods that verification does not depend on."""
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
 
@@ -82,21 +87,30 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
     rules = {name: plugin_files("rules", root, name) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
-    plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
+    plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
     found = {chosen: {name: files_digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
+
+    @functools.cache
+    def template(name: str) -> str:
+        return files_digest(root, plugin_files("templates", root, name))
+
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: files_digest(root, files) for name, files in rules.items()},
+        rules={name: files_digest(root, files, _ONLY_CHECKED) for name, files in rules.items()},
+        references={name: files_digest(root, files, _NOT_CHECKED) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
+        template=template,
         specialize={path: specialize_digest(root, files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
-    own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
+    templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
+    of_policies = (files for several in plugins.values() for files in several.values())
+    own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
     files_of_entries = (*rules.values(), *custom_kernels.values())
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
@@ -113,8 +127,6 @@ def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
     return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
 
 
-def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of each policy, and of each template that it may use, by kind and name."""
-    templates = {name for policy in policies for name in load_module("policies", root, policy).TEMPLATES}
-    files = {f"policy.{name}": plugin_files("policies", root, name) for name in policies}
-    return files | {f"template.{name}": plugin_files("templates", root, name) for name in sorted(templates)}
+def _policy_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each policy by its name."""
+    return {name: plugin_files("policies", root, name) for name in policies}

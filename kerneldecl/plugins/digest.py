@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
-from kerneldecl.plugins.meaning import meaning
+from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
 
 _CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
@@ -41,9 +41,12 @@ def path_in_digests(file: Path, root: Path) -> str:
     return str(file.relative_to(root))
 
 
-def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Return one digest of what several files mean, each under its `path_in_digests`; where the root lies plays no part."""
-    return _joint_digest((path_in_digests(file, root), file) for file in files)
+def files_digest(root: Path, files: Iterable[Path], without: frozenset[str] = frozenset()) -> str:
+    """Return one digest of what several files mean, each under its `path_in_digests`; where the root lies plays no part.
+
+    Methods of the names in `without` are left out.
+    """
+    return _joint_digest(((path_in_digests(file, root), file) for file in files), without)
 
 
 def specialize_digest(root: Path, files: Sequence[Path]) -> str:
@@ -56,14 +59,16 @@ def specialize_digest(root: Path, files: Sequence[Path]) -> str:
     return _joint_digest(zip(paths, files, strict=True))
 
 
-def file_digest(file: Path) -> str:
+def _file_digest(file: Path, without: frozenset[str]) -> str:
     """Return the digest of a file: of what it means where it is Python, else of its bytes."""
     content = file.read_bytes()
-    return meaning(content).digest if file.suffix == ".py" else digest(content)
+    if file.suffix != ".py":
+        return digest(content)
+    return meaning_without(content, without) if without else meaning(content).digest
 
 
-def _joint_digest(files: Iterable[tuple[str, Path]]) -> str:
-    contents = sorted((path, file_digest(file)) for path, file in files)
+def _joint_digest(files: Iterable[tuple[str, Path]], without: frozenset[str] = frozenset()) -> str:
+    contents = sorted((path, _file_digest(file, without)) for path, file in files)
     return digest("".join(f"{path} {content}\n" for path, content in contents).encode())
 
 

@@ -57,6 +57,27 @@ def meaning(source: bytes) -> Meaning:
     return Meaning(digest("".join(_indented(kept)).encode()), imports)
 
 
+@functools.lru_cache(maxsize=1024)
+def meaning_without(source: bytes, methods: frozenset[str]) -> str:
+    """Return the digest of what a source means without methods of these names, unless anything else in it names them."""
+    whole = meaning(source).digest
+    try:
+        lines = list(_lines(source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")))
+    except UnicodeDecodeError:
+        return whole
+    kept: list[str] = []
+    skipped_indent: int | None = None
+    for line in lines:
+        if skipped_indent is not None and line.indent > skipped_indent:
+            continue
+        is_method = line.indent > 0 and line.tokens[0] == "def" and line.tokens[1] in methods
+        skipped_indent = line.indent if is_method else None
+        if not is_method:
+            kept += [] if line.has_strings_alone else [f"{line.indent} {' '.join(line.tokens)}"]
+    is_named = any(method in line.split() for line in kept for method in methods)
+    return whole if is_named or len(kept) == len(lines) else digest("\n".join(kept).encode())
+
+
 def _is_ambiguous(text: str) -> bool:
     """Say whether a formatted string may hold quotes of its own kind, as Python 3.12 allows: it seems to end inside of a brace."""
     strings = (match["string"] for match in _TOKEN.finditer(text) if match["string"])

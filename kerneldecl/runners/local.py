@@ -40,8 +40,8 @@ class LocalRunner:
         for worker in reversed(self._builders):
             self._idle.put(worker)
         self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
-        self._measurers = {("cpu", ""): Worker(self._all_cores)}
-        """The workers that measure, by device and model of GPU."""
+        self._measurers = {("cpu", ""): Worker(self._all_cores), ("policy", ""): Worker(threads)}
+        """The workers that measure, by device and model of GPU, and the one that asks policies."""
         self._held = contextlib.ExitStack()
         self._measuring = threading.Lock()
         self._say = say

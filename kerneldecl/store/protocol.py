@@ -5,6 +5,7 @@ Knows nothing of where records and blobs are kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from kerneldecl.store.local import Miss, Record, Result
@@ -18,6 +19,10 @@ class Store(Protocol):
 
         `is_local` records hold for one kind of machine alone, and are kept apart from those that can be shared.
         """
+        ...
+
+    def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
+        """Yield the sound records of a kind, in the order of their keys."""
         ...
 
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:

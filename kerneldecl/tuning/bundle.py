@@ -29,11 +29,11 @@ from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
-from kerneldecl.tuning.records import write_result
+from kerneldecl.tuning.records import measured_here, write_result
 from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "bundle.json"
 MOST_GROUPS = 2
 """Policies whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
@@ -120,7 +120,9 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "arch": to_json(task.arch),
         "lowered": dict(task.lowered.json),
         "tolerance": task.tolerance,
-        "protocol": dict(task.protocol),
+        "protocol": task.protocol,
+        "seed": task.seed,
+        "reference": task.reference,
         "toolchain": dict(task.toolchain),
         "manifest": entry.manifest.splitlines(),
         "groups": [{"policy": group.policy, "candidates": _candidates_json(group)} for group in entry.groups],
@@ -153,10 +155,12 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
         cache=folder / "cache",
         workload=Workload(**fields),
         arch=arch_from_json(json["arch"]),
-        policies=(),
+        groups=(),
         lowered=Lowered(json["lowered"]),
         tolerance=json["tolerance"],
         protocol=json["protocol"],
+        seed=json["seed"],
+        reference=json["reference"],
         toolchain=json["toolchain"],
         folder=folder / "lib",
     )
@@ -183,7 +187,7 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
     assert outcome is not None, "a measurement is never unknown"
     if outcome.policy:
         blobs = _blobs_of(entry, outcome)
-        write_result(store, entry.manifest, task, outcome, blobs, measured_on(task, runner))
+        write_result(store, entry.manifest, task, outcome, blobs, measured_here(measured_on(task, runner)))
     return outcome
 
 

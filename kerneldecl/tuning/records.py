@@ -13,8 +13,9 @@ from typing import Any
 from kerneldecl.model import SPECIALIZE, Candidate
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.serial import trial_to_json
-from kerneldecl.store.keys import object_key, symbol
+from kerneldecl.store.keys import key, object_key, symbol
 from kerneldecl.store.protocol import Store
+from kerneldecl.tuning.earlier import is_open
 from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
 
@@ -22,18 +23,17 @@ from kerneldecl.tuning.task import Task
 def write_result(
     store: Store, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Mapping[str, Any] | None = None
 ) -> None:
-    """Keep the record of a search that has a winner: a tune record where it was measured, else a rank record of this machine alone.
+    """Keep the record of a search that has a winner: a tune record where all is measured and verified, else this machine's rank record.
 
-    `blobs` names the winner's blobs; `device` is what is known of the device that measured.
+    `blobs` names the winner's blobs; `device` is what is known of the device that measured: nothing where none did, so that two
+    machines make the same artifact of what is unmeasured.
     """
-    result = {**_result(task, outcome), **blobs, **(device or {})}
-    winner = outcome.trials[0]
-    result["build_key"] = object_key(winner.schedule_digest, blobs["object"])
-    # Nothing of this machine is in what nobody has measured: two machines make the same artifact of it.
-    result["provenance"] = {**_provenance(), **(device or {}).get("provenance", {})} if winner.samples else {}
-    if winner.samples:
+    result = {**_result(task, outcome), **blobs, "provenance": {}, **(device or {})}
+    result["build_key"] = object_key(outcome.trials[0].schedule_digest, blobs["object"])
+    if result["measured"] == result["wanted"] and result["error"] is not None:
         store.write("tune", manifest, result, is_local=task.arch.is_detected)
     else:
+        store.forget("rank", key(manifest), is_local=True)  # it may be of fewer measurements
         store.write("rank", manifest, result, is_local=True)
 
 
@@ -41,6 +41,9 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
     """Return what a record says of every candidate. The time of a winner that was not measured is the predicted one."""
     winner = outcome.trials[0]
     run_secs = winner.run_secs if winner.samples else winner.predicted_secs
+    listed = {proposal.candidate for group in task.groups for proposal in group.proposals}
+    others = [trial for trial in task.known.values() if trial.candidate not in listed and trial.candidate.template != SPECIALIZE]
+    wanted = [trial for trial in outcome.trials if trial.candidate not in {other.candidate for other in others}]
     return {
         "computation": task.lowered.computation,
         "symbol": symbol(task.lowered.computation),
@@ -49,6 +52,8 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
         **_tensor_cores(task, winner.candidate),
         "winner": winner.candidate.to_json(),
         "is_measured": bool(winner.samples),
+        "measured": sum(not is_open(trial) for trial in wanted),
+        "wanted": len(wanted),
         "run_secs": float(f"{run_secs:.4g}"),
         "error": winner.error,
         "tied": outcome.tied,
@@ -62,6 +67,11 @@ def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
         return {}
     found = tensor_cores(task.lowered.space, task.arch, winner.template)
     return {"tensor_cores": found} if found else {}
+
+
+def measured_here(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of the device that measured, with this machine and the date."""
+    return {**device, "provenance": {**_provenance(), **device.get("provenance", {})}}
 
 
 def _provenance() -> dict[str, str]:

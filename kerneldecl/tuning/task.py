@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
 from kerneldecl.runners.process import Answer
-from kerneldecl.serial import to_json
-from kerneldecl.store.results import Lowered
+from kerneldecl.serial import to_json, trial_to_json
+from kerneldecl.store.results import Group, Lowered
 
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
+PROPOSE_SECS = 30.0
 BUILD_SECS = 60.0
 PREPARE_SECS = 120.0
 VERIFY_SECS = 20.0
@@ -55,10 +56,16 @@ class Task:
     """Folder of the store."""
     workload: Workload
     arch: Arch
-    policies: tuple[str, ...]
+    groups: tuple[Group, ...]
+    """What is proposed for it without any measurement."""
     lowered: Lowered
     tolerance: float
-    protocol: Mapping[str, Any]
+    protocol: str
+    """How candidates are timed."""
+    seed: int
+    """Of the inputs."""
+    reference: str
+    """Digest of what verdicts depend on besides the kernel."""
     toolchain: Mapping[str, str]
     folder: Path
     """Folder for objects and libraries of candidates until the winner is known."""
@@ -66,6 +73,8 @@ class Task:
     """How many custom kernels of the user's compete."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
+    known: Mapping[Candidate, Trial] = field(default_factory=dict)
+    """What earlier searches found out about candidates."""
     priority: int = 0
     """Place in the order of tuning: its requests to workers come before those that are made early for later entries."""
 
@@ -79,13 +88,19 @@ class Task:
     @property
     def measured_spec(self) -> dict[str, Any]:
         """Return what a worker needs to know to verify and to time kernels of the workload."""
-        return {**self.spec, "seed": self.protocol["seed"]}
+        return {**self.spec, "seed": self.seed}
 
     def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
         return {"action": action, "device": self.arch.kind, "model": self.arch.model, **fields}
 
     def specialize_request(self) -> dict[str, Any]:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
+
+    def next_request(self, policy: str, trials: Sequence[Trial]) -> dict[str, Any]:
+        asked = {"space": self.lowered.json["space"], "arch": to_json(self.arch), "top_k": self.workload.top_k}
+        found = [trial_to_json(trial) for trial in trials]
+        where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
+        return {"action": "propose_next", **where, "asked": asked, "trials": found}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}

@@ -87,7 +87,7 @@ def test_processes_that_write_one_file_at_once_leave_one_of_their_contents(tmp_p
 
 def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> None:
     document = {"workload": [{"name": "a"}]}
-    row = Row(name="a", target="t", lower_key="l", tune_key="t", build_key="b", link_digest="d", entry_digest="e")
+    row = Row(name="a", target="t", lower_key="l", propose_key="p", tune_key="t", build_key="b", link_digest="d", entry_digest="e")
     (tmp_path / "cache").mkdir()
     (tmp_path / "workloads.toml").write_text("", encoding="utf-8")
 
