@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import SPECIALIZE, Candidate, Trial
@@ -26,7 +26,7 @@ from kerneldecl.tuning import bundle
 from kerneldecl.tuning.earlier import Earlier, Known, is_open
 from kerneldecl.tuning.events import Finished, Note, Step
 from kerneldecl.tuning.measure import measured_on
-from kerneldecl.tuning.records import measured_here, write_result
+from kerneldecl.tuning.records import Device, measured_here, write_result
 from kerneldecl.tuning.search import (
     BUILT_AT_ONCE,
     BUILT_FIELDS,
@@ -200,13 +200,14 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
     return described if isinstance(described, str) else {"object": rebuilt, **described}
 
 
-def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> dict[str, Any]:
+def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> Device:
     """Return what is known of the device that has measured the winner; nothing where none has."""
-    if not winner.samples:
-        return {}
-    if source:
-        return {name: source.json[name] for name in OF_THE_DEVICE if name in source.json}
-    return measured_here(RECALLED if why_not_measured_here(task.arch) else measured_on(task, session.runner))
+    is_here = bool(winner.samples) and session.options.measure and not why_not_measured_here(task.arch)
+    if source and winner.samples:
+        return Device({name: source.json[name] for name in OF_THE_DEVICE if name in source.json}, is_here)
+    if is_here:
+        return measured_here(measured_on(task, session.runner))
+    return Device(RECALLED if winner.samples else {}, is_here=False)
 
 
 def _known(session: Session, entry: EntryPlan) -> Known:

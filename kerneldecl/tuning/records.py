@@ -8,29 +8,40 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Candidate
 from kerneldecl.policies.gpu_matmul import tensor_cores
 from kerneldecl.serial import trial_to_json
 from kerneldecl.store.keys import key, object_key, symbol
 from kerneldecl.store.protocol import Store
-from kerneldecl.tuning.earlier import is_open
+from kerneldecl.tuning.earlier import is_by_machine, is_open
 from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
 
 
-def write_result(
-    store: Store, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Mapping[str, Any] | None = None
-) -> None:
-    """Keep the record of a search that has a winner: a tune record where all is measured and verified, else this machine's rank record.
+class Device(NamedTuple):
+    """What is known of the device that has measured a winner."""
+
+    fields: Mapping[str, Any]
+    """Fields of the record: provenance, conditions, peaks; none where nothing has measured it."""
+    is_here: bool
+    """Whether it could measure every candidate now."""
+
+
+def write_result(store: Store, manifest: str, task: Task, outcome: Outcome, blobs: Mapping[str, str], device: Device) -> None:
+    """Keep the record of a search that has a winner: a tune record if the device was here or nothing is wanting, else a rank record.
+
+    What was measured is shared, what was not is this machine's.
 
     `blobs` names the winner's blobs; `device` is what is known of the device that measured: nothing where none did, so that two
     machines make the same artifact of what is unmeasured.
     """
-    result = {**_result(task, outcome), **blobs, "provenance": {}, **(device or {})}
+    result = {**_result(task, outcome), **blobs, "provenance": {}, **device.fields}
     result["build_key"] = object_key(outcome.trials[0].schedule_digest, blobs["object"])
-    if result["measured"] == result["wanted"] and result["error"] is not None:
+    is_whole = result["measured"] == result["wanted"] and result["error"] is not None
+    if is_whole or device.is_here:
         store.write("tune", manifest, result, is_local=task.arch.is_detected)
     else:
         store.forget("rank", key(manifest), is_local=True)  # it may be of fewer measurements
@@ -57,7 +68,8 @@ def _result(task: Task, outcome: Outcome) -> dict[str, Any]:
         "run_secs": float(f"{run_secs:.4g}"),
         "error": winner.error,
         "tied": outcome.tied,
-        "trials": [trial_to_json(trial) for trial in outcome.trials],
+        # What the machine has failed at is not held against the candidate.
+        "trials": [trial_to_json(replace(trial, failure="") if is_by_machine(trial) else trial) for trial in outcome.trials],
     }
 
 
@@ -69,9 +81,9 @@ def _tensor_cores(task: Task, winner: Candidate) -> dict[str, str]:
     return {"tensor_cores": found} if found else {}
 
 
-def measured_here(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of the device that measured, with this machine and the date."""
-    return {**device, "provenance": {**_provenance(), **device.get("provenance", {})}}
+def measured_here(fields: Mapping[str, Any]) -> Device:
+    """Return the device that has measured just now, on this machine."""
+    return Device({**fields, "provenance": {**_provenance(), **fields.get("provenance", {})}}, is_here=True)
 
 
 def _provenance() -> dict[str, str]:

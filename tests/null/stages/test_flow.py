@@ -381,6 +381,25 @@ def test_a_crash_is_not_remembered_but_a_verdict_is(fakes: Space) -> None:
     assert counts["verify"] == 3
 
 
+@pytest.mark.parametrize("how_often", [1, 2])
+@pytest.mark.parametrize("failure", ["its process was killed by SIGKILL", "took more than 20 s"])
+def test_what_the_machine_fails_at_is_tried_again_and_not_held_against_the_candidate(fakes: Space, failure: str, how_often: int) -> None:
+    class Killed(FakeRunner):
+        left = how_often
+
+        def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            if request["action"] == "verify" and "unrolled 2 times" in Path(request["library"]).read_text() and self.left:
+                self.left -= 1
+                return {"failure": failure}
+            return super()._answer(request)
+
+    assert not fakes.build(Killed(), patterns=["small"]).build.failures
+    (path,) = fakes.records("tune")
+    result = json.loads(path.read_text())["result"]
+    assert (result["measured"], result["wanted"]) == ((3, 3) if how_often == 1 else (2, 3))
+    assert not any("failure" in trial for trial in result["trials"])
+
+
 def failing(fakes: Space) -> Space:
     """Have every candidate of the entries `small` and `tabled` be wrong."""
     fakes.edit("templates/unrolled.py", "unrolled", "{'wrong' if '(8,)' in mod else 'unrolled'}")

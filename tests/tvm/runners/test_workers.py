@@ -146,14 +146,16 @@ def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: S
     done = api.run_build(open_workspace(space.root), (), Options(jobs=2), lambda _: None)
     assert not done.failures
     (path,) = space.records("tune")
-    measurements = json.loads(path.read_text())["result"]["trials"]
+    result = json.loads(path.read_text())["result"]
+    assert (result["measured"], result["wanted"]) == (6, 7), "the one that hangs was tried twice"
+    measurements = result["trials"]
     reasons = {m["candidate"]["params"]["way"]: m.get("failure", "") for m in measurements}
     assert reasons.pop("wrong").startswith("wrong: relative error ")
     assert reasons == {
         "crash": "its process was killed by SIGSEGV",
         "raise": "ValueError: Boom",
         "none": "the template does not apply",
-        "hang": "took more than 8 s",
+        "hang": "",  # the machine may have been busy
         "print": "",
         "good": "",
     }
