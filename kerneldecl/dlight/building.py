@@ -197,7 +197,7 @@ def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
         tolerance=lowered.tolerance,
         protocol=MEASURING[arch.kind],
         seed=int(VERIFYING["seed"]),
-        reference="",
+        reference_digest="",
         toolchain=toolchain,
         folder=root / "objects",
         build_archs={config.candidate: config.arch_of(arch) for config in configs},

@@ -20,10 +20,10 @@ _DECLARED = ("declared ", "entries ")
 """What the lines that depend on the text of workloads.toml begin with."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
-# For lower records and an artifact's sources, only their folders' times are compared: a call of stat() for each file would
-# be most of a null build of ten thousand entries, and neither can make the artifact wrong.
+# For lower records, only their folder's time is compared: a call of stat() for each file would be most of a null build of ten
+# thousand entries, and they cannot make the artifact wrong. Of an artifact, every file is listed: it has few.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
-_ARTIFACT = ("", "lib", "database", "traceless")
+_ARTIFACT = ("", "lib", "database", "database_intrinsics", "traceless")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
 
 
@@ -104,13 +104,13 @@ def context(root: str, extra: Iterable[str], sources: str = "", surroundings_dig
     state = sha256((surroundings_digest or surroundings()).encode())
     for name in (*extra, *plugins):
         content = _content(os.path.join(root if name.startswith("..") else sources, name))
-        state.update(f"{name} {len(content)}\n".encode() + content)
+        state.update(os.fsencode(f"{name} {len(content)}\n") + content)
     return state.hexdigest()
 
 
 def surroundings() -> str:
     """Return a digest of the listing of this package, and of the machine."""
-    return sha256(_machine() + "".join(sorted(_lines(_PACKAGE, is_deep=True))).encode()).hexdigest()
+    return sha256(_machine() + os.fsencode("".join(sorted(_lines(_PACKAGE, is_deep=True))))).hexdigest()
 
 
 def artifacts(root: str, folders: Iterable[str]) -> str:
@@ -143,7 +143,8 @@ def _content(path: str) -> bytes:
 
 def _listing(root: str, folders: Iterable[str]) -> str:
     """Return a digest of names, sizes and times of what lies directly in the folders."""
-    return sha256("".join(sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))).encode()).hexdigest()
+    lines = sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))
+    return sha256(os.fsencode("".join(lines))).hexdigest()  # a path need not be UTF-8
 
 
 def _lines(folder: str, *, is_deep: bool = False) -> Iterator[str]:

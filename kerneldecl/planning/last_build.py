@@ -30,7 +30,7 @@ def read_state(path: Path) -> State:
     try:
         fields = json.loads(path.read_bytes())
         return State(fields["keys"], fields["why"], fields["failed"]) if fields["schema"] == SCHEMA else State()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return State()
 
 

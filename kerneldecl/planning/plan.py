@@ -181,7 +181,8 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         actions = (lower, propose, *_later(workload, "propose"))
         return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
-    subject, manifest = Subject(workload.entry, workload.target, "tune"), tune_manifest(workload, lowered, groups, inputs)
+    subject = Subject(workload.entry, workload.target, "tune")
+    manifest = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
     tune, tuned = _judged(subject, manifest, read, past, arch)
     if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
@@ -214,21 +215,37 @@ def _propose_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> s
     return keys.propose_manifest(lowered.computation, arch, workload.top_k, inputs.plugins[workload.policy, arch.kind])
 
 
-def tune_manifest(workload: Workload, lowered: Lowered, groups: Sequence[Group], inputs: Inputs) -> str:
-    """Return the manifest of the workload's tuning, once its computation and its candidates are known."""
-    arch = inputs.archs[workload.target]
-    search: keys.Fields = {
-        "tolerance": tolerance(workload, lowered),
-        "generation": workload.generation,
-        "protocol": MEASURING[arch.kind],
-        "reference": reference(workload, inputs),
-    }
+class Searched(NamedTuple):
+    """What a search goes through, as its key has it."""
+
+    candidates: Mapping[str, str]
+    """Count and digest of what each policy proposes, by the policy's place and name."""
+    templates: Mapping[str, str]
+    """Digests of the templates that the candidates name, and of the file with the user's custom kernels."""
+    reference: str
+    """Digest of what verdicts depend on besides the kernel."""
+
+
+def searched(workload: Workload, groups: Sequence[Group], inputs: Inputs) -> Searched:
+    """Return what the search of a workload goes through."""
     templates = {name: inputs.template(name) for group in groups for name in group.templates}
     if workload.specialize:
         templates[SPECIALIZE] = inputs.specialize[workload.specialize]
     # The order of the policies matters as well as that of their candidates.
     candidates = {f"{place}.{group.policy}": f"{group.count} {group.digest}" for place, group in enumerate(groups, start=1)}
-    return keys.tune_manifest(lowered.computation, arch, search, {"candidates": candidates, "templates": templates}, inputs.toolchain)
+    return Searched(candidates, templates, reference(workload, inputs))
+
+
+def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: Arch, toolchain: Mapping[str, str]) -> str:
+    """Return the manifest of the workload's tuning, once its computation and its candidates are known."""
+    search: keys.Fields = {
+        "tolerance": tolerance(workload, lowered),
+        "generation": workload.generation,
+        "protocol": MEASURING[arch.kind],
+        "reference": found.reference,
+    }
+    candidates = {"candidates": found.candidates, "templates": found.templates}
+    return keys.tune_manifest(lowered.computation, arch, search, candidates, toolchain)
 
 
 def reference(workload: Workload, inputs: Inputs) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import tomli
 
 from kerneldecl.plugins.find import PACKAGE, SINGULAR
 from kerneldecl.plugins.meaning import meaning
+from kerneldecl.store.scratch import scratch_folder
 
 FILE = "workloads.toml"
 
@@ -27,8 +27,8 @@ def snapshot(root: Path) -> Iterator[Path]:
     if not (root / FILE).is_file():
         yield root
         return
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
-        to = Path(folder).resolve()
+    with scratch_folder() as folder:
+        to = folder.resolve()
         waiting = [FILE, *(name for kind in SINGULAR for name in _below(root, kind))]
         seen: set[str] = set()
         while waiting:

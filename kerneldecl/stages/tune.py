@@ -5,7 +5,6 @@ Knows nothing of how candidates are built or measured, of artifacts or of the lo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import SPECIALIZE, Candidate, Trial
-from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, reference, tolerance
+from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, Searched, reference, searched, tolerance
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.session import Session
@@ -22,6 +21,7 @@ from kerneldecl.store.keys import build_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
 from kerneldecl.store.results import TuneResult
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.earlier import Earlier, Known, is_open
 from kerneldecl.tuning.events import Finished, Note, Step
@@ -79,14 +79,14 @@ def tune_entries(session: Session) -> None:
     reasons = _why_not_measured(waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not session.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not reasons[e.arch.name]]
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         if to_tune and not session.is_over:
-            _tune_in_turns(session, to_tune, Path(folder))
+            _tune_in_turns(session, to_tune, folder)
         if to_bundle and not session.is_over:
-            _bundle_entries(session, to_bundle, Path(folder))
+            _bundle_entries(session, to_bundle, folder)
         for entry in waiting:
             if entry not in to_tune and entry not in to_bundle and not session.is_over:
-                _rank_entry(session, entry, Path(folder), reasons[entry.arch.name])
+                _rank_entry(session, entry, folder, reasons[entry.arch.name])
     session.shows_ranked = not session.options.require_measured
     session.replan()
 
@@ -240,8 +240,8 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
     for entry in waiting:
         if session.is_over:
             return
-        task, manifest = task_of(session, entry, folder / entry.action("tune").key), entry.action("tune").manifest
-        bundled, outcome = bundle.build_entry(task, manifest, session.runner, _reporter(session, entry))
+        task = task_of(session, entry, folder / entry.action("tune").key)
+        bundled, outcome = bundle.build_entry(task, _searched(session, entry), session.runner, _reporter(session, entry))
         if outcome.policy:
             by_target.setdefault(entry.workload.target, []).append(bundled)
         _conclude(session, entry, task, outcome)
@@ -249,6 +249,11 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
         path = bundle.bundle_folder(workspace.root, declaration.artifact, declaration.version, target)
         bundle.write_bundle(path, workspace.case_files, entries)
         session.bundles[target] = path
+
+
+def _searched(session: Session, entry: EntryPlan) -> Searched:
+    assert entry.lowered is not None, "what is bundled is lowered"
+    return searched(entry.workload, entry.groups, session.workspace.inputs)
 
 
 def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
@@ -265,7 +270,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         tolerance=tolerance(entry.workload, entry.lowered),
         protocol=MEASURING[entry.arch.kind],
         seed=int(VERIFYING["seed"]),
-        reference=reference(entry.workload, session.workspace.inputs),
+        reference_digest=reference(entry.workload, session.workspace.inputs),
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
         variants=session.variants.get(entry.entry, 0),

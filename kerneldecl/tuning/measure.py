@@ -174,14 +174,14 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     trial = Trial(
         Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
     )
-    return judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference)
+    return judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if trial.error is None:
         return
-    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure, "reference": task.reference}
+    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure, "reference": task.reference_digest}
     manifest, is_local = _manifest(task, trial.code_digest), task.arch.is_detected
     store.forget("measure", key(manifest), is_local=is_local)  # a verdict by another tolerance or reference
     store.write("measure", manifest, result, is_local=is_local)

@@ -17,6 +17,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.graph.places import rule_of
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
@@ -237,3 +238,38 @@ def test_a_module_of_any_number_of_images_is_rewritten_as_well() -> None:
 def test_a_module_without_convolutions_keeps_its_layout() -> None:
     mod = module(lambda _, x: relax.op.mean(x, [2, 3]))
     assert after(mod, *GRAPH_PASSES) == {"mean": 1}
+
+
+SPLIT = {"sum": 2, "multiply": 2, "call_tir": 1, "strided_slice": 2, "reshape": 2, "add": 1}
+
+
+@pytest.mark.parametrize(("shape", "channel"), [((2, 6, 9, 8), 1), ((2, 9, 8, 6), 3), ((3, 6, 11), 1), ((1, 6, 2, 3, 4), 1)])
+def test_a_group_norm_is_sums_of_channels_and_a_scale_and_a_shift(shape: tuple[int, ...], channel: int) -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        axes = [axis for axis in range(1, len(shape)) if axis != channel]
+        return builder.emit(nn.group_norm(x, random(6), random(6, seed=1), 3, channel, axes, 1e-3))
+
+    assert after(module(build, shape), SplitGroupNorms(), shape=shape) == SPLIT
+
+
+def test_an_instance_norm_is_one_of_a_channel_each_also_over_the_axis_of_one_image() -> None:
+    for axes in ([2, 3], [0, 2, 3]):
+        norm = module(lambda _, x, axes=axes: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (1, 6, 9, 8))
+        assert after(norm, SplitGroupNorms(), shape=(1, 6, 9, 8)) == SPLIT
+
+
+@pytest.mark.parametrize(("images", "axes"), [(2, [0, 2, 3]), (2, [2]), ("n", [2, 3])])
+def test_norms_over_other_axes_and_of_any_number_of_images_stay(images: Any, axes: list[int]) -> None:
+    images = tvm.tirx.Var("n", "int64") if images == "n" else images
+    norm = module(lambda _, x: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (images, 6, 9, 8))
+    assert after(norm, SplitGroupNorms()) == {"instance_norm": 1}
+
+
+def test_group_norms_between_convolutions_have_their_layout() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        first = builder.emit(nn.conv2d(x, random(6, 6, 3, 3), padding=1))
+        norm = builder.emit(nn.silu(builder.emit(nn.group_norm(first, random(6), random(6, seed=1), 2, 1, [2, 3]))))
+        return nn.conv2d(norm, random(4, 6, 1, 1))
+
+    transposes = 4  # of the image, of two weights, and of the result
+    assert after(module(build), ChannelsLast()) == {"permute_dims": transposes, "conv2d": 2, "group_norm": 1, "silu": 1}

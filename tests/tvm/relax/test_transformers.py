@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.vision_models import torchvision_models
 from tvm import relax
 
 from kerneldecl.compiler.actions import extract
@@ -19,13 +20,7 @@ from kerneldecl.compiler.model_import import read_model
 from kerneldecl.declare.toml_keys import is_name
 
 torch = pytest.importorskip("torch", reason="the models are torch's")
-try:
-    import torchvision  # noqa: F401  # transformers imports it where it is installed
-except RuntimeError:  # a build for CUDA beside torch for the CPU: its C++ operators are missing
-    for _operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-except ImportError:
-    pass
+torchvision_models()  # transformers imports torchvision
 transformers = pytest.importorskip("transformers", reason="the models are its classes")
 
 
@@ -158,8 +153,8 @@ def test_names_are_short_places_in_the_model(saved: dict[str, Path], tmp_path: P
     assert len(set(names)) == len(names)
     assert all(is_name(name) and len(name) <= LONGEST and not name.startswith("fused") for name in names)
     wanted = {
-        "bert": {"encoder.layer.0.attention.self.qkv", "encoder.layer.0.intermediate.dense", "embeddings.LayerNorm"},
-        "llama": {"layers.0.self_attn.qkv_proj", "layers.0.mlp.gate_up_proj", "layers.0.mlp.down_proj", "layers.0.self_attn.rotary"},
+        "bert": {"encoder.layer.0.attention.self.query", "encoder.layer.0.intermediate.dense", "embeddings.LayerNorm"},
+        "llama": {"layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj", "layers.0.mlp.down_proj", "layers.0.self_attn.rotary"},
         "vit": {"self_attention.out_proj", "ln_1", "mlp.0", "mlp.2"},
     }[file.partition(".")[0]]
     assert wanted <= {re.sub(r"^model\.", "", name) for name in names}
@@ -170,7 +165,7 @@ def test_an_encoder_layer_is_eight_standard_functions(saved: dict[str, Path], tm
     functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["bert.pt2"]))["functions"]}
     epilogues = {name: each["attrs"].get("epilogue") for name, each in functions.items() if each["rule"] == "matmul"}
     assert {name.removeprefix("encoder.layer.0."): steps for name, steps in epilogues.items()} == {
-        "attention.self.qkv": ("bias",),
+        "attention.self.query": ("bias",),
         "attention.self.scores": ("scale",),
         "attention.self.context": None,
         "attention.output.dense": ("bias", "add"),
