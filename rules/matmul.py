@@ -53,7 +53,8 @@ class Matmul(Rule):
     out_dtype: Dtype | Literal[""] = ""
     """Dtype of C, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step | RowStep, ...] = ()
-    """Steps in order: bias adds a vector [n], add a residual like C, scale, scale_columns, scale_rows multiply by float32 scales."""
+    """Steps in order: bias adds a vector [n], add a residual like C, mul multiplies by a factor like C,
+    scale, scale_columns, scale_rows multiply by float32 scales."""
 
     @property
     def _accum(self) -> str:

@@ -127,7 +127,10 @@ def _built(request: Mapping[str, Any]) -> Answer:
 
 def _described(request: Mapping[str, Any]) -> Answer:
     attrs = repr(sorted(request["spec"]["attrs"].items()))
-    return {"database": f'{{"workloads": ["{digest(attrs.encode())}"], "trace": [], "target": {{}}, "args": []}}', "source": f"# {attrs}\n"}
+    return {
+        "database": f'{{"workloads": ["{digest(attrs.encode())}"], "trace": [[], []], "target": {{}}, "args": []}}',
+        "source": f"# {attrs}\n",
+    }
 
 
 def _linked(library: Path, objects: Sequence[Path]) -> None:

@@ -53,6 +53,6 @@ def unsettled_keys(text: str) -> frozenset[str]:
     """Return the keys of the entries that a lock holds as missing, or in want of measurements; none where the text is no lock."""
     try:
         entries = tomli.loads(text).get("entry", [])
-    except tomli.TOMLDecodeError:
+        return frozenset(str(entry["key"]) for entry in entries if any(entry.get(mark) for mark in _UNSETTLED))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no TOML, or another's
         return frozenset()
-    return frozenset(entry["key"] for entry in entries if any(entry.get(mark) for mark in _UNSETTLED))

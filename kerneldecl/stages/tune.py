@@ -173,7 +173,7 @@ def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) 
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
     if winner is None:
-        session.fail(action, why_no_winner(outcome.trials))
+        session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
     before = _known(session, entry)
     blobs = _blobs(session, task, winner, before)

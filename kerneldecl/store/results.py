@@ -30,7 +30,7 @@ def _as_recorded(what: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ArtifactError(f"a record's {what} are damaged ({type(error).__name__}: {error}); remove the record and build again") from None
+        raise ArtifactError(f"a record's {what} damaged ({type(error).__name__}: {error}); remove the record and build again") from None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Lowered:
     @functools.cached_property
     def space(self) -> IterSpace:
         """The iteration space; raise ArtifactError where the record holds none."""
-        with _as_recorded("iteration space"):
+        with _as_recorded("iteration space is"):
             space = space_from_json(self.json["space"])
             if wrong := misfit(space, IterSpace, "space"):
                 raise TypeError(wrong)
@@ -207,7 +207,7 @@ class TuneResult:
     @property
     def trials(self) -> list[Trial]:
         """All candidates, winner first; raise ArtifactError where the record holds anything else."""
-        with _as_recorded("candidates"):
+        with _as_recorded("candidates are"):
             trials = [trial_from_json(trial) for trial in self.json["trials"]]
             wrong = [place for at, trial in enumerate(trials) if (place := misfit(trial, Trial, f"trials[{at}]"))]
             if wrong or not trials:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.errors import ArtifactError, TuningError, printable
+from kerneldecl.errors import ArtifactError, KerneldeclError, printable
 from kerneldecl.model import Arch, IterSpace, Trial, Workload, frozen
 from kerneldecl.planning.plan import MEASURING, VERIFYING, Searched, tolerance, tune_manifest
 from kerneldecl.plugins.find import STANDARD
@@ -201,7 +201,7 @@ def _entry_of(folder: Path, files: Json, position: int, json: Any) -> Entry:
     try:
         entry = _entry_from_json(folder, json)
         wrong = _wrong_entry(entry, files)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, TuningError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, KerneldeclError) as error:
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         raise ArtifactError(f"{folder / FILE}: entries[{position}] is malformed ({printable(wrong)[:200]}); {_AGAIN}")

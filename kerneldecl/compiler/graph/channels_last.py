@@ -122,7 +122,7 @@ class ChannelsLast(Rewriter):
         parts = call.args[0]
         if not isinstance(parts, relax.Tuple):
             parts = self.lookup_binding(parts)
-        if call.attrs.axis is None or not isinstance(parts, relax.Tuple) or not any(self._image(part) is not None for part in parts.fields):
+        if not isinstance(parts, relax.Tuple) or not any(self._image(part) is not None for part in parts.fields):
             return call
         moved = relax.Tuple([self._channels_last(part) for part in parts.fields])
         return self._channels_first(relax.op.concat(moved, _TO_NCHW[int(call.attrs.axis) % _RANK]))

@@ -36,7 +36,7 @@ def find_rotary(found: Found, var: relax.Var, _: relax.Call) -> None:
     projected = View.of((batch, tokens, heads, size))
     is_interleaved = view is not None and projected is not None and view.joined() == projected.permuted((0, 2, 1, 3)).joined()
     attrs: dict[str, Any] = {"batch": batch, "heads": heads, "tokens": tokens, "size": size, **dtype_attr(dtype_of(var))}
-    stored = {"interleaved": True} if is_interleaved and not (view is not None and view.is_reshape) else {}
+    stored = {"interleaved": "x"} if is_interleaved and not (view is not None and view.is_reshape) else {}
     x = source if is_interleaved else rotary.x
     found.add(var, Use("rotary", {**attrs, **stored}, (x, rotary.cos, rotary.sin), rotary.inner, is_viewed=True))
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import constant
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 _OF_NOTHING: Mapping[str, float] = {
     "relax.sum": 0.0,
@@ -28,19 +26,13 @@ _OF_NOTHING: Mapping[str, float] = {
 }
 
 
-@tvm.transform.module_pass(opt_level=0, name="EmptyReductions")
-class EmptyReductions:
+@graph_pass
+class EmptyReductions(Rewriter):
     """Makes sums, products, extremes, means and GEMMs over an extent of 0 constants: 0, 1, the worst value of the dtype, NaN.
 
     TVM sets an accumulator in the reduction's first iteration, so that without one the result is whatever was in memory.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _EmptyReductions(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _EmptyReductions(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator not in _OF_NOTHING or all(0 not in (static_shape(arg) or (1,)) for arg in call.args):
             return call

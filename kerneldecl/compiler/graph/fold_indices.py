@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import Array, array_of, constant
@@ -65,6 +66,15 @@ def _arange(_: relax.Call, __: Any, start: Any, stop: Any, step: Any) -> Array |
 def _number(expr: Any) -> int | float | None:
     value = getattr(expr, "value", expr)
     return getattr(value, "value", value) if isinstance(getattr(value, "value", value), (int, float)) else None
+
+
+def _extents(_: relax.Call, __: Any, of: Any) -> Array | None:
+    extents = of.ty.values
+    return np.array([int(extent) for extent in extents]) if extents is not None and all(map(_is_known, extents)) else None
+
+
+def _is_known(extent: Any) -> bool:
+    return isinstance(extent, tvm.tirx.IntImm)
 
 
 def _sliced(_: relax.Call, __: Any, x: Array, *rest: Any) -> Array | None:
@@ -128,6 +138,7 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "relax.gather_elements": _gathered,
     "relax.index_tensor": _indexed,
     "relax.cumsum": _cumsum,
+    "relax.shape_to_tensor": _extents,
     "relax.power": _power,
     "relax.where": _elements(np.where),
     **{

@@ -6,8 +6,9 @@ Knows nothing of schedules.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 from tvm.script import tirx as T  # noqa: N812  # TVMScript's name
 
@@ -43,9 +44,10 @@ class SplitGroupNorms(Rewriter):
         cast = self.producer(x, "relax.astype")
         x = x if cast is None or dtype_of(x) != "float32" else cast.args[0]  # cast again by each kernel that reads it
         groups = int(attrs.num_groups) if operator == "relax.nn.group_norm" else shape[channel]
-        sums = [self.builder_.emit(op.sum(value, pixels)) for value in (self._wide(x), self._square(x))]
         count = math.prod(shape[axis] for axis in pixels) * shape[channel] // groups
-        factors = self._factors(sums, [self._weight(gamma), self._weight(beta)], groups, count, attrs.epsilon)
+        sums = self._call(_sums(shape, dtype_of(x), channel), "group_norm_sums", [x], (2, shape[0], shape[channel]))
+        func = _factors(shape[0], groups, shape[channel] // groups, count, float(attrs.epsilon))
+        factors = self._call(func, "group_norm_factors", [sums, self._weight(gamma), self._weight(beta)], (2, shape[0], shape[channel]))
         along = [shape[axis] if axis in {0, channel} else 1 for axis in range(rank)]
         scale, shift = (self._row(factors, row, along) for row in range(2))
         scaled = self.builder_.emit(op.multiply(self._wide(x), scale))
@@ -54,10 +56,6 @@ class SplitGroupNorms(Rewriter):
 
     def _wide(self, x: relax.Expr) -> relax.Expr:
         return x if dtype_of(x) == "float32" else self.builder_.emit(op.astype(x, "float32"))
-
-    def _square(self, x: relax.Expr) -> relax.Expr:
-        wide = self._wide(x)
-        return self.builder_.emit(op.multiply(wide, wide))
 
     def _weight(self, weight: relax.Expr) -> relax.Expr:
         """Return a weight in float32, a constant under its name."""
@@ -68,28 +66,37 @@ class SplitGroupNorms(Rewriter):
         """Return the scales or the shifts of all channels, in a shape that broadcasts."""
         return self.builder_.emit(op.reshape(self.builder_.emit(op.strided_slice(factors, [0], [row], [row + 1])), shape))
 
-    def _factors(self, sums: list[relax.Expr], weights: list[relax.Expr], groups: int, count: int, eps: float) -> relax.Expr:
-        """Return [2, n, c]: by what each channel is multiplied, and what is added to it then."""
-        images, channels = static_shape(sums[0]) or ()
-        func = _factors(images, groups, channels // groups, count, float(eps)).with_attr("op_pattern", OPAQUE)
-        called = self.builder_.add_func(func, "group_norm_factors")
-        return self.builder_.emit(relax.call_tir(called, [*sums, *weights], relax.TensorType((2, images, channels), "float32")))
+    def _call(self, func: tirx.PrimFunc, name: str, args: list[relax.Expr], shape: tuple[int, ...]) -> relax.Expr:
+        called = self.builder_.add_func(func.with_attr("op_pattern", OPAQUE), name)
+        return self.builder_.emit(relax.call_tir(called, args, relax.TensorType(shape, "float32")))
+
+
+def _sums(shape: tuple[int, ...], dtype: str, channel: int) -> tirx.PrimFunc:
+    """Return the function from x to the sums of x and of x^2 over its pixels, [2, n, c], as one reduction: two would read x twice."""
+    x = te.placeholder(shape, dtype, "x")
+    pixels = [te.reduce_axis((0, extent), f"p{axis}") for axis, extent in enumerate(shape) if axis not in {0, channel}]
+
+    def total(k: Any, n: Any, c: Any) -> Any:
+        value = x(n, c, *pixels) if channel == 1 else x(n, *pixels, c)
+        value = value.astype("float32")
+        return te.sum(value * tirx.Select(k == 0, tirx.const(1.0, "float32"), value), pixels)
+
+    return te.create_prim_func([x, te.compute((2, shape[0], shape[channel]), total, "sums")]).without_attr("global_symbol")
 
 
 def _factors(images: int, groups: int, size: int, count: int, eps: float) -> tirx.PrimFunc:
-    """Return the function from sums of x and of x^2, each [n, c], and gamma and beta, each [c], to [2, n, c].
+    """Return the function from the sums of x and of x^2, [2, n, c], and gamma and beta, each [c], to scales and shifts, [2, n, c].
 
     All indices are affine: readers index the result by channels.
     """
     channels = groups * size
 
     @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM is untyped
-    def factors(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle) -> None:
-        total = T.match_buffer(a, (images, channels))
-        squares = T.match_buffer(b, (images, channels))
-        gamma = T.match_buffer(c, (channels,))
-        beta = T.match_buffer(d, (channels,))
-        out = T.match_buffer(e, (2, images, channels))
+    def factors(a: T.handle, b: T.handle, c: T.handle, d: T.handle) -> None:
+        sums = T.match_buffer(a, (2, images, channels))
+        gamma = T.match_buffer(b, (channels,))
+        beta = T.match_buffer(c, (channels,))
+        out = T.match_buffer(d, (2, images, channels))
         means = T.sblock_alloc_buffer((images, groups))
         moments = T.sblock_alloc_buffer((images, groups))
         for n, g, j in T.grid(images, groups, size):
@@ -98,8 +105,8 @@ def _factors(images: int, groups: int, size: int, count: int, eps: float) -> tir
                 with T.init():
                     means[vn, vg] = T.float32(0)
                     moments[vn, vg] = T.float32(0)
-                means[vn, vg] = means[vn, vg] + total[vn, vg * size + vj] * T.float32(1 / count)
-                moments[vn, vg] = moments[vn, vg] + squares[vn, vg * size + vj] * T.float32(1 / count)
+                means[vn, vg] = means[vn, vg] + sums[0, vn, vg * size + vj] * T.float32(1 / count)
+                moments[vn, vg] = moments[vn, vg] + sums[1, vn, vg * size + vj] * T.float32(1 / count)
         for n, g, j, k in T.grid(images, groups, size, 2):
             with T.sblock("factors"):
                 vn, vg, vj, vk = T.axis.remap("SSSS", [n, g, j, k])

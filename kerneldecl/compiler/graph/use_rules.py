@@ -71,7 +71,7 @@ class UseRules(Rewriter):
         if use is None:
             self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._found.taken:
-                super().visit_var_binding_(self._as_view(binding))
+                super().visit_var_binding_(binding)
             return
         *wanted, out = use.instance.signature().args
         operands = [self._in_shape(self.visit_expr(operand), arg.shape) for operand, arg in zip(use.operands, wanted, strict=True)]
@@ -80,7 +80,7 @@ class UseRules(Rewriter):
             super().visit_var_binding_(relax.VarBinding(binding.var, call))
         else:
             reshaped = relax.op.reshape(self.emitted(call), static_shape(binding.var))
-            super().visit_var_binding_(self._as_view(relax.VarBinding(binding.var, self.builder_.normalize(reshaped))))
+            super().visit_var_binding_(relax.VarBinding(binding.var, self.builder_.normalize(reshaped)))
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call)
@@ -91,12 +91,6 @@ class UseRules(Rewriter):
         while (before := self.producer(operand, "relax.reshape")) is not None:
             operand = before.args[0]
         return operand if static_shape(operand) == shape else self.emitted(relax.op.reshape(operand, shape))
-
-    def _as_view(self, binding: relax.VarBinding) -> relax.VarBinding:
-        """Return the binding of a reshape that the function returns as one of a variable: RewriteDataflowReshape leaves out outputs."""
-        is_output = not isinstance(binding.var, relax.DataflowVar) and self.builder_.current_block_is_dataflow()
-        is_reshape = isinstance(binding.value, relax.Call) and binding.value.op == tvm.ir.Op.get("relax.reshape")
-        return relax.VarBinding(binding.var, self.emitted(self.visit_expr(binding.value))) if is_output and is_reshape else binding
 
     def _function(self, use: Use, last: relax.Var) -> relax.GlobalVar:
         """Return the function of a rule; the first place that calls it names it."""

@@ -117,6 +117,13 @@ def _conv_transpose(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[li
     return list(inputs), onnx_shapes.conv_transpose_attrs(inputs, attrs)
 
 
+def _unsqueeze(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    """Return Unsqueeze's inputs with axes as a list: torch's exporter writes the one of its attention of grouped queries as a number."""
+    data, *rest = inputs
+    axes = array_of(rest[0]) if rest else None
+    return [data, *(rest if axes is None else [relax.const(axes.reshape(-1), "int64")])], attrs
+
+
 Converter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 OPERATORS: Mapping[str, Converter] = {
@@ -152,5 +159,6 @@ CORRECTED: Mapping[str, Converter] = {
 PREPARED: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], tuple[list[Any], Mapping[str, Any]]]] = {
     "ConvTranspose": _conv_transpose,
     "NonMaxSuppression": _non_max_suppression,
+    "Unsqueeze": _unsqueeze,
 }
 """Inputs and attributes with which TVM's own converter is right."""

@@ -52,7 +52,7 @@ def _problem(type_: Any) -> str:
     """Return what a value is that TVM's importer takes for something else."""
     kind = type_.WhichOneof("value") or "tensor_type"
     if kind != "tensor_type":
-        return f"a {kind.removesuffix('_type').replace('_', ' ')}, not a tensor"
+        return f"{'an' if kind == 'optional_type' else 'a'} {kind.removesuffix('_type').replace('_', ' ')}, not a tensor"
     element = type_.tensor_type.elem_type
     return f"a tensor of {_name(element)}, which kernels have no arithmetic for" if element and _name(element) not in _NUMBERS else ""
 

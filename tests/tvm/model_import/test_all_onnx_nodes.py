@@ -15,7 +15,7 @@ import onnx
 import pytest
 from support.onnx_nodes import as_it_is, cases, difference, has_constants, with_constants
 
-from kerneldecl.compiler.model_import.model_error import ModelError
+from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,8 @@ def verdict(name: str) -> str:
             wrong = difference(case, model, args)
         except ModelError as error:
             refused = re.sub(r" \(node [^()]*(\([^()]*\))?[^()]*\)", "", error.sentence) if error.hint else "no way out is named"
+        except IMPORT_ERRORS as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
         else:
             return f"WRONG: {wrong}" if wrong else _RIGHT
     return refused

@@ -5,6 +5,7 @@ Knows nothing of kernels: TVM alone compiles the models.
 
 from __future__ import annotations
 
+import onnx
 import pytest
 from support.onnx_nodes import cases, difference, with_constants
 
@@ -37,6 +38,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", [name for names in OPERATORS.values() for name in names])
 def test_a_node_gives_what_onnx_expects(name: str) -> None:
     assert not difference(cases()[name], *with_constants(cases()[name]))
+
+
+def test_an_axis_may_be_a_number() -> None:
+    """As torch's exporter writes it, which runtimes accept."""
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in (("x", (2, 3)), ("y", (2, 1, 3)))]
+    axis = onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [], [1])
+    node = onnx.helper.make_node("Unsqueeze", ["x", "axis"], ["y"])
+    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:], [axis])
+    mod = module_of_model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]))
+    assert [int(extent) for extent in mod["main"].ret_ty.shape] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("name", REFUSED)
