@@ -5,9 +5,10 @@ Knows nothing of how results are shown.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from kerneldecl.declare.select import select
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
+from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
+from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
@@ -49,10 +52,20 @@ def build(
 
     The artifacts are linked without what failed, and can be loaded.
     """
-    done = run_build(open_workspace(Path(root).resolve()), patterns, Options(jobs=jobs), report or _silent)
+    with frozen_workspace(Path(root).resolve()) as workspace:
+        done = run_build(workspace, patterns, Options(jobs=jobs), report or _silent)
     if done.failures:
         raise TuningError("; ".join(f"{entry}: {reason}" for entry, reason in done.failures.items()))
     return {target: load(folder) for target, folder in done.artifacts.items()}
+
+
+@contextlib.contextmanager
+def frozen_workspace(root: Path) -> Iterator[Workspace]:
+    """Open a snapshot of a workspace: what is edited from here on belongs to the next build."""
+    before = stamp.surroundings()
+    with snapshot(root) as sources:
+        opened = open_workspace(root, sources)
+        yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
 def run_build(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
@@ -67,6 +67,10 @@ def trial_from_json(json: Mapping[str, Any]) -> Trial:
     """Read what `trial_to_json` wrote."""
     fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
     return Trial(**fields)
+
+
+def trials_from_json(json: Sequence[Mapping[str, Any]]) -> tuple[Trial, ...]:
+    return tuple(map(trial_from_json, json))
 
 
 def misfit(value: object, hint: Any, where: str) -> str:

@@ -103,7 +103,9 @@ def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield "missing holds what is no reason"
     if not isinstance(arch.get("model"), str) or not isinstance(arch.get("target"), dict) or not _has_device(arch):
         yield "arch describes no machine"
-    needed = (manifest["library"], ARCHIVE, *(f"{DATABASE}/{name}" for name in (TUNING_RECORDS, WORKLOADS)))
+    # TVM opens both files of a database, whichever are listed.
+    databases = {DATABASE, *(WITH_INTRINSICS for name in files if name.startswith(f"{WITH_INTRINSICS}/"))}
+    needed = (manifest["library"], ARCHIVE, *(f"{folder}/{name}" for folder in sorted(databases) for name in (TUNING_RECORDS, WORKLOADS)))
     yield from (f"{printable(name)} is not among its files" for name in needed if name not in files)
     for position, entry in enumerate(manifest["entries"]):
         yield from (f"entries[{position}] {wrong}" for wrong in _wrong_entry(entry, files))

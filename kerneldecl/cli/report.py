@@ -73,11 +73,14 @@ def why_text(json: Json) -> str:
     return "\n".join(lines)
 
 
-def show_json(entry: EntryPlan) -> Json:
-    """Return what is known of an entry: its computation, and every candidate, best first, with its figures."""
+def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
+    """Return what is known of an entry: its computation, and every candidate, best first, with its figures.
+
+    `failed` are the candidates of the last build where none of them passed.
+    """
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
-        return {**head, "tuned": False, "reason": entry.action("tune").reason}
+        return {**head, "tuned": False, "reason": _first_reason(entry), "candidates": [_verdict_json(trial) for trial in failed]}
     assert entry.lowered is not None, "what is tuned is lowered"
     lowered, tuned = entry.lowered, entry.tuned
     # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
@@ -87,6 +90,7 @@ def show_json(entry: EntryPlan) -> Json:
         **head,
         "tuned": True,
         "unmeasured": entry.is_unmeasured,
+        "measured": tuned.coverage,
         "key": tuned.key,
         "symbol": tuned.symbol,
         "policy": tuned.policy,
@@ -116,15 +120,23 @@ def _roofline(lowered: Lowered, device: Cpu | Gpu) -> Roofline:
     return Roofline(lowered.flops, lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
 
-def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
-    samples = sorted(trial.samples)
-    fields: Json = {
+def _first_reason(entry: EntryPlan) -> str:
+    """Return why the first action that is not done is not; later ones wait for it."""
+    return next(action.reason for action in entry.actions if not action.is_hit)
+
+
+def _verdict_json(trial: Trial) -> Json:
+    return {
         "candidate": str(trial.candidate),
         "predicted_secs": trial.predicted_secs,
         "run_secs": None,
         "error": trial.error,
-        "verdict": trial.failure or ("verified" if samples else "not measured"),
+        "verdict": trial.failure or ("verified" if trial.samples else "not measured"),
     }
+
+
+def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
+    samples, fields = sorted(trial.samples), _verdict_json(trial)
     if not samples:
         return fields
     flops, moved = roofline.flops / trial.run_secs, roofline.least_bytes / trial.run_secs
@@ -137,7 +149,8 @@ def show_text(json: Json) -> str:
     """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
     head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
     if not json["tuned"]:
-        return f"{head}\nnot tuned yet: {json['reason']}"
+        lines = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
+        return "\n".join([head, f"not tuned yet: {json['reason']}", *lines])
     verified = [c for c in json["candidates"] if c["run_secs"]]
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])
@@ -153,7 +166,7 @@ def show_text(json: Json) -> str:
     for rank, c in enumerate(verified, start=1):
         times = f"{c['predicted_secs'] * 1e6:9.4g}  {c['run_secs'] * 1e6:11.4g}  {c['gflop_per_s']:7.4g}  {c['gb_per_s']:5.4g}"
         lines.append(
-            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {c['error']:7.1e}"
+            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {_error(c['error'])}"
         )
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     if json["unmeasured"]:
@@ -161,8 +174,14 @@ def show_text(json: Json) -> str:
         lines.append("the first is linked: its policy ranks it first; it has not been measured yet")
         return "\n".join(lines)
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
+    if json["measured"]:
+        lines.append(f"{json['measured']} candidates measured: the best of them is linked, and stays until the others are measured")
     lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]
     return "\n".join(lines)
+
+
+def _error(error: float | None) -> str:
+    return "not verified by today's reference" if error is None else f"{error:7.1e}"
 
 
 def _short(value: Any) -> str:
@@ -185,6 +204,7 @@ def _entry_json(entry: EntryPlan) -> Json:
         "winner": str(tuned.winner) if tuned else None,
         "run_secs": tuned.run_secs if tuned else None,
         "unmeasured": entry.is_unmeasured,
+        "measured": tuned.coverage if tuned else "",
     }
 
 
@@ -192,7 +212,7 @@ def query_text(json: Json) -> str:
     width = max(len(entry["entry"]) for entry in json["entries"])
     rows = []
     for entry in json["entries"]:
-        note = "  (expected, not measured)" if entry["unmeasured"] else ""
+        note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
         found = f"{entry['run_secs'] * 1e6:10.4g} us  {entry['winner']}{note}" if entry["winner"] else f"{'not tuned':>10}"
         rows.append(f"{entry['entry']:<{width}}  {entry['rule']:<12}  {found}")
     return "\n".join(rows)

@@ -46,7 +46,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
     with LocalRunner(1, cores) as runner, scratch_folder() as scratch:
         device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"], "library": library}
-        references = _references(folder, manifest["entries"], root, scratch, runner)
+        references = _references(folder, manifest, root, scratch, runner)
         verdicts = [_verdict(entry, device, given, runner) for entry, given in zip(manifest["entries"], references, strict=True)]
     found = {"artifact": str(folder), "defect": "", "entries": verdicts, "missing": manifest["missing"]}
     return {**found, "exit_code": int(_exit_code(verdicts))}
@@ -58,11 +58,12 @@ def _exit_code(verdicts: Sequence[Mapping[str, Any]]) -> ExitCode:
     return ExitCode.DONE if all(verdict["checked"] for verdict in verdicts) else ExitCode.FAILED
 
 
-def _references(folder: Path, entries: Sequence[Json], root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
+def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
     """Return where each entry's inputs and reference come from, or why it has none."""
+    entries = manifest["entries"]
     files = list(dict.fromkeys(str(folder / entry["traceless"]) for entry in entries if entry["traceless"]))
-    workloads = [folder / name / WORKLOADS for name in (DATABASE, WITH_INTRINSICS)]
-    databases = [str(file) for file in workloads if file.is_file()]
+    workloads = [f"{name}/{WORKLOADS}" for name in (DATABASE, WITH_INTRINSICS)]
+    databases = [str(folder / name) for name in workloads if name in manifest["files"]]
     held = {"action": "computations", "databases": databases, "traceless": files, "folder": str(scratch)}
     in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
     roots = list(dict.fromkeys((str(root), str(STANDARD))))
@@ -80,7 +81,9 @@ def _asked(entry: Json) -> dict[str, Any]:
 def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: LocalRunner) -> dict[str, Any]:
     tolerance, found = entry["verdict"]["tolerance"], {"name": entry["name"], "tolerance": entry["verdict"]["tolerance"]}
     if "failure" in reference:
-        return {**found, "checked": False, "ok": False, "error": None, "failure": f"its rule is not here: {reference['failure']}"}
+        failure = f"its rule is not here, nor its computation: {reference['failure']}"
+        return {**found, "checked": False, "ok": False, "against": "", "error": None, "failure": failure}
+    found["against"] = "its rule" if reference["rule"] == entry["rule"] else "its computation, for its rule is not here"
     spec = {**reference, "seed": SEED}
     answer = runner.measure({"action": "verify", **device, "spec": spec, "symbol": entry["symbol"]}, LIMIT_SECS)
     error = answer.get("error")
@@ -108,5 +111,6 @@ def _line(entry: dict[str, Any]) -> str:
     if not entry["checked"]:
         return f"not checked  {entry['name']}  {entry['failure']}"
     if entry["ok"]:
-        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})"
+        more = f", against {entry['against']}" if entry["against"] != "its rule" else ""
+        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g}{more})"
     return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")

@@ -36,7 +36,7 @@ from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]
-"""A workload spec, with the digest of its computation: root, rule, attrs, computation."""
+"""A workload spec, with the digest of its computation: root, cache, rule, attrs, computation."""
 
 
 def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
-    store = LocalStore(Path(spec["root"]) / "cache")
+    store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
         return {"schedule_digest": scheduled, **known.result}
@@ -181,8 +181,8 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
 
     `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets.
 
-    A function has name, the other places in the model that call it, calls, rule, attrs (those to be declared) and identity (those
-    that distinguish its entry from others); a function of rule tensor_ir has its IR instead of attributes.
+    A function has name, the other places in the model that call it, calls, its work and iteration space, rule, attrs (those to be
+    declared) and identity (those that distinguish its entry from others); one of rule tensor_ir has its IR instead of attributes.
     """
     from kerneldecl.compiler.graph.places import places_of, rule_of
     from kerneldecl.compiler.model_import import model_error, read_model
@@ -212,20 +212,23 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
         found = functions.setdefault(match_digest(module["main"]), given)
         found["calls"] += calls
     described = [
-        {"work": _work(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
+        {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
         for found in functions.values()
     ]
     return {"functions": described, "left_out": left_out}
 
 
-def _work(mod: tvm.IRModule) -> dict[str, int]:
-    """Return the operations of a function, and the bytes of its arguments."""
-    arguments = canonical.signature_of(mod["main"])
+def _computed(mod: tvm.IRModule) -> dict[str, Any]:
+    """Return the operations of a function, the bytes of its arguments, and its iteration space."""
+    moved = sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in canonical.signature_of(mod["main"]))
     try:
-        flops = sum(points(block) * block.flops_per_point for block in iter_space(mod).blocks)
+        space = iter_space(mod)
     except ValueError:  # no block outside of its root
-        flops = 0
-    return {"flops": flops, "bytes": sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in arguments)}
+        return {"work": {"flops": 0, "bytes": moved}, "space": None}
+    return {
+        "work": {"flops": sum(points(block) * block.flops_per_point for block in space.blocks), "bytes": moved},
+        "space": to_json(space),
+    }
 
 
 def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -> dict[str, Any]:

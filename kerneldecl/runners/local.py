@@ -44,6 +44,7 @@ _LIMITED_BY = {
     "sample": "sample_secs",
 }
 """The limit that holds for an action, where the user declares limits."""
+_OF_WHAT_IS_PREPARED = frozenset({"prepare_next", "verify", "sample"})
 _SHARE_OF_MEMORY = 0.75
 """Of the machine's memory: a process that takes more would have all others starve."""
 
@@ -77,10 +78,8 @@ class LocalRunner:
         for worker in reversed(self._builders):
             self._idle.put(worker)
         self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores), **aside}
-        self._measurers = {("cpu", ""): self._worker(self._all_cores)}
-        """The workers that measure, by device and model of GPU."""
-        self._prepared: dict[Worker, tuple[Request, float]] = {}
-        """What each worker that measures has prepared last: a new process has nothing of it."""
+        self._measurers = {("cpu", ""): self._worker(self._all_cores), ("policy", ""): self._worker(threads)}
+        """The workers that measure, by device and model of GPU, and the one that asks policies."""
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
@@ -128,7 +127,7 @@ class LocalRunner:
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()
         try:
-            return self._asked(worker, request, limit_secs, ())
+            return self._asked(worker, request, limit_secs)
         finally:
             self._idle.put(worker)
 
@@ -140,21 +139,16 @@ class LocalRunner:
         """
         fields = {name: value for name, value in request.items() if name != "model"}
         with self._measuring:
-            worker = self._measurer(request)
-            if request["action"] == "prepare":
-                self._prepared[worker] = (fields, limit_secs)
-            of_it = self._prepared.get(worker, ({}, 0.0))
-            return self._asked(worker, fields, limit_secs, [of_it] if of_it[0].get("spec") == fields.get("spec", ()) else ())
+            return self._asked(self._measurer(request), fields, limit_secs)
 
-    def _asked(self, worker: Worker, request: Request, limit_secs: float, before: Sequence[tuple[Request, float]]) -> Answer:
-        """Return the answer to a request, to the second try where the machine may be to blame for the first; `before` goes before that."""
+    def _asked(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
+        """Return the answer to a request, to the second try where the machine may be to blame for the first.
+
+        Not of what needs a process that has prepared something: the search tries those candidates again.
+        """
         answer = self._answer(worker, request, limit_secs)
-        if not answer.get("is_transient"):
-            return answer
-        for earlier, its_limit_secs in before:
-            if earlier is not request:
-                self._answer(worker, earlier, its_limit_secs)
-        return self._answer(worker, request, limit_secs)
+        is_repeated = answer.get("is_transient", False) and request.get("action") not in _OF_WHAT_IS_PREPARED
+        return self._answer(worker, request, limit_secs) if is_repeated else answer
 
     def _answer(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
         field = _LIMITED_BY.get(request.get("action", ""), "")

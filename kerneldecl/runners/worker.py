@@ -22,8 +22,13 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib is not imported yet
 # Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
-_MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda", "model": "kerneldecl.deploy.actions"}
-"""Modules with the actions that measure kernels or run models, by the `device` of a request; requests to compile name none."""
+_MEASURING = {
+    "cpu": "kerneldecl.runners.cpu",
+    "cuda": "kerneldecl.runners.cuda",
+    "model": "kerneldecl.deploy.actions",
+    "policy": "kerneldecl.tuning.propose",
+}
+"""Modules with the actions that measure kernels, run models or ask policies, by a request's `device`; requests to compile name none."""
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tvm
-from bench_support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
-from bench_support.networks.relax_ops import module_of
+from support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
+from support.networks.relax_ops import module_of
 from support.spaces import Space
 from tvm import relax, te
 

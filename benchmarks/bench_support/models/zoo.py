@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from bench_support.models.torchvision_here import torchvision_models
 
 Made = tuple[Any, tuple[Any, ...]]
 """A module in evaluation mode, float32, and inputs for it."""
@@ -90,21 +91,12 @@ class Appending:
         return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
 
 
-def _torchvision() -> Any:
-    if torch.version.cuda is None:
-        # PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators do not load. These models use none of them.
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
-
-    return torchvision.models
-
-
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
-    module = getattr(_torchvision(), name)(weights=None)
+    module = getattr(torchvision_models(), name)(weights=None)
     _set_batch_norms(module, torch.randn(16, 3, 224, 224))
+    for linear in (each for each in module.modules() if isinstance(each, torch.nn.Linear) and not each.weight.any()):
+        torch.nn.init.normal_(linear.weight, std=0.02)  # a new ViT's head is zero, and so would its result be
     return module.eval(), (torch.randn(batch, 3, 224, 224),)
 
 
@@ -119,7 +111,7 @@ def _set_batch_norms(module: Any, sample: Any) -> None:
 
 
 def _bert(batch: int, tokens: int, **sizes: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertEncoder
 
@@ -129,7 +121,7 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
 
 
 def _llama(tokens: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
@@ -139,12 +131,12 @@ def _llama(tokens: int) -> Made:
 
 def llama_decoding(past: int, **sizes: int) -> Made:
     """Return a decoder layer of Llama for the token after `past` ones."""
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
     torch.manual_seed(0)
-    config = LlamaConfig(**sizes, attn_implementation="eager")
+    config = LlamaConfig(**sizes, attn_implementation="sdpa")
     x = torch.randn(1, 1, config.hidden_size)
     cos, sin = LlamaRotaryEmbedding(config)(x, torch.tensor([[past]]))
     cache = (1, config.num_key_value_heads, past, config.hidden_size // config.num_attention_heads)

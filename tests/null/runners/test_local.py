@@ -136,7 +136,7 @@ def test_no_more_workers_start_than_there_are(runner: LocalRunner) -> None:
 
 
 class TransientWorker(HeldWorker):
-    """A fake worker that notes what it is asked, and whose first answers to `verify` may be the machine's fault."""
+    """A fake worker that notes what it is asked, and whose first answers may be the machine's fault."""
 
     faults = 1
 
@@ -147,22 +147,26 @@ class TransientWorker(HeldWorker):
 
     def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         self.asked.append((request["action"], limit_secs))
-        if request["action"] == "verify" and self.left:
+        if self.left:
             self.left -= 1
             return {"failure": "its process was killed by SIGKILL", "is_transient": True}
         return {"error": 0.0}
 
 
 @pytest.mark.parametrize(("faults", "failure"), [(1, ""), (2, "its process was killed by SIGKILL")])
-def test_what_the_machine_may_have_broken_is_prepared_and_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, faults: int, failure: str
-) -> None:
+def test_what_the_machine_may_have_broken_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, faults: int, failure: str) -> None:
     monkeypatch.setattr(local, "Worker", TransientWorker)
     monkeypatch.setattr(TransientWorker, "faults", faults)
     on = {"device": "cpu", "model": "", "spec": {"rule": "matmul"}}
     with LocalRunner(1, 1, limits=Limits(prepare_secs=3, verify_secs=2)) as runner:
-        runner.measure({"action": "prepare", **on}, 60)
-        answer = runner.measure({"action": "verify", **on}, 60)
-        (asked,) = (worker.asked for worker in runner._measurers.values())  # type: ignore[attr-defined]  # it is a TransientWorker
+        answer = runner.measure({"action": "prepare", **on}, 60)
+        runner.measure({"action": "verify", **on}, 60)
+        asked = runner._measurers["cpu", ""].asked  # type: ignore[attr-defined]  # it is a TransientWorker
     assert answer.get("failure", "") == failure
-    assert asked == [("prepare", 3), ("verify", 2), ("prepare", 3), ("verify", 2)]
+    assert asked == [("prepare", 3), ("prepare", 3), ("verify", 2)]
+
+
+def test_what_needs_a_prepared_process_is_for_the_search_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Worker", TransientWorker)
+    with LocalRunner(1, 1) as runner:
+        assert "failure" in runner.measure({"action": "verify", "device": "cpu", "model": "", "spec": {}}, 60)
