@@ -275,6 +275,26 @@ class IterSpace:
         return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a request to a worker may use: seconds by what it does, memory, output. No result depends on them."""
+
+    build_secs: float = 60.0
+    """Of lowering a rule, and of building one candidate."""
+    propose_secs: float = 20.0
+    """Of asking a policy for the candidates of one entry."""
+    prepare_secs: float = 120.0
+    """Of making an entry's inputs and reference."""
+    verify_secs: float = 20.0
+    """Of one candidate's verification."""
+    sample_secs: float = 120.0
+    """Of one sample of a candidate's time."""
+    memory_gib: float = 0.0
+    """Private memory of a process; 0: three quarters of the machine's."""
+    output_mib: float = 256.0
+    """What a request may print, and its answer."""
+
+
 SPECIALIZE = "specialize"
 """A candidate with this name instead of a template's is a custom kernel; `variant` is its position among those that the file gives."""
 FALLBACKS = frozenset({"cpu_fallback", "gpu_fallback"})

@@ -38,6 +38,7 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     A reference is that of the rule of the workspace `root`, or of the standard one, which computes what the entry's kernel is said to;
     where there is none, the computation itself, which the artifact holds. No code is loaded where a file does not match the manifest.
     """
+    folder, root = folder.resolve(), root.resolve()  # workers have folders of their own
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
     manifest = read_manifest(folder)

@@ -37,7 +37,7 @@ from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]
-"""A workload spec, with the digest of its computation: root, rule, attrs, computation."""
+"""A workload spec, with the digest of its computation: root, cache, rule, attrs, computation."""
 
 
 def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict[str, Any]:
@@ -69,7 +69,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
-    store = LocalStore(Path(spec["root"]) / "cache")
+    store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
         return {"schedule_digest": scheduled, **known.result}

@@ -14,7 +14,11 @@ def judged(answer: Mapping[str, Any], tolerance: float) -> str:
     if "failure" in answer:
         return str(answer["failure"])
     if not answer["error"] <= tolerance:
-        return f"wrong: relative error {answer['error']:.3g} over {tolerance:g}{answer.get('where', '')}"
+        return why_wrong(answer["error"], tolerance) + str(answer.get("where", ""))
     if answer.get("differs"):
         return "its results differ from call to call on the same inputs; a rule whose is_repeatable() says False admits that"
     return ""
+
+
+def why_wrong(error: float, tolerance: float) -> str:
+    return f"wrong: relative error {error:.3g} over {tolerance:g}"

@@ -19,6 +19,7 @@ from kerneldecl.runners.verdict import judged
 from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
+from kerneldecl.tuning import earlier
 from kerneldecl.tuning.race import PROTOCOLS, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
@@ -82,10 +83,9 @@ def measure(
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 
-def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial] | None:
-    """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
-    before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
-    return None if None in before.values() else [_with_result(trial, before.get(trial.code_digest)) for trial in built]
+def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial]:
+    """Return what was built with what earlier runs have measured of the same code, as far as any did."""
+    return [_with_result(trial, known(task, trial.code_digest, store) if trial.code_digest else None) for trial in built]
 
 
 def prepare(task: Task, runner: Runner) -> Answer:
@@ -165,31 +165,43 @@ def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
     return replace(trial, error=error, failure=failure), answer["secs"]
 
 
+def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -> Trial:
+    """Return a candidate that was timed before with a verdict by the reference of now; its library is in the task's folder."""
+    answer = preparation.answer()
+    if "failure" in answer:
+        return replace(trial, samples=(), failure=f"inputs or reference: {answer['failure']}")
+    verdict, _ = _verdict(task, trial, runner)
+    return replace(verdict, samples=()) if verdict.failure else verdict
+
+
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:
     return {"library": str(task.library_path(trial.code_digest)), "symbol": symbol(task.lowered.computation)}
 
 
 def _manifest(task: Task, code_digest: str) -> str:
-    return measure_manifest(code_digest, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
+    return measure_manifest(code_digest, task.arch, {"protocol": task.protocol, "generation": task.workload.generation})
 
 
 def known(task: Task, code_digest: str, store: Store) -> Trial | None:
-    """Return what an earlier run measured of the same code under the same protocol."""
+    """Return what an earlier run measured of the same code under the same protocol, judged by the tolerance of now."""
     found = store.read("measure", key(_manifest(task, code_digest)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
         return None
     result = found.result
-    return Trial(
+    trial = Trial(
         Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
     )
+    return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if trial.error is None:
         return
-    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure}
-    store.write("measure", _manifest(task, trial.code_digest), result, is_local=task.arch.is_detected)
+    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure, "reference": task.reference_digest}
+    manifest, is_local = _manifest(task, trial.code_digest), task.arch.is_detected
+    store.forget("measure", key(manifest), is_local=is_local)  # a verdict by another tolerance or reference
+    store.write("measure", manifest, result, is_local=is_local)
 
 
 def measured_on(task: Task, runner: Runner) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
-from kerneldecl.store.results import Lowered
+from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.task import Task
@@ -75,12 +75,15 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
         root=ROOT,
         workload=workload,
         arch=arch,
-        policies=(),
+        groups=(),
         lowered=Lowered(LOWERED),
         tolerance=1e-3,
         protocol=MEASURING[arch.kind],
+        seed=20,
+        reference_digest="reference",
         toolchain={},
         folder=folder,
+        cache=folder,
     )
 
 
@@ -149,16 +152,11 @@ def test_one_whose_results_differ_from_call_to_call_fails(tmp_path: Path) -> Non
     assert done["b"].samples
 
 
-class TwoCandidates:
-    """A policy."""
-
-    @staticmethod
-    def propose(*_: Any) -> tuple[Any, ...]:
-        return tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+TWO = groups_from_json(groups_to_json([("any", [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")], False)]))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
-def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path) -> None:
     """At once for a GPU; for a CPU, when there is code that nobody has measured."""
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -174,17 +172,15 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
                 yield answer
             may_end.set()
 
-    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
-    task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
+    task = dataclasses.replace(task_in(tmp_path, arch), groups=TWO)
     runner = Waiting(prepared=prepared)
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert runner.of("prepare") == [""]
     assert outcome.trials[0].samples
 
 
-def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
-    task = dataclasses.replace(task_in(tmp_path), policies=("any",), priority=3)
+def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path) -> None:
+    task = dataclasses.replace(task_in(tmp_path), groups=TWO, priority=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
     answers = search.request_first(task, runner)
     outcome = search.tune(task, runner, store, lambda *_: None, lambda: answers)
