@@ -34,8 +34,8 @@ def artifacts_of(workspace: Workspace) -> list[Path]:
 def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     """Return the verdict on each entry.
 
-    A reference is that of the rule of the workspace `root`, or of the standard one, which computes what the entry's kernel is said to;
-    where there is none, the computation itself, which the artifact holds. No code is loaded where a file does not match the manifest.
+    A reference is that of the rule of the workspace `root`, or of the standard one; where there is none, the computation itself, which the
+    artifact holds. No code is loaded where a file does not match the manifest.
     """
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
@@ -67,7 +67,13 @@ def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner:
     in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
     roots = list(dict.fromkeys((str(root), str(STANDARD))))
     requests = [
-        {"action": "reference_of", "roots": roots, **_asked(entry), "file": str(scratch / f"{entry['computation']}.json")}
+        {
+            "action": "reference_of",
+            "roots": roots,
+            **_asked(entry),
+            "file": str(scratch / f"{entry['computation']}.json"),
+            "is_exact": False,
+        }
         for entry in entries
     ]
     return in_order(runner.run_all(requests, LIMIT_SECS), len(requests))
