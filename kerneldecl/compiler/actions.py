@@ -140,9 +140,7 @@ def computation(spec: Spec) -> dict[str, Any]:
     return {"ir": tvm.ir.save_json(_lowered(spec)["main"])}
 
 
-def reference_of(
-    roots: Sequence[str], rule: str, attrs: Json, computation: str, file: str, is_exact: bool = True
-) -> dict[str, Any]:
+def reference_of(roots: Sequence[str], rule: str, attrs: Json, computation: str, file: str, is_exact: bool = True) -> dict[str, Any]:
     """Return root, rule and attributes that a computation's inputs and reference come from.
 
     That is the rule of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the computation as
