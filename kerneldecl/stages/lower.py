@@ -17,7 +17,8 @@ def lower_entries(session: Session) -> None:
     root = str(session.workspace.sources)
     requests = [{"action": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
     answers = session.runner.run_all(requests, BUILD_SECS)
-    session.runner.start(built_at_once(session))  # they import while the first ones lower
+    if not session.options.locked:
+        session.runner.start(built_at_once(session))  # they import while the first ones lower
     workspace, lowered = session.workspace, list[EntryPlan]()
     for index, answer in answers:
         entry, action = wanted[index], wanted[index].action("lower")
