@@ -93,7 +93,8 @@ class InstantRunner:
         del limit_secs
         if request["action"] == "propose":
             return propose(**{name: value for name, value in request.items() if name not in {"action", "device", "model"}})
-        answers: dict[str, Answer] = {"verify": {"error": 1e-7, "secs": 1e-6}, "sample": {"samples": [1e-6]}}
+        verdict: Answer = {"error": 1e-7, "secs": 1e-6}
+        answers: dict[str, Answer] = {"verify": verdict, "confirm": verdict, "sample": {"samples": [1e-6]}}
         return answers.get(request["action"], {})
 
 

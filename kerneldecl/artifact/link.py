@@ -198,6 +198,7 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "name": workload.name,
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
+        **workload.nan_field,
         "tags": list(workload.tags),
         "symbol": kernel.symbol,
         **lowered.signature,

@@ -15,7 +15,8 @@ def lower_entries(session: Session) -> None:
     """Lower what has no known computation, while the workers start that candidates will want."""
     wanted = session.pending("lower")
     root = str(session.workspace.sources)
-    requests = [{"action": "lower", "root": root, "rule": e.workload.rule, "attrs": dict(e.workload.attrs)} for e in wanted]
+    workloads = [entry.workload for entry in wanted]
+    requests = [{"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field} for w in workloads]
     answers = session.runner.run_all(requests, BUILD_SECS)
     if not session.options.locked:
         session.runner.start(built_at_once(session))  # they import while the first ones lower

@@ -18,7 +18,7 @@ from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({str, int, float, bool, tuple})
-CODEGEN = 5
+CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
@@ -82,10 +82,8 @@ def lines_of(text: str) -> dict[str, str]:
 
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
-    return manifest(
-        "lower",
-        {"rule": rule_digest, "attrs": dict(workload.attrs), "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}},
-    )
+    fields = {"rule": rule_digest, "attrs": dict(workload.attrs), **workload.nan_field}
+    return manifest("lower", {**fields, "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}})
 
 
 def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:

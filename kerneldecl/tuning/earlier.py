@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kerneldecl.model import Candidate, Trial
+from kerneldecl.runners import failures
+from kerneldecl.runners.verdict import why_wrong
 from kerneldecl.store.keys import lines_of
 from kerneldecl.store.local import Record
 from kerneldecl.store.results import TuneResult
 
-_OF_THE_MACHINE = ("interrupted", "its process was killed by SIGKILL", "took more than", "MemoryError")
-"""How failures begin that the machine has caused, or may have: out of memory, busy, ended from outside."""
 _SUBJECT = ("computation", "arch.model", "search.generation", "search.protocol")
 """Lines of a tune manifest that tell of what and how candidates are timed."""
-_NOT_REPEATED = ("its process", "inputs or reference", *_OF_THE_MACHINE)
+_NOT_REPEATED = ("its process", "inputs or reference")
 """How failures begin that a candidate may have met by chance: the next search tries it again."""
 
 
@@ -47,7 +47,11 @@ class Search:
 
 def is_settled(trial: Trial) -> bool:
     """Say whether a trial says what its candidate is worth, or why it is worth nothing."""
-    return bool(trial.samples) or trial.error is not None or (bool(trial.failure) and not trial.failure.startswith(_NOT_REPEATED))
+    return (
+        bool(trial.samples)
+        or trial.error is not None
+        or (bool(trial.failure) and not trial.failure.startswith(_NOT_REPEATED) and not is_by_machine(trial))
+    )
 
 
 def is_open(trial: Trial) -> bool:
@@ -57,7 +61,7 @@ def is_open(trial: Trial) -> bool:
 
 def is_by_machine(trial: Trial) -> bool:
     """Say whether the machine, and not the candidate, is to blame for a failure."""
-    return trial.failure.removeprefix("inputs or reference: ").startswith(_OF_THE_MACHINE)
+    return failures.is_by_machine(trial.failure)
 
 
 def judged(trial: Trial, tolerance: float, *, is_same_reference: bool) -> Trial | None:
@@ -72,10 +76,6 @@ def judged(trial: Trial, tolerance: float, *, is_same_reference: bool) -> Trial 
     if not trial.error <= tolerance:
         return replace(trial, samples=(), failure=why_wrong(trial.error, tolerance))
     return replace(trial, failure="") if trial.samples else None
-
-
-def why_wrong(error: float, tolerance: float) -> str:
-    return f"wrong: relative error {error:.3g} over {tolerance:g}"
 
 
 def _worth(trial: Trial) -> tuple[bool, bool]:

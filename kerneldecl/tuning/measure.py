@@ -15,11 +15,12 @@ from typing import Any
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
+from kerneldecl.runners.verdict import judged
 from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
-from kerneldecl.tuning.earlier import judged, why_wrong
-from kerneldecl.tuning.race import PROTOCOLS, race
+from kerneldecl.tuning import earlier
+from kerneldecl.tuning.race import PROTOCOLS, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
@@ -111,7 +112,24 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*race(passed, sample, PROTOCOLS[task.arch.kind]), *failed]
+    return [*_confirmed(task, race(passed, sample, PROTOCOLS[task.arch.kind]), runner), *failed]
+
+
+def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials with a winner that is still right after all its calls: one that is not fails, and the next one is verified."""
+    trials = list(raced)
+    while any(trial.samples for trial in trials):
+        (winner, *_), _ = ranking(trials)
+        request = task.measure_request("confirm", spec=task.measured_spec, **_kernel(task, winner))
+        answer = runner.measure(request, VERIFY_SECS)
+        failure = judged(answer, task.tolerance)
+        if not failure:
+            break
+        place = next(at for at, trial in enumerate(trials) if trial is winner)
+        error = winner.error if "error" in answer else None  # one that crashed is not kept
+        trials[place] = replace(winner, error=error, samples=(), failure=f"after the race: {failure}")
+        prepare(task, runner)
+    return trials
 
 
 Passed = list[tuple[Trial, float]]
@@ -139,13 +157,12 @@ def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: O
 
 def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
     answer = runner.measure(task.measure_request("verify", spec=task.measured_spec, **_kernel(task, trial)), VERIFY_SECS)
-    if "failure" in answer:
-        return replace(trial, failure=answer["failure"]), 0.0
+    failure = judged(answer, task.tolerance)
+    if "error" not in answer:
+        return replace(trial, failure=failure), 0.0
     # JSON holds no infinity, which is the error of a NaN.
     error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
-    if not error <= task.tolerance:
-        return replace(trial, error=error, failure=why_wrong(error, task.tolerance)), 0.0
-    return replace(trial, error=error), answer["secs"]
+    return replace(trial, error=error, failure=failure), answer["secs"]
 
 
 def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -> Trial:
@@ -174,7 +191,7 @@ def known(task: Task, code_digest: str, store: Store) -> Trial | None:
     trial = Trial(
         Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
     )
-    return judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
+    return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:

@@ -102,7 +102,7 @@ def tune(
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
         trials = measure(task, built, preparation, runner, store, on_progress)
-        again = {trial.candidate for trial in trials if is_by_machine(trial)}
+        again = {trial.candidate for trial in trials if trial.code_digest and is_by_machine(trial)}  # builds were tried again before
         if not again or is_second:
             return trials
         repeated = evaluate([proposal for proposal in proposals if proposal.candidate in again], is_second=True)

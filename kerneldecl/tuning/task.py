@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Trial, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Trial, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json, trial_to_json
 from kerneldecl.store.results import Group, Lowered
 
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
-PROPOSE_SECS = 30.0
-BUILD_SECS = 60.0
-PREPARE_SECS = 120.0
-VERIFY_SECS = 20.0
-"""Limits for one request; a candidate that takes longer has failed."""
+BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
+PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
+"""Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
 OnProgress = Callable[[str, int, int, float | None], None]
 """Gets progress: what is going on, how many candidates of how many, best seconds so far."""
 
@@ -83,7 +81,8 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        names = {"root": str(self.root), "cache": str(self.cache), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        where = {"root": str(self.root), "cache": str(self.cache)}
+        names = {**where, "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
         return {**names, "computation": self.lowered.computation, **custom}
 

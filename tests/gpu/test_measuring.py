@@ -100,7 +100,7 @@ def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
     [
         (BEHIND, "wrote at least 4 bytes outside of its arguments"),
         (BEFORE, "wrote at least 4 bytes outside of its arguments"),
-        (INPUT, "wrote into its inputs"),
+        (INPUT, "writes into its input X"),
         (TRAP, "CUDA_ERROR_"),
         (UNMAPPED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
     ],
@@ -113,6 +113,36 @@ def test_a_harmful_kernel_is_reported_and_the_next_one_is_measured(built: Any, m
     for _ in range(2):
         assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
     assert measure("sample", spec=spec(), calls=3, samples=1, **good)["samples"]
+
+
+FIRST = "if (blockIdx.x == 0 && threadIdx.x == 0)"
+LATER = f"static int calls = 0; {FIRST} if (++calls > {{}}) Y_ptr[7] = 1000.0f;"
+"""Wrong after so many calls."""
+KEPT = f"static float* kept; {FIRST} {{ if (!kept) kept = Y_ptr; float y = Y_ptr[7]; Y_ptr[7] = __int_as_float(-1); kept[7] = y; }}"
+"""Writes where the output lay in the first call."""
+OWN = "{{ int at = blockIdx.x * 128 + threadIdx.x; if (at < {}) {} }}".format
+SWALLOWED = OWN(SIZE, "if (isnan(Y_ptr[at])) Y_ptr[at] = 0.0f;")
+CLOCKED = OWN(SIZE, "Y_ptr[at] *= 1.0f + 3e-6f * (clock64() % 7);")
+
+
+@pytest.mark.parametrize("line", [LATER.format(1), KEPT, SWALLOWED], ids=["second call", "kept address", "NaN"])
+def test_a_kernel_that_is_right_in_its_first_call_alone_is_wrong(built: Any, measure: Any, line: str) -> None:
+    verdict = measure("verify", spec=spec(), **built(line))
+    assert verdict.get("failure", "") or verdict["error"] > 1
+    assert measure("verify", spec=spec(), **built())["error"] <= 1e-6
+
+
+def test_a_kernel_that_is_right_until_it_was_timed_is_not_confirmed(built: Any, measure: Any) -> None:
+    late = built(LATER.format(20))
+    assert measure("verify", spec=spec(), **late)["error"] <= 1e-6
+    assert measure("sample", spec=spec(), calls=30, samples=1, **late)["samples"]
+    assert measure("confirm", spec=spec(), **late)["error"] > 1
+
+
+def test_results_that_differ_from_call_to_call_are_told(built: Any, measure: Any) -> None:
+    verdict = measure("verify", spec=spec(), **built(CLOCKED))
+    assert verdict["error"] <= 1e-4
+    assert verdict["differs"]
 
 
 @pytest.mark.parametrize("line", [WRONG, UNWRITTEN], ids=["wrong", "unwritten"])

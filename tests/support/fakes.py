@@ -306,6 +306,7 @@ _ACTIONS: Mapping[str, Callable[..., Answer]] = {
     "prepare": _prepare,
     "prepare_next": _prepare,
     "verify": _verify,
+    "confirm": _verify,
     "sample": _sample,
     "measured_peaks": _measured_peaks,
 }

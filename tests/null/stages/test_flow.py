@@ -332,7 +332,7 @@ def test_one_of_many_entries_is_compiled_and_linked_alone(fakes: Space, entries:
     fakes.edit("workloads.toml", ", 1000]", ", 5000]")
     built = fakes.build()
     asked = {name: count for name, count in built.counts.items() if name != "measured_peaks"}
-    assert asked == {"lower": 1, "propose": 1, "compile": 2, "prepare": 1, "verify": 2, "sample": 2, "describe": 1}
+    assert asked == {"lower": 1, "propose": 1, "compile": 2, "prepare": 1, "verify": 2, "sample": 2, "confirm": 1, "describe": 1}
     changed = json.dumps(["scale", {"dtype": "float32", "factor": 2.0, "n": 5000, "table": ""}], sort_keys=True)
     assert built.runner.cases("lower", "build", "verify") == {changed}  # type: ignore[union-attr]
     assert built.links == 1

@@ -36,6 +36,8 @@ class TableRunner:
     """Answers verifications by code, samples with the same time for all, and remembers the order of requests."""
 
     verdicts: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    later: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    """Verdicts on winners, where they are others."""
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
@@ -59,6 +61,8 @@ class TableRunner:
             return self.prepared()
         if request["action"] == "sample":
             return {"samples": [1e-5]}
+        if request["action"] == "confirm" and code in self.later:
+            return self.later[code]
         return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
 
     def of(self, action: str) -> list[str]:
@@ -126,6 +130,26 @@ def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None
     assert runner.asked[:4] == [("prepare", ""), ("verify", "bad"), ("prepare", ""), ("verify", "good")]
     assert done["bad"].failure.endswith("(CUDA_ERROR_ILLEGAL_ADDRESS)")
     assert done["good"].samples
+
+
+def test_a_winner_that_is_wrong_after_the_race_fails_and_the_next_one_wins(tmp_path: Path) -> None:
+    wrong = {"error": 0.5, "secs": 1e-5, "where": " in a later call on the same inputs"}
+    runner = TableRunner(later={"a": wrong, "b": {"failure": "its process was killed by SIGSEGV"}})
+    done = measured(task_in(tmp_path), runner, built("a"), built("b"), built("c"), built("d"))
+    assert runner.of("confirm") == ["a", "b", "c"]
+    assert done["a"].failure == "after the race: wrong: relative error 0.5 over 0.001 in a later call on the same inputs"
+    assert done["b"].failure == "after the race: its process was killed by SIGSEGV"
+    assert not done["a"].samples
+    assert (done["b"].samples, done["b"].error) == ((), None), "no record holds a crash"
+    assert done["c"].samples
+    assert runner.of("prepare") == ["", "", ""], "a process that died has its inputs no more"
+
+
+def test_one_whose_results_differ_from_call_to_call_fails(tmp_path: Path) -> None:
+    runner = TableRunner({"a": {"error": 1e-6, "where": "", "secs": 1e-5, "differs": True}})
+    done = measured(task_in(tmp_path), runner, built("a"), built("b"))
+    assert done["a"].failure.startswith("its results differ from call to call")
+    assert done["b"].samples
 
 
 TWO = groups_from_json(groups_to_json([("any", [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")], False)]))
