@@ -27,6 +27,7 @@ STAGES: tuple[Stage, ...] = (
     check_toolchain,
     lower_entries,
     propose_entries,
+    check_lock,  # now the candidates are known
     tune_entries,
     rebuild_objects,
     link_artifacts,

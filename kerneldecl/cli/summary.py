@@ -13,16 +13,17 @@ from kerneldecl.stages.session import Session
 
 def build_json(done: Session) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
-    before = {e.entry: e for e in done.first_plan.entries}
+    ran = {(action.kind, action.entry) for action in done.ran}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]
-    up_to_date = [e.entry for e in chosen if before[e.entry].is_done]
-    tuned = [e.entry for e in chosen if before[e.entry].tuned is None and e.tuned is not None]
-    built = [e.entry for e in chosen if before[e.entry].tuned is not None and not before[e.entry].is_done and e.is_done]
+    tuned = [e.entry for e in chosen if ("tune", e.entry) in ran and e.tuned is not None]
+    built = [e.entry for e in chosen if ("build", e.entry) in ran and e.entry not in tuned and e.is_done]
+    # Also those that were lowered or proposed for again, with the same result.
+    up_to_date = [e.entry for e in chosen if e.is_done and e.entry not in {*tuned, *built}]
     settled = {*up_to_date, *tuned, *built, *done.failures}
     unmeasured = [e.entry for e in chosen if e.is_unmeasured]
     partly = {e.entry: e.tuned.coverage for e in chosen if e.tuned and e.tuned.coverage}
     unverified = [e.entry for e in chosen if e.tuned and e.tuned.is_measured and not e.tuned.is_verified]
-    linked = [action.target for action in done.first_plan.links if not action.is_hit and action.target in done.artifacts]
+    linked = [target for target in done.artifacts if ("link", target) in ran]
     incomplete = {e.workload.target for e in done.plan.entries if e.entry in done.failures}
     return {
         "schema": 1,

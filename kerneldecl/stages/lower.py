@@ -18,7 +18,8 @@ def lower_entries(session: Session) -> None:
     workloads = [entry.workload for entry in wanted]
     requests = [{"action": "lower", "root": root, "rule": w.rule, "attrs": dict(w.attrs), **w.nan_field} for w in workloads]
     answers = session.runner.run_all(requests, BUILD_SECS)
-    session.runner.start(built_at_once(session))  # they import while the first ones lower
+    if not session.options.locked:
+        session.runner.start(built_at_once(session))  # they import while the first ones lower
     workspace, lowered = session.workspace, list[EntryPlan]()
     for index, answer in answers:
         entry, action = wanted[index], wanted[index].action("lower")

@@ -645,13 +645,32 @@ def test_a_locked_build_that_changes_nothing_passes(fakes: Space) -> None:
         lambda space: [path.unlink() for path in space.records("tune")],
     ],
 )
-def test_a_locked_build_stops_before_anything_runs_if_the_lock_would_change(fakes: Space, edit: Callable[[Space], object]) -> None:
+def test_a_locked_build_stops_before_anything_is_tuned_if_the_lock_would_change(fakes: Space, edit: Callable[[Space], object]) -> None:
     fakes.build()
     edit(fakes)
-    before = fakes.artifact_files()
+    before, runner = fakes.artifact_files(), FakeRunner()
     with pytest.raises(StaleError, match=r"workloads\.lock would change"):
-        locked(fakes)
+        fakes.build(runner, locked=True)
+    assert runner.counts.keys() <= {"lower", "propose"}
+    assert runner.started == 0
     assert fakes.artifact_files() == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"),
+        text("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)"),
+        text("archs/test-cpu.toml", "fma_per_cycle = 2.0", "fma_per_cycle = 1.0"),
+    ],
+)
+def test_a_locked_build_passes_where_the_same_is_proposed(fakes: Space, edit: Callable[[Space], object]) -> None:
+    fakes.build()
+    edit(fakes)
+    built = fakes.build(locked=True)
+    assert not built.build.failures
+    assert built.counts.keys() <= {"propose"}
+    assert built.links == 0
 
 
 def test_a_build_that_does_not_want_to_wait_names_the_holder(fakes: Space) -> None:
@@ -683,6 +702,7 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
         "check_toolchain",
         "lower_entries",
         "propose_entries",
+        "check_lock",
         "tune_entries",
         "rebuild_objects",
         "link_artifacts",

@@ -236,6 +236,28 @@ def test_without_the_gpu_no_edit_of_a_search_loses_a_measured_winner(measured: S
     assert measured.command("build", "--locked").code == 0
 
 
+def test_in_a_clone_with_records_and_lock_nothing_is_stale(measured: Space) -> None:
+    """Objects are to be compiled and an artifact to be linked, which the committed files can make."""
+    found = measured.command("check", "--stale")
+    assert (found.code, found.out) == (0, "nothing has to be tuned\n")
+    assert {action.kind for action in measured.plan().misses} == {"build", "link"}
+    assert measured.command("build", "--locked", runner=FakeRunner()).code == 0
+
+
+def test_what_a_gpu_would_have_to_measure_is_told_and_accepted_once_it_is_in_the_lock(measured: Space) -> None:
+    measured.edit("workloads.toml", "top_k = 3", "top_k = 4")
+    assert measured.command("check", "--stale").code == 3
+    assert measured.command("build", "--locked", runner=FakeRunner()).code == 3
+    measured.build()
+    clone = measured.copy_of(measured.root / "clone", "cache/record", "workloads.lock")
+    for space in (measured, clone):
+        found = space.command("check", "--stale")
+        assert found.code == 0, found.err
+        assert "Test GPU would have to measure 3 candidates" in found.out
+        assert json.loads(space.command("check", "--stale", "--json").out)["devices"]["Test GPU"]["candidates"] == 3
+    assert clone.command("build", "--locked", runner=FakeRunner()).code == 0
+
+
 def test_a_machine_with_the_gpu_measures_what_is_wanting_and_no_more(measured: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     measured.edit("workloads.toml", "top_k = 3", "top_k = 4")
     clone = measured.copy_of(measured.root / "clone", "cache/record", "workloads.lock")
