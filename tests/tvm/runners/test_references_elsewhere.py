@@ -131,6 +131,6 @@ def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_pa
     assert verdicts["ir"][0]
     assert "against its computation" in verify_text({"artifacts": [found]})
     # A workspace's rule of the same name that computes the same is asked; what it says counts.
-    elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x")})
+    elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x * 2")})
     done = elsewhere.run("verify", str(own.artifact()), code=7)
     assert "WRONG  own  relative error" in done.stdout
