@@ -335,8 +335,8 @@ def test_as_many_workers_start_at_once_as_build_side_by_side(
 class FakeWorker:
     """Answers in process what a runner with real locks asks it."""
 
-    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
-        del environment, modules
+    def __init__(self, environment: Mapping[str, str], *modules: str, **limits: Any) -> None:
+        del environment, modules, limits
         self.call = FakeRunner().measure
 
     def start(self) -> None:

@@ -133,4 +133,4 @@ def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_pa
     # A workspace's rule of the same name that computes the same is asked; what it says counts.
     elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x * 2")})
     done = elsewhere.run("verify", str(own.artifact()), code=7)
-    assert "WRONG  own  relative error" in done.stdout
+    assert "WRONG  own  wrong: relative error" in done.stdout
