@@ -35,8 +35,8 @@ def artifacts_of(workspace: Workspace) -> list[Path]:
 def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     """Return the verdict on each entry.
 
-    A reference is that of the rule of the workspace `root`, or of the standard one, which computes what the entry's kernel is said to;
-    where there is none, the computation itself, which the artifact holds. No code is loaded where a file does not match the manifest.
+    A reference is that of the rule of the workspace `root`, or of the standard one; where there is none, the computation itself, which the
+    artifact holds. No code is loaded where a file does not match the manifest.
     """
     folder, root = folder.resolve(), root.resolve()  # workers have folders of their own
     if defect := artifact_defect(folder):
@@ -69,14 +69,17 @@ def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner:
     in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
     roots = list(dict.fromkeys((str(root), str(STANDARD))))
     requests = [
-        {"action": "reference_of", "roots": roots, **_asked(entry), "file": str(scratch / f"{entry['computation']}.json")}
+        {
+            "action": "reference_of",
+            "roots": roots,
+            "asked": {name: entry[name] for name in ("rule", "attrs", "nan") if name in entry},
+            "computation": entry["computation"],
+            "file": str(scratch / f"{entry['computation']}.json"),
+            "is_exact": False,
+        }
         for entry in entries
     ]
     return in_order(runner.run_all(requests, LIMIT_SECS), len(requests))
-
-
-def _asked(entry: Json) -> dict[str, Any]:
-    return {name: entry[name] for name in ("rule", "attrs", "computation", "nan") if name in entry}
 
 
 def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: LocalRunner) -> dict[str, Any]:

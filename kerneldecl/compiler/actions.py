@@ -144,18 +144,24 @@ def computation(spec: Spec) -> dict[str, Any]:
     return {"ir": tvm.ir.save_json(_lowered(spec)["main"])}
 
 
-def reference_of(roots: Sequence[str], rule: str, attrs: Json, computation: str, file: str, nan: str = "") -> dict[str, Any]:
+def reference_of(roots: Sequence[str], asked: Json, computation: str, file: str, is_exact: bool = True) -> dict[str, Any]:
     """Return root, rule, attributes and what is said of NaN that a computation's inputs and reference come from.
 
-    That is the rule of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the computation as
-    TVM's JSON. Raise ValueError where neither is so.
+    That is the rule that is asked for, of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the
+    computation as TVM's JSON. Raise ValueError where neither is so. Without `is_exact`, a rule that is there and computes something else
+    is taken before the file: the kernel must then agree with what its rule and attributes say.
     """
-    said = {"nan": nan} if nan else {}
+    rule, attrs, nan = asked["rule"], asked["attrs"], asked.get("nan", "")
+    others = []
     for root in roots:
         # Whatever it raises: it may be of another version, or its files may be elsewhere.
         with contextlib.suppress(Exception):
             if canonical.module_digest(_with_nan(canonical.lower(_rule(root, rule, attrs)), nan)) == computation:
-                return {"root": root, "rule": rule, "attrs": dict(attrs), **said}
+                return {"root": root, **asked}
+            others.append(root)
+    if others and not is_exact:
+        return {"root": others[0], **asked}
+    said = {"nan": nan} if nan else {}
     carried = {"root": str(Path(file).parent), "rule": "tensor_ir", "attrs": {"file": Path(file).name}, **said}
     if not Path(file).is_file():
         raise ValueError(f"rule {rule} computes something else here, or is not here")

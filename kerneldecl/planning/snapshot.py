@@ -63,7 +63,7 @@ def _named(root: Path, content: bytes) -> list[str]:
     """Return the files of the workspace that strings of workloads.toml name: some are attributes or keys that stand for files."""
     try:
         document = tomli.loads(content.decode("utf-8-sig"))
-    except (UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no text, no TOML, a number too long to read: what reads it for its meaning says so
         return []
     return [name for name in set(_strings(document)) if _is_file_of(root, name)]
 

@@ -268,7 +268,7 @@ def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[En
         workload, computation = entry.task.workload, entry.task.lowered.computation
         file = str(entry.task.root / computation_name(computation))
         said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field}
-        asked = {"roots": [str(STANDARD)], **said, "computation": computation}
+        asked = {"roots": [str(STANDARD)], "asked": said, "computation": computation}
         requests.append({"action": "reference_of", **asked, "file": file})
     answers = in_order(runner.run_all(requests, BUILD_SECS), len(requests))
     for entry, answer in zip(entries, answers, strict=True):

@@ -254,12 +254,12 @@ def _ir(spec: Answer) -> Answer:
     return {"ir": _computation(spec["root"], spec["rule"], spec["attrs"])}
 
 
-def _reference_of(roots: list[str], rule: str, attrs: Answer, computation: str, file: str) -> Answer:
+def _reference_of(roots: list[str], asked: Answer, computation: str, file: str) -> Answer:
     """Return the workload itself where the file holds its computation: no standard rule computes what text is."""
     assert len(roots) == 1
     if not Path(file).is_file() or digest(Path(file).read_bytes()) != computation:
-        return {"failure": f"ValueError: rule {rule} computes something else here, or is not here"}
-    return {"root": str(Path(file).parents[1]), "rule": rule, "attrs": attrs}
+        return {"failure": f"ValueError: rule {asked['rule']} computes something else here, or is not here"}
+    return {"root": str(Path(file).parents[1]), **asked}
 
 
 def _prepare(spec: Answer) -> Answer:

@@ -91,7 +91,7 @@ def request(space: Space, way: str) -> dict[str, Any]:
     text = TEMPLATE.replace("MARKER", str(space.root / "killed")).replace("MARK", str(space.root))
     space.write({"templates/ways.py": text})
     spec = {"root": str(space.root), "rule": "elementwise", "attrs": {"op": "relu", "shape": [8, 8], "dtype": "float32"}}
-    spec["computation"] = relu_computation()
+    spec |= {"cache": str(space.root / "cache"), "computation": relu_computation()}
     where = {"arch": to_json(detect()), "toolchain": dict(PINS), "folder": str(space.root)}
     return {"action": "build", "spec": spec, "candidate": {"template": "ways", "params": {"way": way}}, **where}
 
