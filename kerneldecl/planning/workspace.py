@@ -14,7 +14,7 @@ from pathlib import Path
 from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.planning.plan import Inputs
-from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
+from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
@@ -85,14 +85,17 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
-    rules = {name: plugin_files("rules", root, name) for name in names}
+    of_rules: Imports = {}
+    rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
     found = {chosen: {name: files_digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
 
+    of_templates: Imports = {}
+
     @functools.cache
     def template(name: str) -> str:
-        return files_digest(root, plugin_files("templates", root, name))
+        return files_digest(root, plugin_files("templates", root, name, of_templates))
 
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
@@ -129,4 +132,5 @@ def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
 
 def _policy_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """Return the files of each policy by its name."""
-    return {name: plugin_files("policies", root, name) for name in policies}
+    seen: Imports = {}
+    return {name: plugin_files("policies", root, name, seen) for name in policies}

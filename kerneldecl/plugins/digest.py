@@ -13,21 +13,24 @@ from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin
 from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
 
+Imports = dict[Path, frozenset[Path]]
+"""The files that each file imports."""
 _CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
 """Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 
-def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
+def plugin_files(kind: Kind, root: Path, name: str, seen: Imports | None = None) -> tuple[Path, ...]:
     """Return a plug-in's file and all that it imports, transitively: its own first, the rest sorted.
 
+    `seen` keeps what files import from one plug-in of a kind to the next, while nothing changes.
     Followed are imports from the kind's folders, from the workspace, and of kerneldecl itself where they can change an outcome.
     """
-    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root)
+    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root, {} if seen is None else seen)
 
 
 def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
     """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
-    return _with_imports(root / path, ((root / path).parent,), root)
+    return _with_imports(root / path, ((root / path).parent,), root, {})
 
 
 def path_in_digests(file: Path, root: Path) -> str:
@@ -72,10 +75,13 @@ def _joint_digest(files: Iterable[tuple[str, Path]], without: frozenset[str] = f
     return digest("".join(f"{path} {content}\n" for path, content in contents).encode())
 
 
-def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[Path, ...]:
+def _with_imports(first: Path, folders: tuple[Path, ...], root: Path, seen: Imports) -> tuple[Path, ...]:
     found, waiting = {first}, [first] if first.suffix == ".py" else []
     while waiting:
-        imported = set(_imported_files(waiting.pop(), folders, root)) - found
+        file = waiting.pop()
+        if file not in seen:
+            seen[file] = frozenset(_imported_files(file, folders, root))
+        imported = seen[file] - found
         found |= imported
         waiting += sorted(imported)
     return (first, *sorted(found - {first}))
