@@ -170,6 +170,7 @@ uint32_t pack(T high, T low) {
 #define blockIdx (machine::self->block)
 #define blockDim (machine::self->block_extent)
 #define gridDim (machine::self->grid_extent)
+#define CUDART_INF_F INFINITY
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __grid_constant__

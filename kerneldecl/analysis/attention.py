@@ -1,0 +1,165 @@
+"""Owns attention as policies see it: its sizes read from an iteration space, and the parameters of its kernel on wgmma.
+
+Knows nothing of TVM or of which parameters are fast.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from kerneldecl.analysis.hopper_limits import (
+    MAX_CTA_SMEM_BYTES,
+    MAX_TMA_BOX,
+    MMA_TILE_ROWS,
+    RESERVED_SMEM_BYTES,
+    WARPGROUP_THREADS,
+)
+from kerneldecl.model import Block, Candidate, IterSpace, dtype_bytes
+
+ITEM_BYTES = 2
+"""Bytes of an element that the kernel takes."""
+CHUNK = 64
+"""Elements of a row that lie together in shared memory: 128 bytes, which TMA's swizzle permutes together."""
+MMA_K = 16
+"""Elements of the reduction that one wgmma multiplies."""
+MAX_HEAD_DIM = 256
+SETMAXNREG = {1: (0, 0), 2: (24, 240), 3: (32, 160)}
+"""Registers of a producer thread and of a consumer thread by the number of consumer warpgroups; 0 leaves them as they are."""
+MAX_REGISTERS = {1: 255, 2: 240, 3: 160}
+"""Registers of a consumer thread."""
+OTHER_REGISTERS = 40
+"""Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
+
+
+class AttentionSizes(NamedTuple):
+    """Sizes of an attention: each head's rows of queries see rows of keys."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    is_causal: bool
+    has_mask: bool
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def arguments_bytes(self) -> int:
+        """Return the bytes of all arguments but a mask."""
+        queries = self.batch * self.heads * self.queries * (self.head_dim + self.value_dim)
+        keys = self.batch * self.kv_heads * self.keys * (self.head_dim + self.value_dim)
+        return (queries + keys) * dtype_bytes(self.dtype)
+
+
+class WgmmaAttentionParams(NamedTuple):
+    """The parameters of `wgmma_attention`."""
+
+    consumers: int
+    """Consumer warpgroups, each with 64 rows of queries."""
+    block_n: int
+    """Keys of a block: those whose scores are in registers at once."""
+    stages: int
+    """Blocks of keys, and of values, in shared memory."""
+    q_stages: int
+    """Tiles of queries in shared memory: 2 loads the next tile's while one is computed."""
+    overlap: int
+    """Whether the next block's scores are multiplied during this block's softmax."""
+    pingpong: int
+    """Whether consumers start their products in turns."""
+    heads_together: int
+    """Heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2."""
+    pdl: int
+
+    @property
+    def block_m(self) -> int:
+        return self.consumers * MMA_TILE_ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    def registers(self, value_dim: int) -> int:
+        """Return the registers of a consumer thread that hold scores, powers and results."""
+        return self.block_n // 2 + self.block_n // 4 + value_dim // 2
+
+    def smem_bytes(self, head_dim: int, value_dim: int) -> int:
+        """Return the shared memory of a CTA."""
+        qk, v = chunks(head_dim), chunks(value_dim)
+        rows = self.q_stages * self.block_m * qk + self.stages * self.block_n * (qk + v)
+        return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
+
+    def fits(self, head_dim: int, value_dim: int) -> bool:
+        """Say whether a kernel with these parameters can be built."""
+        return (
+            self.consumers in SETMAXNREG
+            and self.block_n % MMA_K == 0
+            and MMA_K <= self.block_n <= MAX_TMA_BOX
+            and self.stages >= 2
+            and self.q_stages in (1, 2)
+            and {self.overlap, self.pingpong, self.pdl} <= {0, 1}
+            and (not self.pingpong or self.consumers > 1)
+            and self.heads_together >= 1
+            and self.registers(value_dim) + OTHER_REGISTERS <= MAX_REGISTERS[self.consumers]
+            and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
+        )
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("wgmma_attention", self._asdict())
+
+
+def chunks(columns: int) -> int:
+    """Return in how many chunks rows of so many elements lie in shared memory."""
+    return -(-columns // CHUNK)
+
+
+def takes(head_dim: int, value_dim: int, dtype: str, *, has_mask: bool) -> bool:
+    """Say whether the kernel on wgmma computes such an attention."""
+    return (
+        dtype in ("float16", "bfloat16")
+        and not has_mask
+        and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (head_dim, value_dim))
+        and chunks(value_dim) <= chunks(head_dim)
+    )
+
+
+def attention_of(space: IterSpace) -> AttentionSizes | None:
+    """Return the sizes of the attention that an iteration space is, None where it is none.
+
+    Its blocks are those of `compiler.attention`: scores, scaled and masked ones, their maximum, powers, their sum, weighted values, results.
+    A causal mask adds an operation to each score and has no operand.
+    """
+    if len(space.blocks) != len(_KINDS) or tuple(map(_kind, space.blocks)) != _KINDS:
+        return None
+    scores, biased, _, _, _, weighted, _ = space.blocks
+    (q, k), (_, v) = scores.reads, weighted.reads
+    batch, heads, queries, keys, head_dim = (axis.extent for axis in scores.axes)
+    has_mask = len(biased.reads) == 2
+    return AttentionSizes(
+        batch=batch,
+        heads=heads,
+        kv_heads=math.prod(k.shape) // (batch * keys * head_dim),
+        queries=queries,
+        keys=keys,
+        head_dim=head_dim,
+        value_dim=math.prod(v.shape) * head_dim // math.prod(k.shape),
+        dtype=q.dtype,
+        is_causal=biased.flops_per_point - has_mask == 2,
+        has_mask=has_mask,
+    )
+
+
+_Kind = tuple[int, int, bool]
+_KINDS: tuple[_Kind, ...] = ((5, 1, True), (4, 0, True), (4, 1, False), (4, 0, True), (4, 1, False), (5, 1, True), (4, 0, True))
+
+
+def _kind(block: Block) -> _Kind:
+    """Return a block's axes, how many of them it reduces, and whether it multiplies and adds."""
+    return len(block.axes), sum(axis.kind == "reduce" for axis in block.axes), block.is_multiply_accumulate
+
