@@ -13,6 +13,8 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_TMA_BOX,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
+    SM_SMEM_BYTES,
+    SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
 )
 from kerneldecl.model import Block, Candidate, IterSpace, dtype_bytes
@@ -24,11 +26,12 @@ CHUNK = 64
 MMA_K = 16
 """Elements of the reduction that one wgmma multiplies."""
 MAX_HEAD_DIM = 256
-SETMAXNREG = {1: (0, 0), 2: (24, 240), 3: (32, 160)}
-"""Registers of a producer thread and of a consumer thread by the number of consumer warpgroups; 0 leaves them as they are."""
-MAX_REGISTERS = {1: 255, 2: 240, 3: 160}
-"""Registers of a consumer thread."""
-OTHER_REGISTERS = 40
+SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (1, 3): (24, 136)}
+"""Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
+are. No other numbers are built."""
+MAX_REGISTERS = 255
+"""Registers of a thread where nothing changes them."""
+OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
 
 
@@ -75,6 +78,9 @@ class WgmmaAttentionParams(NamedTuple):
     """Whether consumers start their products in turns."""
     heads_together: int
     """Heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2."""
+    ctas_per_sm: int
+    fma_powers: int
+    """Powers of two, of each eight, that CUDA cores compute instead of the special-function units."""
     pdl: int
 
     @property
@@ -84,6 +90,11 @@ class WgmmaAttentionParams(NamedTuple):
     @property
     def threads(self) -> int:
         return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def maxnreg(self) -> tuple[int, int]:
+        """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
+        return SETMAXNREG[self.consumers, self.ctas_per_sm]
 
     def registers(self, value_dim: int) -> int:
         """Return the registers of a consumer thread that hold scores, powers and results."""
@@ -98,7 +109,7 @@ class WgmmaAttentionParams(NamedTuple):
     def fits(self, head_dim: int, value_dim: int) -> bool:
         """Say whether a kernel with these parameters can be built."""
         return (
-            self.consumers in SETMAXNREG
+            (self.consumers, self.ctas_per_sm) in SETMAXNREG
             and self.block_n % MMA_K == 0
             and MMA_K <= self.block_n <= MAX_TMA_BOX
             and self.stages >= 2
@@ -106,8 +117,10 @@ class WgmmaAttentionParams(NamedTuple):
             and {self.overlap, self.pingpong, self.pdl} <= {0, 1}
             and (not self.pingpong or self.consumers > 1)
             and self.heads_together >= 1
-            and self.registers(value_dim) + OTHER_REGISTERS <= MAX_REGISTERS[self.consumers]
+            and 0 <= self.fma_powers <= 8
+            and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
+            and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
 
     def candidate(self) -> Candidate:
@@ -132,8 +145,8 @@ def takes(head_dim: int, value_dim: int, dtype: str, *, has_mask: bool) -> bool:
 def attention_of(space: IterSpace) -> AttentionSizes | None:
     """Return the sizes of the attention that an iteration space is, None where it is none.
 
-    Its blocks are those of `compiler.attention`: scores, scaled and masked ones, their maximum, powers, their sum, weighted values, results.
-    A causal mask adds an operation to each score and has no operand.
+    Its blocks are those of `compiler.attention`: scores, scaled and masked ones, their maximum, powers, their sum, weighted values,
+    results. A causal mask adds an operation to each score and has no operand.
     """
     if len(space.blocks) != len(_KINDS) or tuple(map(_kind, space.blocks)) != _KINDS:
         return None
@@ -162,4 +175,3 @@ _KINDS: tuple[_Kind, ...] = ((5, 1, True), (4, 0, True), (4, 1, False), (4, 0, T
 def _kind(block: Block) -> _Kind:
     """Return a block's axes, how many of them it reduces, and whether it multiplies and adds."""
     return len(block.axes), sum(axis.kind == "reduce" for axis in block.axes), block.is_multiply_accumulate
-

@@ -9,7 +9,7 @@ written here and what is recognised cannot differ.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ class AttentionSpec:
 
     @property
     def diagonal(self) -> int:
-        """Return the last key that the first query sees with a causal mask, which is aligned to the last query and key; it may be negative."""
+        """Return the last key that the first query sees with a causal mask, which is aligned to the last query and key; may be negative."""
         return self.keys - self.queries
 
     def shape(self, heads: int, rows: int, columns: int) -> tuple[int, int, int, int]:
@@ -88,27 +88,36 @@ def attention(spec: AttentionSpec) -> list[Any]:
 
     def bias(b: Any, h: Any, i: Any, j: Any) -> Any:
         value = scores(b, h, i, j) * tirx.const(spec.scale, ACCUM_DTYPE)
-        if mask is not None:
-            value = value + wide(mask, i, j)
-        if spec.is_causal:
-            zero, lowest = tirx.const(0.0, ACCUM_DTYPE), tirx.const(float("-inf"), ACCUM_DTYPE)
-            value = value + tirx.if_then_else(j <= i + spec.diagonal, zero, lowest)
-        return value
+        value = value if mask is None else value + wide(mask, i, j)
+        return value + _causal_mask(spec, i, j) if spec.is_causal else value
 
     def along(combine: Any, term: Any) -> Any:
         j = te.reduce_axis((0, keys), "j")
         return lambda *row: combine(term(j, *row), axis=j)
 
+    def power(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return te.exp(biased(b, h, i, j) - highest(b, h, i))
+
+    def weight(j: Any, b: Any, h: Any, i: Any, e: Any) -> Any:
+        return powers(b, h, i, j) * wide(v, *spec.index(b, kv_head(h), j, e))
+
     scores = te.compute((*rows, keys), score, name="scores")
     biased = te.compute((*rows, keys), bias, name="biased")
-    highest = te.compute(rows, along(te.max, lambda j, *row: biased(*row, j)), name="highest")
-    powers = te.compute((*rows, keys), lambda b, h, i, j: te.exp(biased(b, h, i, j) - highest(b, h, i)), name="powers")
-    total = te.compute(rows, along(te.sum, lambda j, *row: powers(*row, j)), name="total")
-    weighted = te.compute(
-        (*rows, spec.value_dim),
-        along(te.sum, lambda j, b, h, i, e: powers(b, h, i, j) * wide(v, *spec.index(b, kv_head(h), j, e))),
-        name="weighted",
-    )
+    highest = te.compute(rows, along(te.max, lambda j, b, h, i: biased(b, h, i, j)), name="highest")
+    powers = te.compute((*rows, keys), power, name="powers")
+    total = te.compute(rows, along(te.sum, lambda j, b, h, i: powers(b, h, i, j)), name="total")
+    weighted = te.compute((*rows, spec.value_dim), along(te.sum, weight), name="weighted")
+    out = te.compute(spec.shape(spec.heads, queries, spec.value_dim), _quotient(spec, weighted, total), name="O")
+    return [q, k, v, *([] if mask is None else [mask]), out]
+
+
+def _causal_mask(spec: AttentionSpec, i: Any, j: Any) -> Any:
+    zero, lowest = tirx.const(0.0, ACCUM_DTYPE), tirx.const(float("-inf"), ACCUM_DTYPE)
+    return tirx.if_then_else(j <= i + spec.diagonal, zero, lowest)
+
+
+def _quotient(spec: AttentionSpec, weighted: Any, total: Any) -> Callable[..., Any]:
+    """Return what an element of the result is: zero in rows without a power."""
 
     def element(*index: Any) -> Any:
         b, h, i, e = spec.index(*index)  # an exchange of two axes is its own inverse
@@ -116,8 +125,7 @@ def attention(spec: AttentionSpec) -> list[Any]:
         value = tirx.Select(total(b, h, i) > zero, weighted(b, h, i, e) / total(b, h, i), zero)
         return value if spec.dtype == ACCUM_DTYPE else value.astype(spec.dtype)
 
-    out = te.compute(spec.shape(spec.heads, queries, spec.value_dim), element, name="O")
-    return [q, k, v, *([] if mask is None else [mask]), out]
+    return element
 
 
 def attention_func(spec: AttentionSpec) -> Any:

@@ -13,11 +13,14 @@ Parameters:
   overlap         1 multiplies the next block's scores, and this block's results, during the softmax
   pingpong        1 has consumers start their products in turns, so that one's softmax overlaps with another's products
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
+  ctas_per_sm     CTAs that share an SM: 1, or 2 or 3 of one consumer
+  fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 7.5e-5, instead of by special-function
+                  units, which are the limit where heads are small
   pdl             1 launches with PDL: the kernel starts as soon as the preceding one leaves room and waits for its end before loading
 
-A thread has block_n / 2 scores, block_n / 4 registers of powers and value_dim / 2 results, in at most 215, 200 or 120 registers with 1, 2
-or 3 consumers. Shared memory: (q_stages * 64 * consumers * head_dim + stages * block_n * (head_dim + value_dim)) * 2 bytes, dimensions
-rounded up to 64, and 1 KiB.
+A thread has block_n / 2 scores, block_n / 4 registers of powers and value_dim / 2 results, in at most 223, 208 or 128 registers with 1, 2
+or 3 consumers, and 200 or 104 where 2 or 3 CTAs share an SM. Shared memory: (q_stages * 64 * consumers * head_dim
++ stages * block_n * (head_dim + value_dim)) * 2 bytes, dimensions rounded up to 64, and 1 KiB.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -29,7 +32,6 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.analysis.attention import WgmmaAttentionParams, takes
-from kerneldecl.analysis.params import read_params
 from kerneldecl.compiler.attention import read_attention
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
@@ -41,7 +43,7 @@ from kerneldecl.templates.wgmma_matmul import has_wgmma
 @fast_parsing()
 def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | None:
     """Return the attention as one custom kernel, or None where wgmma or these parameters do not take it."""
-    attention = read_params(WgmmaAttentionParams, params)
+    attention = WgmmaAttentionParams(**{name: params[name] for name in WgmmaAttentionParams._fields})  # type: ignore[arg-type]
     spec = read_attention(mod) if has_wgmma(arch) else None
     if spec is None or not takes(spec.head_dim, spec.value_dim, spec.dtype, has_mask=spec.has_mask) or spec.scale <= 0:
         return None

@@ -220,6 +220,10 @@ T __shfl_up_sync(unsigned, T value, int by, int width = 32) {
   unsigned own = machine::self->rank_in_cta % 32;
   return shuffled(value, int(own % width) >= by ? own - by : own);
 }
+inline int __any_sync(unsigned mask, int value) {
+  for (int by = 16; by; by /= 2) value |= __shfl_xor_sync(mask, value, by);
+  return value != 0;
+}
 template <class T>
 T atomicAdd(T* address, T value) {
   return machine::atomic(address, [=](T before) { return before + value; });
@@ -231,6 +235,16 @@ T atomicExch(T* address, T value) {
 template <class T>
 T atomicCAS(T* address, T compare, T value) {
   return machine::atomic(address, [=](T before) { return before == compare ? value : before; });
+}
+inline int __float_as_int(float x) {
+  int word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+inline float __int_as_float(int x) {
+  float value;
+  std::memcpy(&value, &x, sizeof value);
+  return value;
 }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES, MMA_K, SETMAXNREG, WgmmaAttentionParams, chunks
+from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
 from kerneldecl.compiler.attention import AttentionSpec
@@ -22,7 +22,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One kernel: persistent CTAs take tiles of rows of queries, and go through the blocks of keys from the last that they see to the first."""
+    """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
 
     func_params: tuple[Any, ...]
     """Q, K, V, O."""
@@ -69,7 +69,7 @@ class AttentionKernel:
 
     @property
     def ctas(self) -> int:
-        return min(self.tiles, self.sm_count)
+        return min(self.tiles, self.sm_count * self.params.ctas_per_sm)
 
     @property
     def waves(self) -> int:
@@ -78,10 +78,6 @@ class AttentionKernel:
     @property
     def heads_together(self) -> int:
         return min(self.params.heads_together, self.all_heads)
-
-    @property
-    def maxnreg(self) -> tuple[int, int]:
-        return SETMAXNREG[self.params.consumers]
 
     @property
     def scale_log2(self) -> float:

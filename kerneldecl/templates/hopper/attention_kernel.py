@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
-from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, first_softmax, next_softmax, rescale, to_operand
+from kerneldecl.templates.hopper.attention_softmax import Softmax, await_sums, finish_rows, first_softmax, next_softmax, rescale, to_operand
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
 from kerneldecl.templates.hopper.store import STMATRIX, TMA_STORE
@@ -267,6 +267,7 @@ def _next_block(consumer, limits, is_masked):
         _pass_turn(consumer)
         _finish_scores(consumer, 1)
         next_softmax(softmax, limits, is_masked)
+        await_sums(softmax)
         _finish_results(consumer)
     else:
         _wait_for_turn(consumer)
@@ -278,6 +279,15 @@ def _next_block(consumer, limits, is_masked):
         next_softmax(softmax, limits, is_masked)
     rescale(softmax, consumer.results, consumer.kernel.results)
     to_operand(softmax, consumer.operand)
+
+
+@T.inline
+def _give_back_queries(consumer, stage):
+    """Have the thread that stores results give their place, a stage of queries, back to the producer once they have been read there."""
+    place = T.meta_var(stage * consumer.kernel.params.consumers + consumer.index)
+    if (consumer.lanes[0] == 0) & (consumer.lanes[1] == 0):
+        T.ptx.cp.async_.bulk.wait_group.read(0)
+        consumer.smem.q_empty.arrive(place)
 
 
 @T.inline
@@ -296,7 +306,7 @@ def _store_results(consumer, store_map, tile):
         for q in T.unroll(4):
             i = T.meta_var(block * 8 + q * 2)
             if i < kernel.results:
-                T.ptx[kernel.narrow](packed[q], results[i + 1] * softmax.inverse[q % 2], results[i] * softmax.inverse[q % 2])
+                T.ptx[kernel.narrow](packed[q], results[i + 1] * softmax.factor[q % 2], results[i] * softmax.factor[q % 2])
             else:
                 packed[q] = T.uint32(0)
         line = T.meta_var(warp * 16 + lane % 16)
@@ -317,13 +327,13 @@ def _store_results(consumer, store_map, tile):
                 smem.q.ptr_to([place, chunk * (MMA_TILE_ROWS * CHUNK)]),
             )
         T.ptx.cp.async_.bulk.commit_group()
-        T.ptx.cp.async_.bulk.wait_group.read(0)
-        smem.q_empty.arrive(place)
+    if kernel.params.q_stages == 1:
+        _give_back_queries(consumer, q_state.stage)
     q_state.advance()
 
 
 @T.inline
-def _process_tile(consumer, store_map, tile):
+def _process_tile(consumer, store_map, tile, is_first):
     """Have a consumer go through the blocks of keys that its rows see, from the last to the first, and store its results."""
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
     q_state = T.meta_var(consumer.states[0])
@@ -333,6 +343,9 @@ def _process_tile(consumer, store_map, tile):
         consumer.results[i] = T.float32(0)
     consumer.smem.q_full.wait(q_state.stage * kernel.params.consumers + consumer.index, q_state.phase)
     _start_scores(consumer)
+    if kernel.params.q_stages == 2:
+        if T.Not(is_first):
+            _give_back_queries(consumer, 1 - q_state.stage)
     _finish_scores(consumer, 0)
     first_softmax(softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
     to_operand(softmax, consumer.operand)
@@ -354,16 +367,17 @@ def _process_tile(consumer, store_map, tile):
 @T.inline
 def _consume(kernel, smem, store_map, cta, place):
     """Have a consumer warpgroup compute its rows of tile after tile."""
-    params, spec = T.meta_var((kernel.params, kernel.spec))
+    params = T.meta_var(kernel.params)
     index, warp, lane = meta_vars(place)
     scores = T.alloc_local((kernel.scores,), "float32")
     results = T.alloc_local((kernel.results,), "float32")
     operand = T.alloc_local((kernel.scores // 2,), "uint32")
-    highest = T.alloc_local((2,), "float32")
+    reference = T.alloc_local((2,), "float32")
     total = T.alloc_local((4,), "float32")
     factor = T.alloc_local((2,), "float32")
     partial = T.alloc_local((4,), "float32")
-    softmax = T.meta_var(Softmax(kernel, scores, highest, total, factor, partial))
+    grows = T.alloc_local((1,), "int32")
+    softmax = T.meta_var(Softmax(kernel, scores, reference, total, factor, partial, grows))
     q = T.uint64(0)
     k = T.uint64(0)
     v = T.uint64(0)
@@ -391,7 +405,7 @@ def _consume(kernel, smem, store_map, cta, place):
     for wave in T.serial(kernel.waves):
         tile = Tile(kernel, cta, wave)
         if tile.exists():
-            _process_tile(consumer, store_map, tile)
+            _process_tile(consumer, store_map, tile, wave == 0)
     if index == 0:
         _wait_for_turn(consumer)
     if (warp == 0) & (lane == 0):
@@ -428,7 +442,7 @@ def _run(kernel, maps, ids):
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
         T.ptx.griddepcontrol.wait()
-    producer_registers, consumer_registers = meta_vars(kernel.maxnreg)
+    producer_registers, consumer_registers = meta_vars(params.maxnreg)
     if group == 0:
         if producer_registers > 0:
             T.ptx.setmaxnreg.dec.sync.aligned.u32(producer_registers)
@@ -462,7 +476,7 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
         T.call_packed(ENCODE, results_map, dtype, *o_args)
 
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": params.ctas_per_sm})
         if params.pdl == 1:
             T.attr({"tirx.use_programtic_dependent_launch": True})
         cta = T.cta_id([kernel.ctas])

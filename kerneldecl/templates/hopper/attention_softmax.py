@@ -12,9 +12,32 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
-from kerneldecl.templates.hopper.epilogue import meta_vars
 
 ALL_LANES = 0xFFFFFFFF
+MAX_POWER_LOG2 = 8
+"""How far a maximum may grow, as a power of two, before earlier results shrink to it. Powers are 256 at most then, which float16 holds as
+precisely as 1; results shrink seldom, in a warp where any row's must."""
+EXP2_SOURCE = """
+__device__ __forceinline__ float tvm_attention_exp2(float x) {
+  float at_least = fmaxf(x, -127.0f);
+  float rounded = at_least + 12582912.0f;
+  float rest = at_least - (rounded - 12582912.0f);
+  float power = fmaf(fmaf(fmaf(0.0551714934f, rest, 0.242610931f), rest, 0.693260968f), rest, 0.999928057f);
+  return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
+}
+"""
+"""2^x in eight instructions. Adding 1.5 * 2^23 rounds x to an integer, which then stands in the lowest bits and is added to the exponent. The
+polynomial is a minimax approximation of 2^x between -1/2 and 1/2 with a relative error of 7.5e-5, a third of what float16 rounds off.
+Below 2^-126 the result is of no account, and zero for minus infinity."""
+ORDER_SOURCE = """
+__device__ __forceinline__ void tvm_attention_await(float value, float least) {
+  asm volatile("{.reg .pred never; .reg .b32 lanes; setp.lt.f32 never, %0, %1; selp.b32 lanes, 1, 0xffffffff, never; bar.warp.sync lanes;}"
+               :: "f"(value), "f"(least) : "memory");
+}
+"""
+"""Keeps ptxas from waiting for wgmma before a value is known. ptxas takes such a wait for a cheap instruction, and starts it while others
+take long; it does not move it before another barrier, and which lanes meet at this one is found out from the value. `least` is below
+all values, which ptxas does not know."""
 
 
 class Softmax(NamedTuple):
@@ -25,14 +48,16 @@ class Softmax(NamedTuple):
 
     kernel: AttentionKernel
     scores: Any
-    highest: Any
-    """Maximum of each row, of all threads that share it."""
+    reference: Any
+    """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
     total: Any
-    """Sums of powers of this thread alone: of even and odd elements of both rows."""
-    inverse: Any
+    """Sums of powers of this thread alone, of even and odd elements of both rows: short chains of dependent instructions."""
+    factor: Any
     """Factor by which earlier results of each row shrink, and at the end one divided by its sum."""
     partial: Any
-    """Maxima of even and odd elements of both rows: chains of dependent instructions are shorter so."""
+    """Maxima of a block, of even and odd elements of both rows."""
+    grows: Any
+    """Whether earlier results shrink, in any row of the warp."""
 
     def limits(self, first_row: Any, lanes: tuple[Any, Any]) -> list[Any]:
         """Return the first key that each of the thread's rows does not see, counted from the thread's first column of the first block."""
@@ -41,9 +66,10 @@ class Softmax(NamedTuple):
         seen = [row + 8 * r + (spec.diagonal + 1) for r in range(2)]
         return [(T.min(spec.keys, each) if spec.is_causal else spec.keys) - lane % 4 * 2 for each in seen]
 
-    def may_be_empty(self) -> bool:
-        """Say whether a row may have seen no key after the first block."""
-        return self.kernel.spec.is_causal
+    def finite(self, reference: Any) -> Any:
+        """Return a row's reference, or zero for a row that has seen no key yet: then the distance of each score to it is minus infinity."""
+        lowest = tirx.const(float("-inf"), "float32")
+        return T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal else reference
 
 
 def _mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
@@ -56,84 +82,96 @@ def _mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
 
 
 @T.inline
-def _find_highest(softmax, is_first):
-    """Bring the rows' maxima up to date."""
-    scores, highest, partial = T.meta_var((softmax.scores, softmax.highest, softmax.partial))
+def _find_highest(softmax):
+    """Find the rows' maxima of a block's scores, which all threads of a row know then."""
+    scores, partial = T.meta_var((softmax.scores, softmax.partial))
     for i in T.unroll(4):
         partial[i] = scores[i]
     for i in T.unroll(softmax.kernel.scores - 4):
         partial[i % 4] = T.max(partial[i % 4], scores[i + 4])
     for r in T.unroll(2):
-        partial[r * 2] = T.max(partial[r * 2], partial[r * 2 + 1])
+        partial[r] = T.max(partial[r * 2], partial[r * 2 + 1])
     for r in T.unroll(2):
-        partial[r * 2] = T.max(partial[r * 2], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r * 2], 1, 32, 32))
+        partial[r] = T.max(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 1, 32, 32))
     for r in T.unroll(2):
-        partial[r * 2] = T.max(partial[r * 2], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r * 2], 2, 32, 32))
-    for r in T.unroll(2):
-        if is_first:
-            highest[r] = partial[r * 2]
-        else:
-            highest[r] = T.max(highest[r], partial[r * 2])
+        partial[r] = T.max(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 2, 32, 32))
+
+
+def _replace_by_powers(softmax: Softmax) -> None:
+    """Replace each score by its power; of neighbours, those that CUDA cores compute come between others."""
+    kernel, scores = softmax.kernel, softmax.scores
+    for i in range(kernel.scores):
+        power = scores[i] * T.float32(kernel.scale_log2) + softmax.partial[i % 4 // 2]
+        is_on_fma = (i + 1) * kernel.params.fma_powers // 8 > i * kernel.params.fma_powers // 8
+        value = (
+            T.cuda.func_call("tvm_attention_exp2", power, source_code=EXP2_SOURCE, return_type="float32") if is_on_fma else T.exp2(power)
+        )
+        T.buffer_store(scores, value, [i])
 
 
 @T.inline
-def _raise(softmax, is_first):
-    """Turn scores into powers of two of their distance to the maximum, and add them up."""
-    kernel, scores, total, partial = T.meta_var((softmax.kernel, softmax.scores, softmax.total, softmax.partial))
+def _raise(softmax):
+    """Turn scores into powers of two of their distance to the rows' references."""
+    kernel, partial = T.meta_var((softmax.kernel, softmax.partial))
     for r in T.unroll(2):
-        if softmax.may_be_empty():
-            # All of a row's keys may be masked so far: its maximum is minus infinity, and so is the distance of every score to zero.
-            partial[r] = T.Select(
-                softmax.highest[r] == tirx.const(float("-inf"), "float32"), T.float32(0), softmax.highest[r] * T.float32(-kernel.scale_log2)
-            )
-        else:
-            partial[r] = softmax.highest[r] * T.float32(-kernel.scale_log2)
-    for i in T.unroll(kernel.scores):
-        scores[i] = T.exp2(scores[i] * T.float32(kernel.scale_log2) + partial[i % 4 // 2])
-    for i in T.unroll(kernel.scores):
-        if is_first:
-            if i < 4:
-                total[i] = scores[i]
-            else:
-                total[i % 4] = total[i % 4] + scores[i]
-        else:
-            total[i % 4] = total[i % 4] + scores[i]
+        partial[r] = softmax.finite(softmax.reference[r]) * T.float32(-kernel.scale_log2)
+    _replace_by_powers(softmax)
 
 
 @T.inline
 def first_softmax(softmax, limits, is_masked):
-    """Turn the scores of the first block into powers."""
+    """Turn the scores of the first block into powers, and add them up."""
+    total = T.meta_var(softmax.total)
     if is_masked:
         _mask(softmax, limits)
-    _find_highest(softmax, True)
-    _raise(softmax, True)
+    _find_highest(softmax)
+    for r in T.unroll(2):
+        softmax.reference[r] = softmax.partial[r]
+    _raise(softmax)
+    for i in T.unroll(4):
+        total[i] = softmax.scores[i]
+    for i in T.unroll(softmax.kernel.scores - 4):
+        total[i % 4] = total[i % 4] + softmax.scores[i + 4]
 
 
 @T.inline
 def next_softmax(softmax, limits, is_masked):
-    """Turn the scores of another block into powers, and note by which factors what came before shrinks."""
-    kernel, highest, inverse = T.meta_var((softmax.kernel, softmax.highest, softmax.inverse))
+    """Turn the scores of another block into powers, and add them up.
+
+    Where a maximum has grown far, the warp's references become its maxima, and what came before shrinks.
+    """
+    kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
     if is_masked:
         _mask(softmax, limits)
-    for r in T.unroll(2):
-        inverse[r] = highest[r]
-    _find_highest(softmax, False)
-    for r in T.unroll(2):
-        if softmax.may_be_empty():
-            reference = T.meta_var(T.Select(highest[r] == tirx.const(float("-inf"), "float32"), T.float32(0), highest[r]))
-            inverse[r] = T.exp2((inverse[r] - reference) * T.float32(kernel.scale_log2))
-        else:
-            inverse[r] = T.exp2((inverse[r] - highest[r]) * T.float32(kernel.scale_log2))
-    for i in T.unroll(4):
-        softmax.total[i] = softmax.total[i] * inverse[i // 2]
-    _raise(softmax, False)
+    _find_highest(softmax)
+    limit = T.meta_var(T.float32(MAX_POWER_LOG2 / kernel.scale_log2))
+    grows = T.meta_var(T.Or(partial[0] - reference[0] > limit, partial[1] - reference[1] > limit))
+    softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
+    if softmax.grows[0] != 0:
+        for r in T.unroll(2):
+            partial[r] = T.max(reference[r], partial[r])
+            softmax.factor[r] = T.exp2((reference[r] - softmax.finite(partial[r])) * T.float32(kernel.scale_log2))
+            reference[r] = partial[r]
+        for i in T.unroll(4):
+            total[i] = total[i] * softmax.factor[i // 2]
+    _raise(softmax)
+    for i in T.unroll(kernel.scores):
+        total[i % 4] = total[i % 4] + softmax.scores[i]
+
+
+@T.inline
+def await_sums(softmax):
+    """Keep what is waited for after this from being waited for earlier than powers and their sums are known."""
+    total = T.meta_var(softmax.total)
+    T.cuda.func_call("tvm_attention_await", total[0] + total[1] + (total[2] + total[3]), T.float32(-1), source_code=ORDER_SOURCE)
 
 
 @T.inline
 def rescale(softmax, results, count):
-    """Shrink earlier results to the rows' new maxima."""
-    for i in T.unroll(count):
-        results[i] = results[i] * softmax.inverse[i % 4 // 2]
+    """Shrink earlier results where references have grown."""
+    if softmax.grows[0] != 0:
+        for i in T.unroll(count):
+            results[i] = results[i] * softmax.factor[i % 4 // 2]
 
 
 @T.inline
@@ -147,7 +185,7 @@ def to_operand(softmax, operand):
 @T.inline
 def finish_rows(softmax):
     """Add up the sums of the threads that share a row, and note their inverse; zero for rows that see no key."""
-    total, inverse = T.meta_var((softmax.total, softmax.inverse))
+    total, factor = T.meta_var((softmax.total, softmax.factor))
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + total[r * 2 + 1]
     for r in T.unroll(2):
@@ -155,4 +193,4 @@ def finish_rows(softmax):
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 2, 32, 32)
     for r in T.unroll(2):
-        inverse[r] = T.Select(total[r * 2] > T.float32(0), T.float32(1) / total[r * 2], T.float32(0))
+        factor[r] = T.Select(total[r * 2] > T.float32(0), T.float32(1) / total[r * 2], T.float32(0))
