@@ -26,8 +26,8 @@ __device__ __forceinline__ float tvm_attention_exp2(float x) {
   return __int_as_float(__float_as_int(power) + (__float_as_int(rounded) << 23));
 }
 """
-"""2^x in eight instructions. Adding 1.5 * 2^23 rounds x to an integer, which then stands in the lowest bits and is added to the exponent. The
-polynomial is a minimax approximation of 2^x between -1/2 and 1/2 with a relative error of 7.5e-5, a third of what float16 rounds off.
+"""2^x in eight instructions. Adding 1.5 * 2^23 rounds x to an integer, which then stands in the lowest bits and is added to the exponent.
+The polynomial is a minimax approximation of 2^x between -1/2 and 1/2 with a relative error of 7.5e-5, a third of what float16 rounds off.
 Below 2^-126 the result is of no account, and zero for minus infinity."""
 ORDER_SOURCE = """
 __device__ __forceinline__ void tvm_attention_await(float value, float least) {
