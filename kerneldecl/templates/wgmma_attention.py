@@ -14,7 +14,7 @@ Parameters:
   pingpong        1 has consumers start their products in turns, so that one's softmax overlaps with another's products
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
   ctas_per_sm     CTAs that share an SM: 1, or 2 or 3 of one consumer
-  fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 7.5e-5, instead of by special-function
+  fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 1.02e-4, instead of by special-function
                   units, which are the limit where heads are small
   pdl             1 launches with PDL: the kernel starts as soon as the preceding one leaves room and waits for its end before loading
 
