@@ -83,7 +83,7 @@ WAIT = r"tvm_builtin_cuda_mbarrier_wait\([^;]*\b{}_state_stage_ptr{}\[[^;]*;"
         {0, 2},
         [
             (lambda source: re.sub(WAIT.format("v", "_1"), "", source), "which an asynchronous copy still fills|which nobody has written"),
-            (lambda source: re.sub(WAIT.format("k", ""), "", source), "which is still being read asynchronously|still fills|bytes"),
+            (lambda source: re.sub(WAIT.format("k", ""), "", source), "arrives at the barrier .* more often"),
             (lambda source: re.sub(r"\w+fence_proxy\w+\(\);", "", source), "without fence.proxy.async"),
             (lambda source: re.sub(r"\w+wait_group_read\w*\([^{};]*\);", "", source), "still being read asynchronously"),
         ],
@@ -125,7 +125,7 @@ def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_pa
     # In the loop's body, scores are there once one group of wgmmas is left, and results once none is.
     body = code[code.rindex("DEPBAR.LE gsb0, 0x1") :]
     softmax = body[: body.index("DEPBAR.LE gsb0, 0x0")]
-    assert softmax.count("MUFU.EX2") >= int(params["block_n"]) // 2
+    assert softmax.count("MUFU.EX2") >= int(params["block_n"]) // 2 * (8 - int(params["fma_powers"])) // 8
     assert re.search(r"HGMMA\.64x\d+x16\.F32[^\n]*R\d+, R\d+, gdesc", code), "powers are an operand in registers"
 
 
@@ -141,7 +141,7 @@ def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_pa
         ({}, {"block_n": 72}),
         ({}, {"consumers": 3, "block_n": 192}),
         ({}, {"stages": 1}),
-        ({}, {"stages": 12}),
+        ({}, {"stages": 16}),
         ({}, {"consumers": 1}),
     ],
 )
