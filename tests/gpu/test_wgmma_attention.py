@@ -15,6 +15,7 @@ FIRST = proposed("wgmma_attention", step=20)
 SEVERAL = proposed("wgmma_attention", step=6)
 LENGTHS = ((1, 1), (7, 1000), (63, 63), (64, 65), (65, 64), (1000, 1000), (129, 4097))
 """Queries, keys."""
+DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16")
 HEADS = ({"head_dim": 64}, {"head_dim": 128}, {"head_dim": 256}, {"head_dim": 40}, {"head_dim": 96, "value_dim": 64})
 
 
@@ -25,11 +26,11 @@ def attention(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Ca
 EMULATED = [attention(name, given("wgmma_attention", PLAIN | params), attrs, SMS) for name, (attrs, params) in ATTENTIONS.items()]
 PROPOSED = [
     attention(
-        f"{dtype}-{'-'.join(map(str, head.values()))}-{queries}x{keys}{'-causal' if causal else ''}",
+        f"{'-'.join(map(str, head.values()))}-{queries}x{keys}{'-causal' if causal else ''}",
         FIRST,
         {"batch": 2, "heads": 6, "kv_heads": 2, "queries": queries, "keys": keys, "causal": causal, "dtype": dtype, **head},
     )
-    for dtype, head, (queries, keys), causal in itertools.product(("float16", "bfloat16"), HEADS, LENGTHS, (False, True))
+    for (head, dtype), (queries, keys), causal in itertools.product(zip(HEADS, DTYPES, strict=True), LENGTHS, (False, True))
 ]
 LARGE = [
     attention("large", SEVERAL, {"batch": 1, "heads": 16, "kv_heads": 4, "queries": 2048, "keys": 2048, "head_dim": 128, **more})
