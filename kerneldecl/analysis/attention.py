@@ -29,6 +29,8 @@ MAX_HEAD_DIM = 256
 SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (1, 3): (24, 136)}
 """Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
 are. No other numbers are built."""
+MULTICAST_MAXNREG = (40, 232)
+"""The same for two consumers in clusters, whose producers need more."""
 MAX_REGISTERS = 255
 """Registers of a thread where nothing changes them."""
 OTHER_REGISTERS = 32
@@ -75,10 +77,13 @@ class WgmmaAttentionParams(NamedTuple):
     overlap: int
     """Whether the next block's scores are multiplied during this block's softmax."""
     pingpong: int
-    """Whether consumers start their products in turns."""
+    """Whether consumers start their products in turns: 1 lets the next one start when one has started its products, 2 when its scores are
+    there; 0 leaves it to them."""
     heads_together: int
     """Heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2."""
     ctas_per_sm: int
+    cluster: int
+    """CTAs that share keys and values by TMA multicast: those of neighbouring heads of one group, else of neighbouring rows."""
     fma_powers: int
     """Powers of two, of each eight, that CUDA cores compute instead of the special-function units."""
     pdl: int
@@ -94,7 +99,7 @@ class WgmmaAttentionParams(NamedTuple):
     @property
     def maxnreg(self) -> tuple[int, int]:
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
-        return SETMAXNREG[self.consumers, self.ctas_per_sm]
+        return MULTICAST_MAXNREG if (self.consumers, self.cluster) == (2, 2) else SETMAXNREG[self.consumers, self.ctas_per_sm]
 
     def registers(self, value_dim: int) -> int:
         """Return the registers of a consumer thread that hold scores, powers and results."""
@@ -114,9 +119,12 @@ class WgmmaAttentionParams(NamedTuple):
             and MMA_K <= self.block_n <= MAX_TMA_BOX
             and self.stages >= 2
             and self.q_stages in (1, 2)
-            and {self.overlap, self.pingpong, self.pdl} <= {0, 1}
+            and {self.overlap, self.pdl} <= {0, 1}
+            and self.pingpong in (0, 1, 2)
             and (not self.pingpong or self.consumers > 1)
             and self.heads_together >= 1
+            and self.cluster in (1, 2)
+            and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
             and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES

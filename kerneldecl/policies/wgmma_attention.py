@@ -91,7 +91,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
             continue
         pingpong = int(consumers > 1)
         for stages in range(MAX_STAGES, 1, -1):
-            params = WgmmaAttentionParams(consumers, block_n, stages, q_stages, overlap, pingpong, together, ctas, fma, pdl=1)
+            params = WgmmaAttentionParams(consumers, block_n, stages, q_stages, overlap, pingpong, together, ctas, 1, fma, pdl=1)
             if params.fits(sizes.head_dim, sizes.value_dim):
                 yield params
                 break

@@ -11,9 +11,12 @@ Parameters:
   stages          2 or more blocks of keys, and as many of values, in shared memory
   q_stages        1 or 2 tiles of queries in shared memory; with 2 the next tile's are loaded while one is computed
   overlap         1 multiplies the next block's scores, and this block's results, during the softmax
-  pingpong        1 has consumers start their products in turns, so that one's softmax overlaps with another's products
+  pingpong        1 or 2 have consumers start their products in turns, so that one's softmax overlaps with another's products: the next
+                  one's turn comes when one has started its products (1) or has its scores (2)
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
   ctas_per_sm     CTAs that share an SM: 1, or 2 or 3 of one consumer
+  cluster         1, or 2 CTAs that share keys and values by TMA multicast: those of neighbouring heads of one group, else of neighbouring
+                  rows, which takes an attention without a causal mask; then ctas_per_sm is 1
   fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 1.02e-4, instead of by special-function
                   units, which are the limit where heads are small
   pdl             1 launches with PDL: the kernel starts as soon as the preceding one leaves room and waits for its end before loading
@@ -49,4 +52,5 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
         return None
     if not attention.fits(spec.head_dim, spec.value_dim):
         return None
-    return build(AttentionKernel(tuple(mod["main"].params), spec, attention, arch.the_gpu.sm_count))
+    kernel = AttentionKernel(tuple(mod["main"].params), spec, attention, arch.the_gpu.sm_count)
+    return build(kernel) if kernel.shares_heads or not spec.is_causal else None

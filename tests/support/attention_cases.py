@@ -22,6 +22,7 @@ PLAIN: dict[str, Value] = {
     "pingpong": 1,
     "heads_together": 2,
     "ctas_per_sm": 1,
+    "cluster": 1,
     "fma_powers": 0,
     "pdl": 1,
 }
@@ -50,5 +51,8 @@ ATTENTIONS: dict[str, Case] = {
     "one after the other": ({"causal": True, "queries": 130, "kv_heads": 1}, {"overlap": 0, "pingpong": 0}),
     "two CTAs on an SM": ({"queries": 300, "causal": True}, {**ONE, "ctas_per_sm": 2, "q_stages": 2}),
     "powers on CUDA cores": ({"causal": True, "queries": 70}, {"fma_powers": 3}),
+    "clusters of heads": ({"causal": True, "queries": 150, "heads": 4, "kv_heads": 1}, {"cluster": 2, "heads_together": 4}),
+    "clusters of rows": ({"queries": 300, "heads": 3}, {"cluster": 2, "block_n": 48, "stages": 3}),
+    "in turns by scores": ({"causal": True, "queries": 200}, {"pingpong": 2}),
     "in turns, without overlap": ({"queries": 300}, {"overlap": 0, "stages": 3}),
 }

@@ -64,20 +64,41 @@ class AttentionKernel:
         return self.spec.batch * self.spec.heads
 
     @property
-    def tiles(self) -> int:
-        return self.row_tiles * self.all_heads
+    def shares_heads(self) -> bool:
+        """Say whether CTAs of a cluster have different heads; else they have different rows."""
+        return self.spec.group % self.params.cluster == 0
 
     @property
-    def ctas(self) -> int:
-        return min(self.tiles, self.sm_count * self.params.ctas_per_sm)
+    def grid(self) -> tuple[int, int]:
+        """Return how many clusters' tiles there are along rows and heads."""
+        cluster = self.params.cluster
+        if self.shares_heads:
+            return self.row_tiles, self.all_heads // cluster
+        return -(-self.row_tiles // cluster), self.all_heads
+
+    @property
+    def tiles(self) -> int:
+        """Return how many clusters' tiles there are."""
+        return math.prod(self.grid)
+
+    @property
+    def clusters(self) -> int:
+        return min(self.tiles, self.sm_count * self.params.ctas_per_sm // self.params.cluster)
 
     @property
     def waves(self) -> int:
-        return -(-self.tiles // self.ctas)
+        return -(-self.tiles // self.clusters)
 
     @property
     def heads_together(self) -> int:
-        return min(self.params.heads_together, self.all_heads)
+        """Return how many of the grid's heads are computed before others."""
+        together = self.params.heads_together // self.params.cluster if self.shares_heads else self.params.heads_together
+        return max(1, min(together, self.grid[1]))
+
+    @property
+    def box_rows(self) -> int:
+        """Return the rows of a block of keys or values that a CTA loads, for all CTAs of its cluster."""
+        return self.params.block_n // self.params.cluster
 
     @property
     def scale_log2(self) -> float:
@@ -165,7 +186,7 @@ class AttentionKernel:
         spec, (q, k, v, o) = self.spec, self.func_params
         return (
             self.map(q, spec.heads, spec.queries, spec.head_dim, MMA_TILE_ROWS),
-            self.map(k, spec.kv_heads, spec.keys, spec.head_dim, self.params.block_n),
-            self.map(v, spec.kv_heads, spec.keys, spec.value_dim, self.params.block_n),
+            self.map(k, spec.kv_heads, spec.keys, spec.head_dim, self.box_rows),
+            self.map(v, spec.kv_heads, spec.keys, spec.value_dim, self.box_rows),
             self.map(o, spec.heads, spec.queries, spec.value_dim, MMA_TILE_ROWS),
         )

@@ -59,9 +59,13 @@ def _fence(registers, count):
 
 @T.inline
 def _release(consumer, barriers, state):
-    """Have each warp give a stage back to the producer, and go on to the next one."""
-    if consumer.lanes[1] == 0:
-        barriers.arrive(state.stage)
+    """Have each warp give a stage back to the producers that write it, and go on to the next one."""
+    lane = T.meta_var(consumer.lanes[1])
+    if consumer.kernel.params.cluster == 1:
+        if lane == 0:
+            barriers.arrive(state.stage)
+    elif lane < consumer.kernel.params.cluster:
+        barriers.arrive(state.stage, remote=lane)
     state.advance()
 
 
@@ -129,14 +133,14 @@ def _finish_results(consumer):
 
 @T.inline
 def _wait_for_turn(consumer):
-    if consumer.kernel.params.pingpong == 1:
+    if consumer.kernel.params.pingpong > 0:
         T.ptx.bar.sync(T.cast(TURN_BARRIER + consumer.index, "uint32"), T.uint32(256))
 
 
 @T.inline
 def _pass_turn(consumer):
     consumers = T.meta_var(consumer.kernel.params.consumers)
-    if consumer.kernel.params.pingpong == 1:
+    if consumer.kernel.params.pingpong > 0:
         T.ptx.bar.arrive(T.cast(TURN_BARRIER + (consumer.index + 1) % consumers, "uint32"), T.uint32(256))
 
 
@@ -148,8 +152,11 @@ def _next_block(consumer, limits, is_masked):
         _wait_for_turn(consumer)
         _start_scores(consumer)
         _start_results(consumer)
-        _pass_turn(consumer)
+        if consumer.kernel.params.pingpong == 1:
+            _pass_turn(consumer)
         _finish_scores(consumer, 1)
+        if consumer.kernel.params.pingpong == 2:
+            _pass_turn(consumer)
         next_softmax(softmax, limits, is_masked)
         await_sums(softmax)
         _finish_results(consumer)

@@ -18,10 +18,33 @@ from kerneldecl.templates.hopper.tma import ENCODE
 
 
 @T.inline
+def _cluster_sync():
+    # The producer warp may come here in parts, so the barrier is not the aligned one.
+    T.ptx.barrier.cluster.arrive.release()
+    T.ptx.barrier.cluster.wait.acquire()
+
+
+@T.inline
+def _init_barriers(params, smem):
+    """Have one thread initialise the barriers, and the cluster meet."""
+    smem.q_full.init(1)
+    smem.q_empty.init(1)
+    smem.k_full.init(1)
+    smem.k_empty.init(4 * params.consumers * params.cluster)
+    smem.v_full.init(1)
+    smem.v_empty.init(4 * params.consumers * params.cluster)
+    T.ptx.fence.mbarrier_init.release.cluster()
+    if params.cluster > 1:
+        _cluster_sync()
+    else:
+        T.cuda.cta_sync()
+
+
+@T.inline
 def _run(kernel, maps, ids):
     """Have a CTA's first warpgroup be the producer, and the others consumers."""
     params = T.meta_var(kernel.params)
-    cta, group, warp, lane = meta_vars(ids)
+    cta, (group, warp, lane) = T.meta_var(ids)
     dtype = T.meta_var(kernel.spec.dtype)
     pool = T.SMEMPool()
     q = pool.alloc((params.q_stages * params.consumers, kernel.q_elements), dtype, align=1024)
@@ -35,14 +58,7 @@ def _run(kernel, maps, ids):
     v_empty = MBarrier(pool, params.stages)
     pool.commit()
     smem = T.meta_var(Smem(q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty))
-    q_full.init(1)
-    q_empty.init(1)
-    k_full.init(1)
-    k_empty.init(4 * params.consumers)
-    v_full.init(1)
-    v_empty.init(4 * params.consumers)
-    T.ptx.fence.mbarrier_init.release.cluster()
-    T.cuda.cta_sync()
+    _init_barriers(params, smem)
     if params.pdl == 1:
         # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
         T.ptx.griddepcontrol.launch_dependents()
@@ -60,6 +76,9 @@ def _run(kernel, maps, ids):
             T.ptx.setmaxnreg.inc.sync.aligned.u32(consumer_registers)
         index: T.let = group - 1
         consume(kernel, smem, maps[3], cta, (index, warp, lane))
+    if params.cluster > 1:
+        # No CTA leaves while others still write to its stages or arrive at its barriers.
+        _cluster_sync()
 
 
 def build(kernel: AttentionKernel) -> tvm.IRModule:
@@ -84,11 +103,12 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": params.ctas_per_sm})
         if params.pdl == 1:
             T.attr({"tirx.use_programtic_dependent_launch": True})
-        cta = T.cta_id([kernel.ctas])
+        rank = T.cta_id_in_cluster([params.cluster])
+        block = T.cta_id([kernel.clusters * params.cluster])
         group = T.warpgroup_id([params.consumers + 1])
         warp = T.warp_id_in_wg([4])
         lane = T.lane_id([32])
-        _run(kernel, (queries_map, keys_map, values_map, results_map), (cta, group, warp, lane))
+        _run(kernel, (queries_map, keys_map, values_map, results_map), ((block // params.cluster, rank), (group, warp, lane)))
 
     func = tirx.PrimFunc(list(kernel.func_params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

@@ -14,7 +14,7 @@ from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.tma import LOAD
+from kerneldecl.templates.hopper.tma import LOAD, MULTICAST
 
 
 class Smem(NamedTuple):
@@ -34,31 +34,33 @@ class Smem(NamedTuple):
 
 @T.meta_class
 class Tile:
-    """The tile of a CTA in one wave: which head, which rows, how many blocks of keys they see."""
+    """The tile of a CTA, given as its cluster and its rank, in one wave: which head, which rows, how many blocks of keys they see."""
 
-    def __init__(self, kernel: AttentionKernel, cta: Any, wave: Any) -> None:
+    def __init__(self, kernel: AttentionKernel, cta: tuple[Any, Any], wave: Any) -> None:
         self.kernel = kernel
         self.linear = T.local_scalar("int32")
         self.batch = T.local_scalar("int32")
         self.head = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
         self.blocks = T.local_scalar("int32")
-        self._place(cta, wave)
+        self._place(*cta, wave)
 
     @T.inline
-    def _place(self, cta, wave):
+    def _place(self, cluster, rank, wave):
         kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
-        rows, together = T.meta_var((kernel.row_tiles, kernel.heads_together))
-        # Every other wave goes backwards, so that the CTA with the longest tile of one has the shortest of the next.
-        self.linear = wave * kernel.ctas + T.Select(wave % 2 == 0, cta, kernel.ctas - 1 - cta)
+        rows, heads, together = T.meta_var((*kernel.grid, kernel.heads_together))
+        # Every other wave goes backwards, so that the cluster with the longest tile of one has the shortest of the next.
+        self.linear = wave * kernel.clusters + T.Select(wave % 2 == 0, cluster, kernel.clusters - 1 - cluster)
         first = T.meta_var(self.linear // (rows * together) * together)
-        size = T.meta_var(together if kernel.all_heads % together == 0 else T.min(together, kernel.all_heads - first))
+        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
         place = T.meta_var(self.linear % (rows * together))
-        tile = T.meta_var(place // size)
-        flat = T.meta_var(first + place % size)
+        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
+        row_rank, head_rank = T.meta_var((0, rank) if kernel.shares_heads else (rank, 0))
+        row_step, head_step = T.meta_var((1, params.cluster) if kernel.shares_heads else (params.cluster, 1))
+        flat = T.meta_var((first + place % size) * head_step + head_rank)
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
-        self.row = (rows - 1 - tile if spec.is_causal else tile) * params.block_m
+        self.row = (tile * row_step + row_rank) * params.block_m
         if spec.is_causal:
             last = T.meta_var(T.min(self.row + params.block_m, spec.queries) + spec.diagonal)
             self.blocks = T.max(1, (T.min(last, spec.keys) + params.block_n - 1) // params.block_n)
@@ -88,12 +90,30 @@ def _load_boxes(stage, tensor_map, barrier, at, chunk_elements):
 
 @T.inline
 def _load_rows(kernel, ring, tensor_map, state, at):
-    """Have one thread load a block of keys or values once its stage is free; `ring` is the stages, their barriers and chunks."""
+    """Have one thread load a block of keys or values, or its CTA's part for the cluster, once its stage is free in all of its CTAs.
+
+    `ring` is the stages, their barriers and chunks; `at` is the row, head and batch, and the CTA's rank.
+    """
     buffer, full, empty, count = meta_vars(ring)
+    row, head, batch, rank = meta_vars(at)
     elements = T.meta_var(kernel.params.block_n * CHUNK)
     empty.wait(state.stage, state.phase)
     full.arrive(state.stage, count * elements * ITEM_BYTES)
-    _load_boxes((buffer, state.stage, count), tensor_map, full.ptr_to([state.stage]), at, elements)
+    if kernel.params.cluster == 1:
+        _load_boxes((buffer, state.stage, count), tensor_map, full.ptr_to([state.stage]), (row, head, batch), elements)
+    else:
+        first = T.meta_var(rank * kernel.box_rows)
+        for chunk in T.unroll(count):
+            T.ptx[LOAD.format(4, MULTICAST)](
+                buffer.ptr_to([state.stage, chunk * elements + first * CHUNK]),
+                T.address_of(tensor_map),
+                chunk * CHUNK,
+                row + first,
+                head,
+                batch,
+                full.ptr_to([state.stage]),
+                T.uint16((1 << kernel.params.cluster) - 1),
+            )
     state.advance()
 
 
@@ -125,9 +145,9 @@ def produce(kernel, smem, maps, cta):
         if tile.exists():
             kv_head = T.meta_var(tile.head // spec.group)
             _load_queries(kernel, smem, q_map, q_state, tile)
-            _load_rows(kernel, keys, k_map, k_state, ((tile.blocks - 1) * params.block_n, kv_head, tile.batch))
+            _load_rows(kernel, keys, k_map, k_state, ((tile.blocks - 1) * params.block_n, kv_head, tile.batch, cta[1]))
             for i in T.serial(tile.blocks - 1):
                 row = T.meta_var((tile.blocks - 2 - i) * params.block_n)
-                _load_rows(kernel, keys, k_map, k_state, (row, kv_head, tile.batch))
-                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, kv_head, tile.batch))
-            _load_rows(kernel, values, v_map, v_state, (0, kv_head, tile.batch))
+                _load_rows(kernel, keys, k_map, k_state, (row, kv_head, tile.batch, cta[1]))
+                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, kv_head, tile.batch, cta[1]))
+            _load_rows(kernel, values, v_map, v_state, (0, kv_head, tile.batch, cta[1]))
