@@ -26,7 +26,7 @@ CHUNK = 64
 MMA_K = 16
 """Elements of the reduction that one wgmma multiplies."""
 MAX_HEAD_DIM = 256
-SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (1, 3): (24, 136)}
+SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112), (1, 2): (24, 232), (1, 3): (24, 136)}
 """Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
 are. No other numbers are built."""
 MULTICAST_MAXNREG = (40, 232)

@@ -6,7 +6,7 @@ A persistent CTA takes tiles of rows of queries of one head, the longest first w
 blocks of keys from the last that its rows see to the first, so that only the first ones it meets have keys to mask.
 
 Parameters:
-  consumers       1 to 3 consumer warpgroups of 64 rows of queries each; one more warpgroup is the producer
+  consumers       1 to 4 consumer warpgroups of 64 rows of queries each; one more warpgroup is the producer
   block_n         keys of a block: a multiple of 16 up to 256
   stages          2 or more blocks of keys, and as many of values, in shared memory
   q_stages        1 or 2 tiles of queries in shared memory; with 2 the next tile's are loaded while one is computed
@@ -21,8 +21,8 @@ Parameters:
                   units, which are the limit where heads are small
   pdl             1 launches with PDL: the kernel starts as soon as the preceding one leaves room and waits for its end before loading
 
-A thread has block_n / 2 scores, block_n / 4 registers of powers and value_dim / 2 results, in at most 223, 208 or 128 registers with 1, 2
-or 3 consumers, and 200 or 104 where 2 or 3 CTAs share an SM. Shared memory: (q_stages * 64 * consumers * head_dim
+A thread has block_n / 2 scores, block_n / 4 registers of powers and value_dim / 2 results, in at most 223, 208, 128 or 80 registers with 1,
+2, 3 or 4 consumers, and 200 or 104 where 2 or 3 CTAs share an SM. Shared memory: (q_stages * 64 * consumers * head_dim
 + stages * block_n * (head_dim + value_dim)) * 2 bytes, dimensions rounded up to 64, and 1 KiB.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.

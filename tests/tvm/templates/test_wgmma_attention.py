@@ -137,7 +137,7 @@ def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_pa
         ({"head_dim": 68}, {}),
         ({"head_dim": 264}, {}),
         ({"value_dim": 128}, {}),
-        ({}, {"consumers": 4}),
+        ({}, {"consumers": 5}),
         ({}, {"block_n": 72}),
         ({}, {"consumers": 3, "block_n": 192}),
         ({}, {"stages": 1}),
