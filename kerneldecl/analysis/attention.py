@@ -75,7 +75,8 @@ class WgmmaAttentionParams(NamedTuple):
     q_stages: int
     """Tiles of queries in shared memory: 2 loads the next tile's while one is computed."""
     overlap: int
-    """Whether the next block's scores are multiplied during this block's softmax."""
+    """What is multiplied during a block's softmax: 0 nothing, 1 the results of the block before, 2 the next block's scores as well, which
+    takes registers for two blocks' scores."""
     pingpong: int
     """Whether consumers start their products in turns: 1 lets the next one start when one has started its products, 2 when its scores are
     there; 0 leaves it to them."""
@@ -103,7 +104,7 @@ class WgmmaAttentionParams(NamedTuple):
 
     def registers(self, value_dim: int) -> int:
         """Return the registers of a consumer thread that hold scores, powers and results."""
-        return self.block_n // 2 + self.block_n // 4 + value_dim // 2
+        return self.block_n // 2 * (2 if self.overlap == 2 else 1) + self.block_n // 4 + value_dim // 2
 
     def smem_bytes(self, head_dim: int, value_dim: int) -> int:
         """Return the shared memory of a CTA."""
@@ -119,8 +120,10 @@ class WgmmaAttentionParams(NamedTuple):
             and MMA_K <= self.block_n <= MAX_TMA_BOX
             and self.stages >= 2
             and self.q_stages in (1, 2)
-            and {self.overlap, self.pdl} <= {0, 1}
+            and self.pdl in (0, 1)
+            and self.overlap in (0, 1, 2)
             and self.pingpong in (0, 1, 2)
+            and (self.overlap < 2 or self.pingpong == 0)
             and (not self.pingpong or self.consumers > 1)
             and self.heads_together >= 1
             and self.cluster in (1, 2)

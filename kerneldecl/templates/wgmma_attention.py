@@ -10,7 +10,8 @@ Parameters:
   block_n         keys of a block: a multiple of 16 up to 256
   stages          2 or more blocks of keys, and as many of values, in shared memory
   q_stages        1 or 2 tiles of queries in shared memory; with 2 the next tile's are loaded while one is computed
-  overlap         1 multiplies the next block's scores, and this block's results, during the softmax
+  overlap         what is multiplied during a block's softmax: 0 nothing, 1 the results of the block before, 2 the next block's scores as
+                  well, which takes registers for two blocks' scores, and pingpong = 0
   pingpong        1 or 2 have consumers start their products in turns, so that one's softmax overlaps with another's products: the next
                   one's turn comes when one has started its products (1) or has its scores (2)
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2

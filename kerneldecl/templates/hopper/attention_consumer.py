@@ -16,7 +16,16 @@ from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_producer import Smem, Tile
-from kerneldecl.templates.hopper.attention_softmax import Softmax, await_sums, finish_rows, first_softmax, next_softmax, rescale, to_operand
+from kerneldecl.templates.hopper.attention_softmax import (
+    Softmax,
+    await_sums,
+    finish_rows,
+    first_softmax,
+    mask,
+    next_softmax,
+    rescale,
+    to_operand,
+)
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
 from kerneldecl.templates.hopper.store import STMATRIX, TMA_STORE
@@ -45,9 +54,15 @@ class Consumer(NamedTuple):
     lanes: tuple[Any, Any]
     """Warp of the warpgroup, lane."""
 
+    other_scores: Any
+    """Registers of the next block's scores; None where they have none of their own."""
+
     @property
     def scores(self) -> Any:
         return self.softmax.scores
+
+    def with_other_scores(self) -> Consumer:
+        return self._replace(softmax=self.softmax._replace(scores=self.other_scores))
 
 
 @T.inline
@@ -123,10 +138,10 @@ def _finish_scores(consumer, left):
 
 
 @T.inline
-def _finish_results(consumer):
-    """Wait for the results, and give the values back."""
+def _finish_results(consumer, left):
+    """Wait for the results, while so many groups of products go on, and give the values back."""
     v_state = T.meta_var(consumer.states[2])
-    T.ptx.wgmma.wait_group.sync.aligned(0)
+    T.ptx.wgmma.wait_group.sync.aligned(left)
     _fence(consumer.results, consumer.kernel.results)
     _release(consumer, consumer.smem.v_empty, v_state)
 
@@ -159,11 +174,11 @@ def _next_block(consumer, limits, is_masked):
             _pass_turn(consumer)
         next_softmax(softmax, limits, is_masked)
         await_sums(softmax)
-        _finish_results(consumer)
+        _finish_results(consumer, 0)
     else:
         _wait_for_turn(consumer)
         _start_results(consumer)
-        _finish_results(consumer)
+        _finish_results(consumer, 0)
         _start_scores(consumer)
         _pass_turn(consumer)
         _finish_scores(consumer, 0)
@@ -224,6 +239,84 @@ def _store_results(consumer, store_map, tile):
 
 
 @T.inline
+def _go_through_blocks(consumer, limits, tile, first_row):
+    """Have a consumer turn the scores of the first block, which is under way, into powers, and go through the others."""
+    kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
+    _finish_scores(consumer, 0)
+    first_softmax(softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+    to_operand(softmax, consumer.operand)
+    if kernel.spec.is_causal:
+        whole: T.let = T.min(tile.blocks - 1, tile.whole_blocks(first_row))
+        for i in T.serial(tile.blocks - 1 - whole):
+            _next_block(consumer, (limits, tile.blocks - 2 - i), True)
+        for _ in T.serial(whole):
+            _next_block(consumer, (limits, 0), False)
+    else:
+        for _ in T.serial(tile.blocks - 1):
+            _next_block(consumer, (limits, 0), False)
+
+
+@T.inline
+def _take_block(consumer, limits, block, whole):
+    """Turn scores that are there into powers while products go on, wait for the results before them, and make the powers an operand."""
+    softmax = T.meta_var(consumer.softmax)
+    if consumer.kernel.spec.is_causal:
+        if block >= whole:
+            mask(softmax, (limits, block))
+    next_softmax(softmax, (limits, block), False)
+    await_sums(softmax)
+
+
+@T.inline
+def _next_of_two(now, after, limits, block, whole):
+    """Take a block whose scores are there, during the products of the results before it and of the scores after it."""
+    _start_scores(after)
+    _start_results(now)
+    _take_block(now, limits, block, whole)
+    _finish_scores(after, 1)
+    _finish_results(now, 0)
+    rescale(now.softmax, now.results, now.kernel.results)
+    to_operand(now.softmax, now.operand)
+
+
+@T.inline
+def _last_of_two(now, limits, whole):
+    """Take the last block."""
+    _start_results(now)
+    _take_block(now, limits, 0, whole)
+    _finish_results(now, 0)
+    rescale(now.softmax, now.results, now.kernel.results)
+    to_operand(now.softmax, now.operand)
+
+
+@T.inline
+def _go_through_two_ahead(consumer, limits, tile, first_row):
+    """Do what `_go_through_blocks` does, with the next block's scores under way, in other registers than this block's."""
+    kernel = T.meta_var(consumer.kernel)
+    other = T.meta_var(consumer.with_other_scores())
+    whole: T.let = tile.whole_blocks(first_row)
+    _finish_scores(consumer, 0)
+    if tile.blocks == 1:
+        first_softmax(consumer.softmax, (limits, 0), kernel.masks_last_block)
+        to_operand(consumer.softmax, consumer.operand)
+    else:
+        _start_scores(other)
+        first_softmax(consumer.softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+        await_sums(consumer.softmax)
+        _finish_scores(other, 0)
+        to_operand(consumer.softmax, consumer.operand)
+        between: T.let = tile.blocks - 2
+        for i in T.serial(between // 2):
+            _next_of_two(other, consumer, limits, tile.blocks - 2 - i * 2, whole)
+            _next_of_two(consumer, other, limits, tile.blocks - 3 - i * 2, whole)
+        if between % 2 == 1:
+            _next_of_two(other, consumer, limits, 1, whole)
+            _last_of_two(consumer, limits, whole)
+        else:
+            _last_of_two(other, limits, whole)
+
+
+@T.inline
 def _process_tile(consumer, store_map, tile, is_first):
     """Have a consumer go through the blocks of keys that its rows see, from the last to the first, and store its results."""
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
@@ -237,21 +330,13 @@ def _process_tile(consumer, store_map, tile, is_first):
     if kernel.params.q_stages == 2:
         if T.Not(is_first):
             _give_back_queries(consumer, 1 - q_state.stage)
-    _finish_scores(consumer, 0)
-    first_softmax(softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
-    to_operand(softmax, consumer.operand)
-    if kernel.spec.is_causal:
-        whole: T.let = T.min(tile.blocks - 1, tile.whole_blocks(first_row))
-        for i in T.serial(tile.blocks - 1 - whole):
-            _next_block(consumer, (limits, tile.blocks - 2 - i), True)
-        for _ in T.serial(whole):
-            _next_block(consumer, (limits, 0), False)
+    if kernel.params.overlap == 2:
+        _go_through_two_ahead(consumer, limits, tile, first_row)
     else:
-        for _ in T.serial(tile.blocks - 1):
-            _next_block(consumer, (limits, 0), False)
+        _go_through_blocks(consumer, limits, tile, first_row)
     _start_results(consumer)
     finish_rows(softmax)
-    _finish_results(consumer)
+    _finish_results(consumer, 0)
     _store_results(consumer, store_map, tile)
 
 
@@ -261,6 +346,7 @@ def consume(kernel, smem, store_map, cta, place):
     params = T.meta_var(kernel.params)
     index, warp, lane = meta_vars(place)
     scores = T.alloc_local((kernel.scores,), "float32")
+    other_scores = T.meta_var(T.alloc_local((kernel.scores,), "float32") if params.overlap == 2 else None)
     results = T.alloc_local((kernel.results,), "float32")
     operand = T.alloc_local((kernel.scores // 2,), "uint32")
     reference = T.alloc_local((2,), "float32")
@@ -289,6 +375,7 @@ def consume(kernel, smem, store_map, cta, place):
             states=(q_state, k_state, v_state),
             index=index,
             lanes=(warp, lane),
+            other_scores=other_scores,
         )
     )
     if index == params.consumers - 1:

@@ -72,7 +72,7 @@ class Softmax(NamedTuple):
         return T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal else reference
 
 
-def _mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
+def mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
     """Set scores of keys that a row does not see to minus infinity; `limits` are those of rows, and the number of the block."""
     of_rows, block = limits
     for i in range(softmax.kernel.scores):
@@ -123,7 +123,7 @@ def first_softmax(softmax, limits, is_masked):
     """Turn the scores of the first block into powers, and add them up."""
     total = T.meta_var(softmax.total)
     if is_masked:
-        _mask(softmax, limits)
+        mask(softmax, limits)
     _find_highest(softmax)
     for r in T.unroll(2):
         softmax.reference[r] = softmax.partial[r]
@@ -142,7 +142,7 @@ def next_softmax(softmax, limits, is_masked):
     """
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
     if is_masked:
-        _mask(softmax, limits)
+        mask(softmax, limits)
     _find_highest(softmax)
     limit = T.meta_var(T.float32(MAX_POWER_LOG2 / kernel.scale_log2))
     grows = T.meta_var(T.Or(partial[0] - reference[0] > limit, partial[1] - reference[1] > limit))
