@@ -19,10 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench_support.gpu.comparison import GpuProcess, Row, add_bytes_per_s, gpu_described
+from bench_support.gpu.comparison import Row, add_bytes_per_s, gpu_described
 from bench_support.gpu.figures import alone_ratio, bandwidth, dlight_ratio, figures, search_space_figure, torch_ratio, tuning_figures
 from bench_support.gpu.kernels import Entry
 from bench_support.gpu.run import Settings, comparisons, tuned_rows
+from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,7 +133,7 @@ Judge = Callable[[Sequence[Row], float, Mapping[str, float]], list[dict[str, Any
 def compared(entries: Sequence[Entry], settings: Settings, folder: Path, judge: Judge) -> dict[str, Any]:
     """Tune and compare all entries, print their rows; return the content of the JSON."""
     start = time.perf_counter()
-    gpu = GpuProcess()
+    gpu = OwnProcess()
     described = _described(entries[0], gpu)
     peak = gpu.ask(add_bytes_per_s, entries[0])
     print(f"torch's addition: {peak / 1e9:.0f} GB/s; {len(entries)} entries, {settings.top_k} candidates each", flush=True)
@@ -155,7 +156,7 @@ def _judged(rows: Sequence[Row], add_bytes_per_s: float, tuning_secs: Mapping[st
 
 def searched(entries: Sequence[Entry], settings: Settings, most: int, folder: Path) -> dict[str, Any]:
     """Tune all entries with the usual number of candidates and with `most`, and compare both winners."""
-    gpu = GpuProcess()
+    gpu = OwnProcess()
     described = _described(entries[0], gpu)
     gpu.close()
     _, few, _ = tuned_rows(entries, settings, folder / "few")
@@ -168,7 +169,7 @@ def searched(entries: Sequence[Entry], settings: Settings, most: int, folder: Pa
     return {"machine": described, "tuning_secs": tuning_secs, "figures": [search_space_figure(rows)], "entries": rows}
 
 
-def _described(entry: Entry, gpu: GpuProcess) -> Row:
+def _described(entry: Entry, gpu: OwnProcess) -> Row:
     """Return and print the machine's description; exit if its GPU is not the entry's."""
     try:
         described: Row = machine() | gpu.ask(gpu_described)

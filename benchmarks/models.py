@@ -1,176 +1,185 @@
-"""Owns the comparison of exported models on a GPU or this CPU: tuned by the commands that users run, beside torch and onnxruntime.
+"""Owns the comparison of exported models on a GPU or this CPU: tuned by the commands that users run, beside torch and others.
 
-Knows nothing of how they are timed.
+Knows nothing of how models are tuned or timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from fnmatch import fnmatch
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bench_support.models.comparison import Job, Row, compare, export
-from bench_support.models.zoo import EXAMPLES
+from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 
-WORKSPACE = """\
-edition = 1
+if TYPE_CHECKING:
+    from kerneldecl.model import Arch
 
-[artifact]
-name = "{name}"
-version = "0.1.0"
-
-[target.here]
-arch = "{arch}"
-
-[defaults]
-top_k = {top_k}
-"""
-KERNELDECL = (sys.executable, "-m", "kerneldecl")
-FALLBACKS = ("cpu_fallback", "gpu_fallback")
+Row = dict[str, Any]
+COMPARISON_SECS = 1200.0
+MOST_KERNELS = 40
 
 
-def tuned(name: str, given: argparse.Namespace, folder: Path) -> Row:
-    """Export the model, extract, build, and compile it; return seconds by phase, and what its functions run on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    row: Row = {"model": name, "secs_of": {}}
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(export, name, given.dtype, folder, to_onnx=given.source == "onnx" or "onnxruntime" in given.rivals).result()
-    source = f"model.{given.source}"
-    (folder / "workloads.toml").write_text(WORKSPACE.format(name=name, arch=given.arch, top_k=given.top_k), encoding="utf-8")
-    for phase, *command in (("extract", "extract", source, "-q"), ("tuning", "build", "-q"), ("second", "build", "-q")):
-        start = time.perf_counter()
-        done = subprocess.run([*KERNELDECL, *command], cwd=folder, check=False)
-        row["secs_of"][phase] = time.perf_counter() - start
-        if done.returncode > 1:
-            return {**row, "failure": f"kerneldecl {' '.join(command)} ended with {done.returncode}"}
-    artifacts = list((folder / "dist").glob("*/here"))
-    if not artifacts:
-        return {**row, "failure": "no artifact was linked"}
-    start = time.perf_counter()
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        row["matches"] = pool.submit(compiled, folder / source, artifacts[0], folder / "model.so").result()
-    row["secs_of"]["compile"] = time.perf_counter() - start
-    return {**row, "artifact": str(artifacts[0]), "library": str(folder / "model.so"), **_winners(artifacts[0], folder)}
+def arch_of(name: str) -> Arch:
+    """Return the arch of a name, or this CPU's for host."""
+    from kerneldecl.hardware.host import detect
+    from kerneldecl.plugins.find import STANDARD
+    from kerneldecl.plugins.load import load_arch
+
+    return detect() if name == "host" else load_arch(STANDARD, name)
 
 
-def compiled(model: Path, artifact: Path, library: Path) -> list[str]:
-    """Compile the model with calls of the artifact's kernels; return a line for each function."""
-    from tvm import relax
+def described_machine(arch: Arch, process: OwnProcess) -> Mapping[str, Any]:
+    """Return the machine's description; exit where its GPU is not of the arch."""
+    if not arch.gpu:
+        return machine()
+    from bench_support.gpu.comparison import gpu_described
 
-    from kerneldecl.compiler.model_import.read_model import read_model
-    from kerneldecl.relax import TIR_PIPELINE, export_model, pipeline, target_of
-
-    target = target_of(artifact)
-    passes = pipeline(artifact, target, "binary")
-    export_model(relax.build(read_model(str(model)), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE), library)
-    assert passes.report is not None
-    return [str(match) for match in passes.report.matches]
+    described = machine() | process.ask(gpu_described)
+    process.close()  # tuning needs the GPU alone
+    if described["gpu"] != arch.model:
+        sys.exit(f"arch {arch.name} is {arch.model}, this is {described['gpu']}")
+    return described
 
 
-def _winners(artifact: Path, folder: Path) -> Row:
-    """Return how many entries there are, of standard rules, and on a fallback."""
-    manifest = json.loads((artifact / "manifest.json").read_text(encoding="utf-8"))
-    lock = (folder / "workloads.lock").read_text(encoding="utf-8")
-    rules = (folder / "workloads.toml").read_text(encoding="utf-8")
-    return {
-        "entries": len(manifest["entries"]),
-        "standard": rules.count("\nrule = ") - rules.count('\nrule = "tensor_ir"'),
-        "fallbacks": sum(lock.count(f'"{name}(') for name in FALLBACKS),
-    }
+def tuned_all(names: Sequence[str], given: argparse.Namespace, folder: Path) -> list[Row]:
+    """Tune the models, and compile them by TVM's defaults where that is a rival; return their rows."""
+    from bench_support.models.tuning import Choice, tuned
+
+    def one(name: str) -> Row:
+        rivals = given.rivals.split(",")
+        choice = Choice(name, given.dtype, given.source, given.arch, given.top_k, rivals)
+        return tuned(choice, folder / name, OwnProcess())
+
+    with ThreadPoolExecutor(given.jobs) as threads:
+        return list(threads.map(one, names))
+
+
+def compared(row: Row, given: argparse.Namespace, arch: Arch) -> Row:
+    """Compare a tuned model; return the fields for its row."""
+    from bench_support.models.comparison import Job, compare, kernels
+    from bench_support.models.tuning import entries_of
+
+    process, l2_bytes = OwnProcess(), arch.the_gpu.l2_bytes if arch.gpu else 0
+    job = Job(row["model"], given.dtype, row["libraries"], row["onnx"], given.rivals.split(","), l2_bytes, given.rounds)
+    try:
+        result = process.ask(compare, job, limit_secs=COMPARISON_SECS)
+        theirs = [contender for contender in result["secs"] if contender.startswith("torch") and "," not in contender]
+        for contender in ("ours", *theirs[-1:]) if given.kernels and arch.gpu else ():
+            _, artifact = row["libraries"]["ours"]
+            found = process.ask(kernels, job, contender, entries_of(artifact), limit_secs=COMPARISON_SECS)
+            result[f"kernels of {contender}"] = found
+            show(f"{row['model']}: kernels of {contender}", found[:MOST_KERNELS])
+    except RuntimeError as error:
+        return {"failures": {**row["failures"], "comparison": str(error)}}
+    finally:
+        process.close()
+    return {**result, "failures": row["failures"] | result["failures"]}
+
+
+def best(secs: Mapping[str, float], contender: str) -> float | None:
+    """Return the least seconds of contenders whose names begin so, with a CUDA graph or without."""
+    return min((value for name, value in secs.items() if name.startswith(contender)), default=None)
+
+
+def ratio(theirs: float | None, ours: float | None) -> float | None:
+    return theirs / ours if theirs and ours else None
 
 
 def table_row(row: Row) -> Row:
-    """Return the table's columns: milliseconds, and others' time by ours, over 1 ours is faster."""
+    """Return the columns of times: milliseconds, and others' time by ours, over 1 ours is faster."""
     took, secs = row["secs_of"], row.get("secs", {})
     shown: Row = {"model": row["model"], **{f"{phase} s": took.get(phase) for phase in ("extract", "tuning", "second")}}
-    ours = next((value for name, value in secs.items() if name.startswith("ours")), None)
+    ours = best(secs, "ours")
     if ours is None:
         return {**shown, "failure": row.get("failure") or str(row.get("failures"))}
-    torch_secs = [value for name, value in secs.items() if name.startswith("torch")]
-    others = [value for name, value in secs.items() if name.startswith("onnxruntime")]
-    shown |= {"entries": row["entries"], "standard": row["standard"], "fallback": row["fallbacks"], "ours ms": ours * 1e3}
-    shown |= {"torch/ours": min(torch_secs) / ours if torch_secs else None, "ort/ours": min(others) / ours if others else None}
-    return {**shown, "error": row["errors"]["ours"], "torch's error": row["errors"].get("torch eager")}
+    if "ours, graph" in secs:
+        shown |= {"call ms": secs["ours"] * 1e3}
+    shown |= {"ours ms": ours * 1e3, "torch ms": (best(secs, "torch") or 0) * 1e3 or None}
+    others = {"torch": "torch", "tvm": "tvm", "onnxruntime": "ort"}
+    return shown | {f"{short}/ours": ratio(best(secs, name), ours) for name, short in others.items()}
+
+
+def coverage_row(row: Row) -> Row:
+    """Return the columns of coverage and numerics, shares in percent."""
+    found, outcomes, errors = row["coverage"], row["functions"]["outcomes"], row.get("errors", {})
+    here = row["fallbacks"][0] if row["fallbacks"] else {"fallbacks": (), "operations": 0.0, "bytes": 0.0}
+    return {
+        "model": row["model"],
+        "with a kernel": f"{outcomes.get('hit', 0)} of {sum(outcomes.values()) - outcomes.get('view', 0)}",
+        "entries": row["entries"],
+        "failed": len(row["failed"]),
+        "standard": found["standard"],
+        "standard op %": 100 * found["flops"],
+        "standard byte %": 100 * found["bytes"],
+        "fallbacks": len(here["fallbacks"]),
+        "fallback op %": 100 * here["operations"],
+        "fallback byte %": 100 * here["bytes"],
+        "error": errors.get("ours"),
+        "by torch's": ratio(errors.get("ours"), errors.get("torch eager")),
+    }
 
 
 def say(row: Row) -> None:
     """Print a model's result."""
     print(f"\n{row['model']}: " + ", ".join(f"{name} {secs:.1f} s" for name, secs in row["secs_of"].items()), flush=True)
-    for line in row.get("matches", ()):
+    for line in row.get("functions", {}).get("without", ()):
         print(f"  {line[:200]}")
     for name, secs in row.get("secs", {}).items():
         print(f"  {name:32} {secs * 1e3:9.4f} ms   error {row['errors'].get(name.partition(',')[0], 0):.2g}", flush=True)
-    for name, why in {"": row["failure"]} | row.get("failures", {}) if "failure" in row else row.get("failures", {}).items():
+    for name, why in ({"": row["failure"]} if "failure" in row else row["failures"]).items():
         print(f"  failed {name}: {why}", flush=True)
 
 
-def compared(names: Sequence[str], given: argparse.Namespace, folder: Path) -> list[Row]:
-    """Tune and compare all models; return a row for each."""
-    from kerneldecl.hardware.host import detect
-    from kerneldecl.plugins.find import STANDARD
-    from kerneldecl.plugins.load import load_arch
-
-    arch = detect() if given.arch == "host" else load_arch(STANDARD, given.arch)
-    device, l2_bytes = ("cuda", arch.the_gpu.l2_bytes) if arch.gpu else ("cpu", 0)
-    rows = []
-    for name in names:
-        row = tuned(name, given, folder / name)
-        if "failure" not in row:
-            onnx = folder / name / "model.onnx"
-            job = Job(
-                model=name,
-                dtype=given.dtype,
-                library=row["library"],
-                artifact=row["artifact"],
-                onnx=str(onnx) if onnx.exists() else "",
-                rivals=given.rivals.split(","),
-                device=device,
-                l2_bytes=l2_bytes,
-                rounds=given.rounds,
-            )
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                row |= pool.submit(compare, job).result()
-        rows.append(row)
-        say(row)
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time exported models: tuned, in torch, and on a CPU in onnxruntime.")
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time exported models: tuned, in torch, by TVM's defaults, and on a CPU in onnxruntime.")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="models, such as 'resnet50.*'; default: all")
     parser.add_argument("--arch", default="host", help="arch of this GPU, or host")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--source", default="pt2", choices=("pt2", "onnx"), help="what the model is exported to")
     parser.add_argument("--top-k", type=int, default=10, help="candidates that are built and timed for each function")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are tuned at once; with over 1, phases take longer than alone")
     parser.add_argument("--rounds", type=int, default=9, help="samples of each contender")
-    parser.add_argument("--rivals", default="eager,compile", help="eager, compile, max-autotune, onnxruntime")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--rivals", default="eager,compile", help="some of eager, compile, max-autotune, tvm, onnxruntime")
+    parser.add_argument("--kernels", action="store_true", help="on a GPU also print the time of each kernel, ours and torch's")
+    parser.add_argument("--json", type=Path, help="write the results to this file, after each model")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def chosen(patterns: Sequence[str]) -> list[str]:
+    from bench_support.models.zoo import EXAMPLES
+
+    found = [each.name for each in EXAMPLES if any(fnmatch(each.name, pattern) for pattern in patterns)]
+    return found or sys.exit(f"no model matches; there are {', '.join(each.name for each in EXAMPLES)}")
+
+
+def main() -> None:
+    given = arguments()
     if find_spec("torch") is None:
         sys.exit("this needs torch: it exports the models, and is a rival")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    chosen = [each.name for each in EXAMPLES if any(fnmatch(each.name, pattern) for pattern in given.only or ["*"])]
-    if not chosen:
-        sys.exit(f"no model matches; there are {', '.join(each.name for each in EXAMPLES)}")
-    described = machine()
+    names, arch = chosen(given.only or ["*"]), arch_of(given.arch)
+    described = described_machine(arch, OwnProcess())
     show_machine(described)
+    rows: list[Row] = []
     with nullcontext(given.folder) if given.folder else tempfile.TemporaryDirectory(prefix="models-") as folder:
-        rows = compared(chosen, given, Path(folder))
-    show("Models (torch, ort: the best of theirs by ours; over 1 ours is faster)", [table_row(row) for row in rows])
-    write_json(given.json, described, {"top_k": given.top_k, "dtype": given.dtype, "models": rows})
+        for row in tuned_all(names, given, Path(folder)):
+            rows.append(row if "failure" in row else row | compared(row, given, arch))
+            say(rows[-1])
+            write_json(given.json, described, {"top_k": given.top_k, "dtype": given.dtype, "models": rows})
+    show("Models (torch, tvm, ort: the best of theirs by the best of ours; over 1 ours is faster)", [table_row(row) for row in rows])
+    tuned_rows = [coverage_row(row) for row in rows if "functions" in row]
+    if tuned_rows:
+        show("What they run on (error: from torch in float32; by torch's: divided by torch eager's in the same dtype)", tuned_rows)
 
 
 if __name__ == "__main__":

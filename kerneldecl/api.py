@@ -74,10 +74,17 @@ def run_build(
 
 
 def measure_bundle(
-    folder: str | Path, cache: str | Path = "cache", report: Report | None = None, *, keep_going: bool = True
+    folder: str | Path,
+    cache: str | Path = "cache",
+    report: Report | None = None,
+    *,
+    keep_going: bool = True,
+    trust_rules: bool = False,
 ) -> dict[str, Any]:
     """Measure a bundle's entries on this machine and keep the records in `cache`; return what came of each, by entry.
 
+    Its candidates run here, which is what measuring means. Python of its own, the rules of the workspace that it was built in, runs
+    with `trust_rules` alone; otherwise references are those of standard rules, or the computations that the bundle holds.
     Raise ArtifactError for what is no bundle, ToolchainError where the entries' GPU is not here.
     """
     say, store = report or _silent, LocalStore(Path(cache).resolve())
@@ -89,6 +96,8 @@ def measure_bundle(
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
     with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
+        if not trust_rules:
+            waiting = bundle.with_trusted_references(waiting, runner)
         for entry, next_entry in itertools.zip_longest(waiting, waiting[1:]):
             done.append(_measured(entry, next_entry.task if next_entry else None, runner, store, say))
             if done[-1].has_failed and not keep_going:

@@ -34,6 +34,23 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """Return a text with control characters, and whatever else a terminal may act on, escaped as in `\\x1b`; line ends too."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with each line `printable`; tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake of the user: where it stands, what is the case, what to do."""
@@ -50,7 +67,8 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         facts = f"{self.sentence}; {self.hint}" if self.hint else self.sentence
-        return f"{place}: {self.entry}: {facts}" if self.entry else f"{place}: {facts}"
+        # Names and values are the user's, or somebody else's: none may begin a line of its own or move the cursor.
+        return printable(f"{place}: {self.entry}: {facts}" if self.entry else f"{place}: {facts}")
 
 
 class KerneldeclError(Exception):

@@ -177,6 +177,8 @@ class Arch:
     """The first CUDA toolkit that compiles for it; empty for a CPU."""
     cuda_max: str = ""
     """The last one that does; empty where all newer ones do."""
+    tvm_tags: tuple[str, ...] = ()
+    """TVM's target tags that stand for it, such as "nvidia/nvidia-a100". Boards that differ in memory alone share one."""
 
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):

@@ -6,8 +6,10 @@ Knows nothing of who sends or keeps them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
 
@@ -26,7 +28,8 @@ def arch_from_json(json: Mapping[str, Any]) -> Arch:
     cpu = Cpu(**json["cpu"]) if json["cpu"] else None
     # Tuples among a GPU's figures have become lists in JSON.
     figures: dict[str, Any] = {name: frozen(value) for name, value in (json["gpu"] or {}).items()}
-    return Arch(**{**json, "tvm_target": target, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
+    tags = tuple(json.get("tvm_tags", ()))  # bundles of earlier versions have none
+    return Arch(**{**json, "tvm_target": target, "tvm_tags": tags, "cpu": cpu, "gpu": Gpu(**figures) if figures else None})
 
 
 def space_from_json(json: Mapping[str, Any]) -> IterSpace:
@@ -64,3 +67,45 @@ def trial_from_json(json: Mapping[str, Any]) -> Trial:
     """Read what `trial_to_json` wrote."""
     fields = {**json, "candidate": Candidate.from_json(json["candidate"]), "samples": tuple(json.get("samples", ()))}
     return Trial(**fields)
+
+
+def trials_from_json(json: Sequence[Mapping[str, Any]]) -> tuple[Trial, ...]:
+    return tuple(map(trial_from_json, json))
+
+
+def misfit(value: object, hint: Any, where: str) -> str:
+    """Return the first place below `where` that is not of its annotated type; empty where all are.
+
+    What is read from files of others is checked so: dataclasses take whatever they are given.
+    """
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if not isinstance(value, hint):
+            return where
+        return next(filter(None, (misfit(getattr(value, name), of, f"{where}.{name}") for name, of in _hints(hint).items())), "")
+    if get_origin(hint) is tuple:
+        return _misfit_in_tuple(value, get_args(hint), where)
+    return "" if _fits(value, hint, where) else where
+
+
+def _fits(value: object, hint: Any, where: str) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in {Union, types.UnionType}:
+        return any(not misfit(value, member, where) for member in args)
+    if origin is Literal:
+        return value in args
+    allowed = {int, float} if hint is float else {hint}
+    return not isinstance(hint, type) or type(value) in allowed
+
+
+def _misfit_in_tuple(value: object, args: tuple[Any, ...], where: str) -> str:
+    if not isinstance(value, tuple):
+        return where
+    hints = (args[0],) * len(value) if len(args) == 2 and args[1] is Ellipsis else args
+    if len(hints) != len(value):
+        return where
+    return next(filter(None, (misfit(item, hint, f"{where}[{at}]") for at, (item, hint) in enumerate(zip(value, hints, strict=True)))), "")
+
+
+@functools.cache
+def _hints(cls: Any) -> Mapping[str, Any]:
+    return get_type_hints(cls)

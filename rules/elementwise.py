@@ -23,9 +23,9 @@ class Elementwise(Rule):
 
     op: Literal[
         "copy", "add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs",
-        "relu", "relu6", "sqrt", "exp", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "hard_sigmoid", "hard_swish",
+        "relu", "relu6", "sqrt", "exp", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "silu_mul", "hard_sigmoid", "hard_swish",
     ]  # fmt: skip
-    """The operation; gelu is the exact one, with erf; hard_sigmoid is min(max(x + 3, 0), 6) / 6."""
+    """The operation; gelu is the exact one, with erf; hard_sigmoid is min(max(x + 3, 0), 6) / 6; silu_mul is silu(x) * z."""
     shape: tuple[Extent, ...]
     """Shape of every operand and of the result."""
     dtype: Dtype = "float32"

@@ -6,7 +6,7 @@ Knows nothing of how many passes over its input a schedule makes.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,12 +28,18 @@ class Softmax(Rule):
     """The axis along which Y sums to 1; a negative one counts from the last."""
     dtype: FloatDtype = "float32"
     """Dtype of X and Y; 16-bit ones are computed in float32."""
+    out_dtype: FloatDtype | Literal[""] = ""
+    """Dtype of Y; by default dtype."""
+
+    @property
+    def _out_dtype(self) -> str:
+        return self.out_dtype or self.dtype
 
     def problems(self) -> Iterator[str]:
         yield from axes_problems([self.axis], len(self.shape))
 
     def signature(self) -> Signature:
-        return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", self.shape, self.dtype),))
+        return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", self.shape, self._out_dtype),))
 
     def lower(self) -> list[Any]:
         from tvm import te
@@ -55,7 +61,7 @@ class Softmax(Rule):
         powers = te.compute(self.shape, lambda *i: te.exp(wide(*i) - highest(*row_of(i))), name="powers")
         total = te.compute(rows, along(te.sum, powers), name="total")
         # Relax marks the last block so, and a kernel is found there only if its blocks have the same marks.
-        y = te.compute(self.shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(self.dtype), name="Y", attrs={"axis": axis})
+        y = te.compute(self.shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(self._out_dtype), name="Y", attrs={"axis": axis})
         return [x, y]
 
     def reference(self, *inputs: Array) -> Array:

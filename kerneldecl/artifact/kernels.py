@@ -164,7 +164,11 @@ def load_library(library: Path, kind: str = "cpu") -> Any:
     _load_runtime()
     if kind == "cuda":
         _load_cuda_runtime()
-    return tvm_ffi.load_module(str(library))
+    try:
+        return tvm_ffi.load_module(str(library))
+    except UnicodeEncodeError:
+        path = os.fsencode(library).decode(errors="backslashreplace")
+        raise ToolchainError(f"{path} cannot be loaded: TVM takes paths in UTF-8 alone; move it to a folder with another name") from None
 
 
 def kernel_of(library: Any, symbol: str) -> Callable[..., object]:

@@ -5,11 +5,12 @@ Knows nothing of TVM itself, of tuning or of plans.
     <name>-<version>/<target>/
       manifest.json                         what is in it; SHA-256 of every other file
       lib/<name>-<digest>.so                the kernels of all entries
-      objects/<symbol>.o                    each kernel by itself, for models that link it into their own library
+      kernels.zip                           each kernel by itself: <symbol>.o, for models that link it into their own library,
+                                            and <symbol>.py, its scheduled TensorIR
       database/database_workload.json       MetaSchedule's JSON database, for compilations that replay the schedules
       database/database_tuning_record.json
+      database_intrinsics/                  the same, of schedules that name tensor intrinsics: TVM reads it where they are registered
       traceless/<computation>.json        each computation without a trace, and the function that implements it, as TVM's JSON
-      source/<symbol>.py                    the scheduled TensorIR of each kernel
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kerneldecl.artifact.manifest import MANIFEST, SCHEMA, traceless_file, with_digest
+from kerneldecl.artifact.archive import ARCHIVE, write_archive
+from kerneldecl.artifact.manifest import DATABASE, MANIFEST, SCHEMA, TUNING_RECORDS, WITH_INTRINSICS, WORKLOADS, traceless_file, with_digest
 from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Arch, Workload
 from kerneldecl.store.files import write_whole
@@ -30,6 +32,7 @@ from kerneldecl.store.keys import arch_fields, compilers, digest
 from kerneldecl.store.local import Miss
 from kerneldecl.store.protocol import Store
 from kerneldecl.store.results import Lowered, TuneResult
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.linkers import Linker
 
 
@@ -88,14 +91,12 @@ def _write(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     kernels = _kernels(part.tuned for part in linked.parts)
     records = list(kernels.values())
     library = _write_library(linked, records, store, folder, linker)
-    _write_objects(records, store, folder / "objects")
+    write_archive(folder / ARCHIVE, _members(records, store))
     held = {record.computation: json.loads(_blob(store, record, "database")) for record in records}
     traceless = {computation: found for computation, found in held.items() if "trace" not in found}
-    _write_database([record for record in records if record.computation not in traceless], held, folder / "database")
+    _write_databases([record for record in records if record.computation not in traceless], held, folder)
     for computation, found in traceless.items():
         write_whole(folder / traceless_file(computation), json.dumps(found, sort_keys=True), durable=True)
-    for record in records:
-        write_whole(folder / "source" / f"{record.symbol}.py", _blob(store, record, "source"), durable=True)
     files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
     manifest = {
         "schema": SCHEMA,
@@ -134,11 +135,11 @@ def _best(records: Sequence[TuneResult]) -> TuneResult:
 
 
 def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:
-    with tempfile.TemporaryDirectory() as scratch:
-        objects = [Path(scratch) / f"{record.symbol}.o" for record in records]
+    with scratch_folder() as scratch:
+        objects = [scratch / f"{record.symbol}.o" for record in records]
         for path, record in zip(objects, records, strict=True):
             path.write_bytes(_blob(store, record, "object"))
-        built = Path(scratch) / "library.so"
+        built = scratch / "library.so"
         linker(built, objects)
         content = built.read_bytes()
     # The loader takes a path that it has seen for the library that it has loaded: a digest in the name keeps them apart.
@@ -148,9 +149,24 @@ def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, 
     return name
 
 
-def _write_objects(records: Sequence[TuneResult], store: Store, folder: Path) -> None:
+def _members(records: Sequence[TuneResult], store: Store) -> Iterator[tuple[str, bytes]]:
     for record in records:
-        write_whole(folder / f"{record.symbol}.o", _blob(store, record, "object"), durable=True)
+        yield f"{record.symbol}.o", _blob(store, record, "object")
+        yield f"{record.symbol}.py", _blob(store, record, "source")
+
+
+def _write_databases(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
+    """Write the database that stock TVM opens, and beside it one of the schedules that need intrinsics, if there are any."""
+    needy = [record for record in records if _names_intrinsics(held[record.computation]["trace"])]
+    _write_database([record for record in records if record not in needy], held, folder / DATABASE)
+    if needy:
+        _write_database(needy, held, folder / WITH_INTRINSICS)
+
+
+def _names_intrinsics(trace: Any) -> bool:
+    """Say whether a schedule's trace names tensor intrinsics: opening a database, TVM replays all traces, and fails at unknown names."""
+    instructions, _decisions = trace
+    return any(name == "Tensorize" for name, *_ in instructions)
 
 
 def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], folder: Path) -> None:
@@ -158,12 +174,14 @@ def _write_database(records: Sequence[TuneResult], held: Mapping[str, Any], fold
     lines: list[str] = []
     for record in records:
         database = held[record.computation]
+        # TVM's lookup takes no record without times: it prefers none to a guess.
+        times = [record.run_secs] if record.is_measured else None
         for workload in database["workloads"]:
-            fields = [database["trace"], [record.run_secs], database["target"], database["args"]]
+            fields = [database["trace"], times, database["target"], database["args"]]
             lines.append(json.dumps([len(workloads), fields], separators=(",", ":")))
             workloads.append(workload)
-    write_whole(folder / "database_workload.json", "".join(f"{line}\n" for line in workloads), durable=True)
-    write_whole(folder / "database_tuning_record.json", "".join(f"{line}\n" for line in lines), durable=True)
+    write_whole(folder / WORKLOADS, "".join(f"{line}\n" for line in workloads), durable=True)
+    write_whole(folder / TUNING_RECORDS, "".join(f"{line}\n" for line in lines), durable=True)
 
 
 def _blob(store: Store, record: TuneResult, name: str) -> bytes:
@@ -187,7 +205,8 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "computation": kernel.computation,
         "traceless": traceless_file(kernel.computation) if kernel.computation in traceless else "",
         "winner": kernel.winner.to_json(),
-        "run_secs": kernel.run_secs,
+        "run_secs": kernel.run_secs if kernel.is_measured else None,
+        "predicted_secs": kernel.trials[0].predicted_secs,
         "flops": lowered.json["flops"],
         "least_bytes": lowered.json["least_bytes"],
         "verdict": {"verified": kernel.error is not None, "error": kernel.error, "tolerance": record.tolerance},

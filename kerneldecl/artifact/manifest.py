@@ -1,20 +1,30 @@
 """Owns an artifact's manifest: where artifacts lie, how a manifest is read and checked, the digest of itself in it.
 
-Knows nothing of how artifacts are linked or loaded, and imports neither planner nor linker.
+Knows nothing of how artifacts are linked or loaded, and imports neither planner nor linker. A manifest is data that anybody may have
+written: every file that an artifact's users open is listed in it by digest, and lies inside the artifact's folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.artifact.archive import ARCHIVE
+from kerneldecl.errors import printable
+from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "manifest.json"
+DATABASE, WITH_INTRINSICS = "database", "database_intrinsics"
+"""Folders of the database that stock TVM opens, and of the one whose schedules name tensor intrinsics, which may be absent."""
+TUNING_RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
+"""Files of a database, as TVM names them."""
 _NO_DIGEST = "0" * 64
+_SYMBOL = re.compile(r"kd_[0-9a-f]{20}")
 
 
 def artifact_folder(root: Path, name: str, version: str, target: str) -> Path:
@@ -31,33 +41,45 @@ def artifact_defect(folder: Path, key: str = "") -> str:
     manifest = read_manifest(folder)
     if isinstance(manifest, str):
         return manifest
-    if not _has_its_digest(folder, manifest):
-        return f"{MANIFEST} of the artifact was changed after it was written"
     if key and manifest["key"] != key:
         return "the artifact holds other kernels"
-    for name, expected in manifest["files"].items():
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            return f"{name} is missing from the artifact"
-        if digest(content) != expected:
-            return f"{name} of the artifact has other content than its manifest says"
+    with Inside(folder) as inside:
+        for name, expected in manifest["files"].items():
+            try:
+                found = inside.digest(name)
+            except UnsafeFileError as error:
+                return f"{printable(name)} of the artifact {error}"
+            except OSError:
+                return f"{printable(name)} is missing from the artifact"
+            if found != expected:
+                return f"{printable(name)} of the artifact has other content than its manifest says"
     return ""
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | str:
-    """Return an artifact's manifest, or what is wrong with it as a phrase."""
+    """Return an artifact's manifest, whose fields have the right types and which has its own digest; or what is wrong with it."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        text = read_regular(folder / MANIFEST, MOST_JSON_BYTES)
+        manifest = json.loads(text)
     except FileNotFoundError:
         return "there is no artifact yet"
-    except (OSError, ValueError):
+    except UnsafeFileError as error:
+        return f"{MANIFEST} of the artifact {error}"
+    except (OSError, ValueError, RecursionError):
         return f"{MANIFEST} of the artifact cannot be read"
+    return next(_defects(manifest, text), "") or manifest
+
+
+def _defects(manifest: Any, text: bytes) -> Iterator[str]:
+    """Yield what is wrong with a manifest of this text; what follows a defect may rely on it."""
     if not isinstance(manifest, dict) or not {"schema", "digest", "key", "entries", "missing", "files", "library"} <= manifest.keys():
-        return f"{MANIFEST} of the artifact lacks fields"
+        yield f"{MANIFEST} of the artifact lacks fields"
     if manifest["schema"] != SCHEMA:
-        return f"the artifact has schema {manifest['schema']}; this kerneldecl reads {SCHEMA}"
-    return manifest
+        yield f"the artifact has schema {printable(str(manifest['schema'])[:20])}; this kerneldecl reads {SCHEMA}"
+    own = str(manifest["digest"])
+    if digest(text.replace(own.encode(errors="replace"), _NO_DIGEST.encode(), 1)) != own:
+        yield f"{MANIFEST} of the artifact was changed after it was written"
+    yield from (f"{MANIFEST} of the artifact is wrong: {wrong}" for wrong in _wrong_fields(manifest))
 
 
 def with_digest(manifest: Mapping[str, Any]) -> bytes:
@@ -66,6 +88,50 @@ def with_digest(manifest: Mapping[str, Any]) -> bytes:
     return text.replace(_NO_DIGEST.encode(), digest(text).encode(), 1)
 
 
-def _has_its_digest(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    text = (folder / MANIFEST).read_bytes().replace(str(manifest["digest"]).encode(), _NO_DIGEST.encode(), 1)
-    return digest(text) == str(manifest["digest"])
+def _wrong_fields(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what users of a manifest must not meet: values of other types, files that are listed nowhere."""
+    types: Mapping[str, type] = {"files": dict, "entries": list, "missing": dict, "library": str, "arch": dict, "toolchain": dict}
+    types = {**types, "name": str, "version": str, "target": str}
+    for name, expected in types.items():
+        if not isinstance(manifest.get(name), expected):
+            yield f"{name} is no {'table' if expected is dict else 'list' if expected is list else 'string'}"
+            return
+    files, arch = manifest["files"], manifest["arch"]
+    if not all(map(is_digest, files.values())):
+        yield "files holds what is no digest"
+    if not all(isinstance(reason, str) for reason in manifest["missing"].values()):
+        yield "missing holds what is no reason"
+    if not isinstance(arch.get("model"), str) or not isinstance(arch.get("target"), dict) or not _has_device(arch):
+        yield "arch describes no machine"
+    # TVM opens both files of a database, whichever are listed.
+    databases = {DATABASE, *(WITH_INTRINSICS for name in files if name.startswith(f"{WITH_INTRINSICS}/"))}
+    needed = (manifest["library"], ARCHIVE, *(f"{folder}/{name}" for folder in sorted(databases) for name in (TUNING_RECORDS, WORKLOADS)))
+    yield from (f"{printable(name)} is not among its files" for name in needed if name not in files)
+    for position, entry in enumerate(manifest["entries"]):
+        yield from (f"entries[{position}] {wrong}" for wrong in _wrong_entry(entry, files))
+
+
+def _has_device(arch: Mapping[str, Any]) -> bool:
+    if arch.get("kind") == "cuda":
+        return isinstance(arch.get("gpu"), dict)
+    cpu = arch.get("cpu")
+    return arch.get("kind") == "cpu" and isinstance(cpu, dict) and type(cpu.get("cores")) is int and cpu["cores"] > 0
+
+
+def _wrong_entry(entry: Any, files: Mapping[str, str]) -> Iterator[str]:
+    if not isinstance(entry, dict):
+        yield "is no table"
+        return
+    if not isinstance(entry.get("name"), str) or not isinstance(entry.get("rule"), str) or not isinstance(entry.get("attrs"), dict):
+        yield "has no name, rule or attributes"
+    symbol, computation, traceless = (str(entry.get(name, "")) for name in ("symbol", "computation", "traceless"))
+    if not is_digest(computation) or not _SYMBOL.fullmatch(symbol):
+        yield "names no computation or no symbol"
+        return
+    if traceless and (traceless != traceless_file(computation) or traceless not in files):
+        yield "has a function without a trace that is not among the files"
+    winner, verdict = entry.get("winner"), entry.get("verdict")
+    if not isinstance(winner, dict) or not isinstance(winner.get("template"), str) or not isinstance(winner.get("params"), dict):
+        yield "has no winner"
+    if not isinstance(verdict, dict) or type(verdict.get("tolerance")) not in {int, float}:
+        yield "has no tolerance"

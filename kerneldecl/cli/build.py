@@ -62,9 +62,10 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry.")
+@click.option("--trust-rules", is_flag=True, help="Run the bundle's own rules, which is Python code, for references.")
 @json_option
 @click.pass_obj
-def measure(settings: Settings, /, bundle: Path, keep_going: bool, as_json: bool) -> int:
+def measure(settings: Settings, /, bundle: Path, keep_going: bool, trust_rules: bool, as_json: bool) -> int:
     """Verify and time a bundle's candidates on this machine's GPU. Needs no compiler.
 
     The records go into cache/record of this folder: commit them, and every build links what was measured.
@@ -74,7 +75,7 @@ def measure(settings: Settings, /, bundle: Path, keep_going: bool, as_json: bool
     from kerneldecl.cli.summary import measured_text
 
     with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
-        found = measure_bundle(bundle, settings.root / "cache", report, keep_going=keep_going)
+        found = measure_bundle(bundle, settings.root / "cache", report, keep_going=keep_going, trust_rules=trust_rules)
     if as_json or not settings.quiet:
         print_result(as_json, found, measured_text)
     return ExitCode.FAILED if found["failed"] else ExitCode.DONE

@@ -5,6 +5,8 @@ Knows nothing of how anything is done. Results go to standard output, progress a
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
@@ -21,7 +23,13 @@ from kerneldecl.cli.inspect import check, plan, query, show, why
 from kerneldecl.cli.maintenance import cache, doctor, init, schema
 from kerneldecl.cli.model import extract, verify
 from kerneldecl.cli.options import Settings
-from kerneldecl.errors import ExitCode, KerneldeclError
+from kerneldecl.errors import ExitCode, KerneldeclError, printable_lines
+from kerneldecl.store.scratch import temporary_folder
+
+_OF_THE_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+)
+"""Errors of files that say what the user has to mend: a full disk, a folder that may not be written to, a path that is too long."""
 
 
 def run() -> int:
@@ -31,26 +39,40 @@ def run() -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         return int(main.main(_shared_first(sys.argv[1:]), standalone_mode=False) or ExitCode.DONE)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         return _interrupted()
-    except KeyboardInterrupt:
-        return _interrupted()
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except KerneldeclError as error:
-        for line in str(error).splitlines():
-            _say(f"error: {line}")
-        return error.exit_code
     except BrokenPipeError:
         # The reader has closed the pipe (`kerneldecl plan | head`); nothing more can be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
-    except Exception:  # noqa: BLE001  the last resort: a bug of kerneldecl, reported in one line with the traceback in a file
-        with tempfile.NamedTemporaryFile("w", prefix="kerneldecl-", suffix=".log", delete=False, encoding="utf-8") as log:
-            log.write(traceback.format_exc())
-        _say(f"error: internal error: {traceback.format_exc().strip().splitlines()[-1]}; the traceback is in {log.name}")
-        return ExitCode.INTERNAL
+    except Exception as error:  # noqa: BLE001  what is no mistake of the user's is a bug, reported in one line with the traceback in a file
+        return _reported(error)
+
+
+def _reported(error: Exception) -> ExitCode:
+    """Print what ended the command, a line for each mistake, and return the exit code."""
+    if isinstance(error, click.ClickException):
+        text = io.StringIO()
+        error.show(text)
+        _say(text.getvalue().rstrip("\n"))
+        return ExitCode.USAGE
+    if isinstance(error, KerneldeclError):
+        for line in str(error).split("\n"):
+            _say(f"error: {line}")
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename is not None:
+        _say(f"error: {os.fsdecode(error.filename)} cannot be read or written: {error.strerror}")
+        return ExitCode.ENVIRONMENT
+    return _internal_error()
+
+
+def _internal_error() -> ExitCode:
+    with tempfile.NamedTemporaryFile(
+        "w", dir=temporary_folder(), suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+    ) as log:
+        log.write(traceback.format_exc())
+    _say(f"error: internal error: {traceback.format_exc().strip().splitlines()[-1]}; the traceback is in {log.name}")
+    return ExitCode.INTERNAL
 
 
 def _shared_first(arguments: list[str]) -> list[str]:
@@ -76,7 +98,7 @@ def _interrupted() -> ExitCode:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable_lines(text), file=sys.stderr)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -16,10 +16,13 @@ from kerneldecl.artifact.manifest import MANIFEST, artifact_folder, read_manifes
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
+from kerneldecl.extract.extract import sizes_of
 from kerneldecl.runners.process import Worker
 
 _LIMIT_SECS = 3600.0
 artifact_option = click.option("--artifact", type=click.Path(path_type=Path), help="The artifact's folder; by default the workspace's.")
+dims_option = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE,…", help="Sizes that it was extracted with; repeatable.")
+dtype_option = click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), help="The half precision that it was extracted with.")
 function_option = click.option("--function", default="main", show_default=True, help="The model's function.")
 
 
@@ -58,6 +61,10 @@ def entry_names(artifact: Path | None) -> dict[str, str]:
     return {} if isinstance(manifest, str) else {entry["symbol"]: entry["name"] for entry in manifest["entries"]}
 
 
+def _extracted_with(dims: tuple[str, ...], dtype: str | None) -> dict[str, Any]:
+    return {"sizes": sizes_of(dims), "dtype": dtype or ""}
+
+
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
@@ -66,15 +73,18 @@ def _text(path: Path | None) -> str | None:
 @click.argument("model")
 @click.option("-o", "output", type=click.Path(path_type=Path), help="The library to write; by default MODEL's name with .so, here.")
 @artifact_option
+@dims_option
+@dtype_option
 @json_option
 @click.pass_obj
-def compile_command(settings: Settings, model: str, output: Path | None, artifact: Path | None, as_json: bool) -> None:
+def compile_command(settings: Settings, /, model: str, output: Path | None, artifact: Path | None, as_json: bool, **given: Any) -> None:
     """Compile a MODEL into a library with an artifact's kernels linked in, its weights in a file beside it."""
     folder = chosen_artifact(settings, artifact)
     if folder is None:
         raise click.UsageError("there is no workspace here; name the artifact with --artifact")
     library = (output or Path(Path(model).stem or "model").with_suffix(".so")).resolve()
-    request = {"action": "compile_model", "model": model, "artifact": _text(folder), "library": str(library)}
+    request: dict[str, Any] = {"action": "compile_model", "model": model, "artifact": _text(folder), "library": str(library)}
+    request |= {"options": _extracted_with(**given)}
     print_result(as_json, {"schema": 1, **asked(request, model)}, compiled_text)
 
 
@@ -97,13 +107,16 @@ def run(model: Path, inputs: tuple[str, ...], folder: Path, artifact: Path | Non
 @click.option("--against", type=click.Path(path_type=Path), help="A torch.export program to time beside it.")
 @artifact_option
 @function_option
+@dims_option
+@dtype_option
 @json_option
 @click.pass_obj
-def bench(settings: Settings, model: str, against: Path | None, artifact: Path | None, function: str, as_json: bool) -> None:
+def bench(settings: Settings, /, model: str, against: Path | None, artifact: Path | None, as_json: bool, **given: Any) -> None:
     """Time a MODEL: a compiled one (.so), or one that is compiled for it with the workspace's artifact (.pt2, .onnx, .json)."""
     is_compiled = model.endswith(".so")
     folder = artifact if is_compiled else chosen_artifact(settings, artifact)
-    request = {"action": "bench", "model": model, "artifact": _text(folder), "function": function}
+    request: dict[str, Any] = {"action": "bench", "model": model, "artifact": _text(folder), "function": given.pop("function")}
+    request |= {"options": _extracted_with(**given)}
     answer = asked({**request, "against": None if against is None else str(against)}, model)
     names = entry_names(folder if folder or is_compiled else None)
     kernels = [{**row, "entry": names.get(row["name"], "")} for row in answer.pop("kernels")]

@@ -83,6 +83,8 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
     from kerneldecl.cli import report
+    from kerneldecl.planning.last_build import read_state
+    from kerneldecl.serial import trials_from_json
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
@@ -92,7 +94,8 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     if entry is None:
         print_result(as_json, report.query_json(entries), report.query_text)
         return
-    found = [report.show_json(e) for e in entries]
+    last = read_state(workspace.cache / "state.json").failed
+    found = [report.show_json(e, trials_from_json(last.get(e.entry, {}).get("trials", ()))) for e in entries]
     print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(map(report.show_text, found)))
 
 

@@ -27,21 +27,12 @@ def extract(settings: Settings, model: str, output: Path | None, dims: tuple[str
     Run again, it adds new entries, marks those no longer called and keeps every other line.
     """
     from kerneldecl.declare.toml_keys import FILE
-    from kerneldecl.extract.expected_fallbacks import expected_fallbacks
     from kerneldecl.extract.extract import extract_model, extracted_text, sizes_of
-    from kerneldecl.planning.fallbacks import share_text
 
     if output is not None and output.name != FILE:
         raise click.UsageError(f"-o is {output}; expected a path that ends in {FILE}")
     root = settings.root if output is None else output.resolve().parent
-    found = extract_model(model, root, sizes_of(dims), dtype or "")
-    found["fallbacks"] = expected_fallbacks(root, found["model"])
-
-    def text(found: dict[str, Any]) -> str:
-        shares = [share_text(each, "fit no template but the fallback") for each in found["fallbacks"]]
-        return "\n".join([extracted_text(found), *shares])
-
-    print_result(as_json, found, text)
+    print_result(as_json, extract_model(model, root, sizes_of(dims), dtype or ""), extracted_text)
 
 
 @click.command()

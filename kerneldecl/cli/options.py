@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kerneldecl.errors import printable_lines
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -48,10 +50,11 @@ def chosen_entries(workspace: Workspace, patterns: tuple[str, ...]) -> list[str]
 
 
 def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
-    print(json.dumps(value, indent=1) if as_json else text(value))
+    # Names in artifacts, bundles and records may be anybody's: no control character of theirs reaches the terminal.
+    print(json.dumps(value, indent=1) if as_json else printable_lines(text(value)))
 
 
 def print_plan(as_json: bool, actions: Sequence[Action]) -> None:
     from kerneldecl.cli import report
 
-    print(json.dumps(report.plan_json(actions), indent=1) if as_json else report.plan_text(actions))
+    print(json.dumps(report.plan_json(actions), indent=1) if as_json else printable_lines(report.plan_text(actions)))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
+from kerneldecl.errors import printable_lines
 from kerneldecl.tuning.events import Event, Finished, Note, Started, Step
 
 _VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
@@ -61,7 +62,7 @@ class Lines:
 
     def _say(self, text: str) -> None:
         self._last_secs = time.monotonic()
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{printable_lines(text)}\n")
         sys.stderr.flush()
 
 
@@ -98,7 +99,7 @@ class Live:
             # Building is about half of an entry's time, measuring the rest.
             share = {"built": 0.0, "verified": 0.5, "racing": 0.75}[event.doing]
             part = share + (0.5 if event.doing == "built" else 0.25) * event.done / max(event.total, 1) * (event.doing != "racing")
-            self._progress.update(self._task, completed=self._done + part, at=step_text(event))
+            self._progress.update(self._task, completed=self._done + part, at=_plain(step_text(event)))
         elif isinstance(event, Finished):
             self._done += event.kind in _COUNTED
             style = "red" if event.has_failed else "green"
@@ -110,7 +111,7 @@ class Live:
 
 
 def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    return printable_lines(text).replace("[", "\\[")
 
 
 def display(*, quiet: bool, verbosity: int, colour: str) -> Lines | Live:

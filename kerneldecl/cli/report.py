@@ -73,11 +73,14 @@ def why_text(json: Json) -> str:
     return "\n".join(lines)
 
 
-def show_json(entry: EntryPlan) -> Json:
-    """Return what is known of an entry: its computation, and every candidate, best first, with its figures."""
+def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
+    """Return what is known of an entry: its computation, and every candidate, best first, with its figures.
+
+    `failed` are the candidates of the last build where none of them passed.
+    """
     head: Json = {"schema": SCHEMA, "entry": entry.entry, "rule": entry.workload.rule, "attrs": dict(entry.workload.attrs)}
     if entry.tuned is None:
-        return {**head, "tuned": False, "reason": entry.action("tune").reason}
+        return {**head, "tuned": False, "reason": _first_reason(entry), "candidates": [_verdict_json(trial) for trial in failed]}
     assert entry.lowered is not None, "what is tuned is lowered"
     lowered, tuned = entry.lowered, entry.tuned
     # The rates of a detected machine were measured beside the kernel; of a declared one its file has the last word.
@@ -116,15 +119,23 @@ def _roofline(lowered: Lowered, device: Cpu | Gpu) -> Roofline:
     return Roofline(lowered.flops, lowered.least_bytes, peak_flops_per_s=peak, dram_bytes_per_s=device.dram_bytes_per_s)
 
 
-def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
-    samples = sorted(trial.samples)
-    fields: Json = {
+def _first_reason(entry: EntryPlan) -> str:
+    """Return why the first action that is not done is not; later ones wait for it."""
+    return next(action.reason for action in entry.actions if not action.is_hit)
+
+
+def _verdict_json(trial: Trial) -> Json:
+    return {
         "candidate": str(trial.candidate),
         "predicted_secs": trial.predicted_secs,
         "run_secs": None,
         "error": trial.error,
-        "verdict": trial.failure or ("verified" if samples else "not measured"),
+        "verdict": trial.failure or ("verified" if trial.samples else "not measured"),
     }
+
+
+def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
+    samples, fields = sorted(trial.samples), _verdict_json(trial)
     if not samples:
         return fields
     flops, moved = roofline.flops / trial.run_secs, roofline.least_bytes / trial.run_secs
@@ -137,7 +148,8 @@ def show_text(json: Json) -> str:
     """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
     head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
     if not json["tuned"]:
-        return f"{head}\nnot tuned yet: {json['reason']}"
+        lines = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
+        return "\n".join([head, f"not tuned yet: {json['reason']}", *lines])
     verified = [c for c in json["candidates"] if c["run_secs"]]
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])

@@ -48,6 +48,10 @@ def build_text(found: dict[str, Any]) -> str:
     parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
+    if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
+        lines.append(
+            "`kerneldecl show ENTRY` lists its candidates; a verdict is remembered: raise `generation` on the entry to verify again"
+        )
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
     lines += map(share_text, found["fallbacks"])

@@ -6,14 +6,19 @@ Knows nothing of plans or records: an artifact's manifest describes it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.artifact.manifest import artifact_defect, artifact_folder, read_manifest
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS, WORKLOADS, artifact_defect, artifact_folder, read_manifest
 from kerneldecl.errors import ExitCode
 from kerneldecl.planning.workspace import Workspace
-from kerneldecl.runners.local import LocalRunner
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.runners.local import LocalRunner, in_order
+from kerneldecl.runners.process import Answer
+from kerneldecl.store.scratch import scratch_folder
 
+Json = Mapping[str, Any]
 LIMIT_SECS = 120.0
 SEED = 21
 """Seed of the inputs; candidates were verified with other inputs."""
@@ -27,9 +32,10 @@ def artifacts_of(workspace: Workspace) -> list[Path]:
 
 
 def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
-    """Return the verdict on each entry. Rules for the references are those of the workspace `root` and the standard ones.
+    """Return the verdict on each entry.
 
-    No kernel is loaded where a file does not match the manifest.
+    A reference is that of the rule of the workspace `root`, or of the standard one, which computes what the entry's kernel is said to;
+    where there is none, the computation itself, which the artifact holds. No code is loaded where a file does not match the manifest.
     """
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
@@ -37,21 +43,51 @@ def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     assert not isinstance(manifest, str), "artifact_defect has read it"
     library = str((folder / manifest["library"]).resolve())
     cores = manifest["arch"].get("cpu", {"cores": len(os.sched_getaffinity(0))})["cores"]
-    with LocalRunner(1, cores) as runner:
-        device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"]}
-        entries = [_verdict(entry, {**device, "library": library}, root, runner) for entry in manifest["entries"]]
-    code = ExitCode.DONE if all(entry["ok"] for entry in entries) else ExitCode.VERIFICATION
-    return {"artifact": str(folder), "exit_code": int(code), "defect": "", "entries": entries, "missing": manifest["missing"]}
+    with LocalRunner(1, cores) as runner, scratch_folder() as scratch:
+        device = {"device": manifest["arch"]["kind"], "model": manifest["arch"]["model"], "library": library}
+        references = _references(folder, manifest, root, scratch, runner)
+        verdicts = [_verdict(entry, device, given, runner) for entry, given in zip(manifest["entries"], references, strict=True)]
+    found = {"artifact": str(folder), "defect": "", "entries": verdicts, "missing": manifest["missing"]}
+    return {**found, "exit_code": int(_exit_code(verdicts))}
 
 
-def _verdict(entry: dict[str, Any], where: dict[str, str], root: Path, runner: LocalRunner) -> dict[str, Any]:
-    case = {"root": str(root), "rule": entry["rule"], "attrs": entry["attrs"], "seed": SEED}
-    request = {"action": "verify", **where, "spec": case, "symbol": entry["symbol"]}
-    answer = runner.measure(request, LIMIT_SECS)
-    tolerance = entry["verdict"]["tolerance"]
+def _exit_code(verdicts: Sequence[Mapping[str, Any]]) -> ExitCode:
+    if any(verdict["checked"] and not verdict["ok"] for verdict in verdicts):
+        return ExitCode.VERIFICATION
+    return ExitCode.DONE if all(verdict["checked"] for verdict in verdicts) else ExitCode.FAILED
+
+
+def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner: LocalRunner) -> list[Answer]:
+    """Return where each entry's inputs and reference come from, or why it has none."""
+    entries = manifest["entries"]
+    files = list(dict.fromkeys(str(folder / entry["traceless"]) for entry in entries if entry["traceless"]))
+    workloads = [f"{name}/{WORKLOADS}" for name in (DATABASE, WITH_INTRINSICS)]
+    databases = [str(folder / name) for name in workloads if name in manifest["files"]]
+    held = {"action": "computations", "databases": databases, "traceless": files, "folder": str(scratch)}
+    in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
+    roots = list(dict.fromkeys((str(root), str(STANDARD))))
+    requests = [
+        {"action": "reference_of", "roots": roots, **_asked(entry), "file": str(scratch / f"{entry['computation']}.json")}
+        for entry in entries
+    ]
+    return in_order(runner.run_all(requests, LIMIT_SECS), len(requests))
+
+
+def _asked(entry: Json) -> dict[str, Any]:
+    return {name: entry[name] for name in ("rule", "attrs", "computation")}
+
+
+def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: LocalRunner) -> dict[str, Any]:
+    tolerance, found = entry["verdict"]["tolerance"], {"name": entry["name"], "tolerance": entry["verdict"]["tolerance"]}
+    if "failure" in reference:
+        failure = f"its rule is not here, nor its computation: {reference['failure']}"
+        return {**found, "checked": False, "ok": False, "against": "", "error": None, "failure": failure}
+    found["against"] = "its rule" if reference["rule"] == entry["rule"] else "its computation, for its rule is not here"
+    spec = {**reference, "seed": SEED}
+    answer = runner.measure({"action": "verify", **device, "spec": spec, "symbol": entry["symbol"]}, LIMIT_SECS)
     error = answer.get("error")
     ok = error is not None and error <= tolerance
-    return {"name": entry["name"], "ok": ok, "error": error, "tolerance": tolerance, "failure": answer.get("failure", "")}
+    return {**found, "checked": True, "ok": ok, "error": error, "failure": answer.get("failure", "")}
 
 
 def verify_text(found: dict[str, Any]) -> str:
@@ -64,11 +100,16 @@ def verify_text(found: dict[str, Any]) -> str:
         lines += [_line(entry) for entry in artifact["entries"]]
         lines += [f"missing  {name}  {reason}" for name, reason in artifact["missing"].items()]
         right = sum(entry["ok"] for entry in artifact["entries"])
-        lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct")
+        unchecked = sum(not entry["checked"] for entry in artifact["entries"])
+        more = f", {unchecked} not checked" if unchecked else ""
+        lines.append(f"{artifact['artifact']}: files match the manifest; {right} of {len(artifact['entries'])} kernels correct{more}")
     return "\n".join(lines)
 
 
 def _line(entry: dict[str, Any]) -> str:
+    if not entry["checked"]:
+        return f"not checked  {entry['name']}  {entry['failure']}"
     if entry["ok"]:
-        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})"
+        more = f", against {entry['against']}" if entry["against"] != "its rule" else ""
+        return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g}{more})"
     return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")

@@ -5,6 +5,8 @@ Knows nothing of processes, policies, keys of records or the order of actions.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,6 +24,7 @@ from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
 from kerneldecl.rule import Rule
@@ -132,13 +135,54 @@ def describe(spec: Spec, candidate: Json, arch: Json) -> dict[str, Any]:
     return {"database": json.dumps(held, sort_keys=True), "source": result.mod["main"].script()}
 
 
+def computation(spec: Spec) -> dict[str, Any]:
+    """Return a workload's computation as TVM's JSON."""
+    return {"ir": tvm.ir.save_json(_lowered(spec)["main"])}
+
+
+def reference_of(roots: Sequence[str], rule: str, attrs: Json, computation: str, file: str) -> dict[str, Any]:
+    """Return root, rule and attributes that a computation's inputs and reference come from.
+
+    That is the rule of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the computation as
+    TVM's JSON. Raise ValueError where neither is so.
+    """
+    for root in roots:
+        # Whatever it raises: it may be of another version, or its files may be elsewhere.
+        with contextlib.suppress(Exception):
+            if canonical.module_digest(canonical.lower(_rule(root, rule, attrs))) == computation:
+                return {"root": root, "rule": rule, "attrs": dict(attrs)}
+    carried = {"root": str(Path(file).parent), "rule": "tensor_ir", "attrs": {"file": Path(file).name}}
+    if not Path(file).is_file():
+        raise ValueError(f"rule {rule} computes something else here, or is not here")
+    if canonical.module_digest(canonical.lower(_rule(str(STANDARD), "tensor_ir", {"file": file}))) != computation:
+        raise ValueError("what is given as its computation is another one")
+    return carried
+
+
+def computations(databases: Sequence[str], traceless: Sequence[str], folder: str) -> dict[str, Any]:
+    """Write each computation that an artifact's databases or its functions without a trace hold into `folder`, under its digest.
+
+    `databases` are the files of the databases' workloads. Their schedules are not read: those of GPUs name intrinsics.
+    """
+    lines = [line for database in databases for line in Path(database).read_text(encoding="utf-8").splitlines()]
+    # TVM prefixes the text with its length in eight bytes.
+    held = [base64.b64decode(json.loads(line)[1])[8:].decode() for line in lines]
+    held += [json.loads(Path(file).read_bytes())["workload"] for file in traceless]
+    found = set()
+    for text in held:
+        mod = canonical.canonical_module(canonical.load(text)["main"])
+        found.add(computed := canonical.module_digest(mod))
+        (Path(folder) / f"{computed}.json").write_text(tvm.ir.save_json(mod["main"]), encoding="utf-8")
+    return {"count": len(found)}
+
+
 def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
     `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets.
 
-    A function has name, the other places in the model that call it, calls, rule, attrs (those to be declared) and identity (those
-    that distinguish its entry from others); a function of rule tensor_ir has its IR instead of attributes.
+    A function has name, the other places in the model that call it, calls, its work and iteration space, rule, attrs (those to be
+    declared) and identity (those that distinguish its entry from others); one of rule tensor_ir has its IR instead of attributes.
     """
     from kerneldecl.compiler.graph.places import places_of, rule_of
     from kerneldecl.compiler.model_import import model_error, read_model
@@ -168,20 +212,23 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
         found = functions.setdefault(match_digest(module["main"]), given)
         found["calls"] += calls
     described = [
-        {"work": _work(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
+        {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
         for found in functions.values()
     ]
     return {"functions": described, "left_out": left_out}
 
 
-def _work(mod: tvm.IRModule) -> dict[str, int]:
-    """Return the operations of a function, and the bytes of its arguments."""
-    arguments = canonical.signature_of(mod["main"])
+def _computed(mod: tvm.IRModule) -> dict[str, Any]:
+    """Return the operations of a function, the bytes of its arguments, and its iteration space."""
+    moved = sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in canonical.signature_of(mod["main"]))
     try:
-        flops = sum(points(block) * block.flops_per_point for block in iter_space(mod).blocks)
+        space = iter_space(mod)
     except ValueError:  # no block outside of its root
-        flops = 0
-    return {"flops": flops, "bytes": sum(math.prod(shape) * dtype_bytes(dtype) for shape, dtype in arguments)}
+        return {"work": {"flops": 0, "bytes": moved}, "space": None}
+    return {
+        "work": {"flops": sum(points(block) * block.flops_per_point for block in space.blocks), "bytes": moved},
+        "space": to_json(space),
+    }
 
 
 def _described(root: Path, mod: tvm.IRModule, likely: tuple[str, Json] | None) -> dict[str, Any]:

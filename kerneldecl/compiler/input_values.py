@@ -1,4 +1,4 @@
-"""Owns which values a function's inputs may have: indices of what is there, divisors that are not zero, shifts within a word.
+"""Owns which values a function's inputs may have: indices of what is there, divisors that are not zero, shifts within a word, small powers.
 
 Knows nothing of rules, of random numbers or of devices. What is allowed is found in the TensorIR: an index that depends on an input is
 bounded with the input's values, and the widest range is taken that stays inside of what is indexed.
@@ -23,6 +23,8 @@ DEFAULT = (-128, 127)
 """Integers that inputs have where nothing forbids it, as far as their dtypes go."""
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 _SHIFTS = (LShift, RShift)
+_EXPONENTS = 4
+"""Whole exponents, from 0: of larger ones powers overflow, in one precision and not in another."""
 _LEAST_DIVISORS = frozenset({0, -1})
 """Divisors that trap on a CPU: zero, and -1 under the least number of a dtype."""
 
@@ -168,6 +170,8 @@ class _Found:
                 self._expr(then, (*conditions, condition))
                 self._expr(otherwise, (*conditions, tirx.Not(condition)))
             case Call():
+                if getattr(expr.op, "name", "").endswith(".pow"):
+                    self._power(expr.args[1], conditions)
                 self._exprs(expr.args, conditions)
             case _:
                 self._operation(expr, conditions)
@@ -182,6 +186,11 @@ class _Found:
             self._need(expr.b, 0, conditions, is_divisor=True)
         if isinstance(expr, _SHIFTS) and _reads_data(expr.b):
             self._need(expr.b, _bits(expr), conditions)
+
+    def _power(self, exponent: Any, conditions: tuple[Any, ...]) -> None:
+        whole = exponent.value if isinstance(exponent, tirx.Cast) else exponent
+        if _is_integer(whole) and _reads_data(whole):
+            self._need(whole, _EXPONENTS, conditions)
 
     def _need(self, expr: Any, end: int, conditions: tuple[Any, ...], *, is_divisor: bool = False) -> None:
         loads: dict[str, tuple[Any, Any]] = {}

@@ -16,7 +16,7 @@ from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"
 """The attribute by which TVM's passes mark a function as scheduled."""
-_OPAQUE = 8
+OPAQUE = 8
 """Relax's kOpaque, the pattern of a function that nothing is fused with (relax/op_attr_types.h, OpPatternKind)."""
 _SOURCE_NODES = frozenset({"ir.Span", "ir.SequentialSpan", "ir.SourceName"})
 """Nodes of TVM's JSON with the path and line where a statement was written, which differ between machines."""
@@ -68,7 +68,7 @@ def in_place_of(func: Any, scheduled: Any) -> Any:
     attrs = {**dict(func.attrs or {}), SCHEDULED: True}
     if is_tirx(scheduled):
         # It has no blocks, which TVM's fusion passes look for: nothing may be fused with it.
-        attrs = {**{name: value for name, value in attrs.items() if name != "s_tir"}, "op_pattern": _OPAQUE}
+        attrs = {**{name: value for name, value in attrs.items() if name != "s_tir"}, "op_pattern": OPAQUE}
     return scheduled.with_attr(attrs)
 
 

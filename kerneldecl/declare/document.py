@@ -5,6 +5,7 @@ Knows nothing of keys, plans, schedules or compilers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from kerneldecl.declare.toml_keys import (
     ARTIFACT,
     EDITIONS,
     FILE,
+    FOLDER_NAME,
     SETTINGS,
     TARGET,
     TOOLCHAIN,
     Finding,
     Key,
     Settings,
+    is_folder_name,
     is_name,
     missing_keys,
     settings,
@@ -97,6 +100,10 @@ def parse(content: bytes) -> Document:
         document = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
         raise _failure(f"not TOML: {error.msg} (column {error.colno})", error.lineno) from None
+    except ValueError:
+        raise _failure("an integer has more than 4300 digits", _line_of(_LONG_INTEGER, text)) from None
+    except RecursionError:
+        raise _failure("lists, tables or keys are nested too deeply", _line_of(_DEEP_NEST, text)) from None
     if not document:
         raise _failure("the file is empty", hint="`kerneldecl init` writes an example")
     edition = document.get("edition")
@@ -108,6 +115,16 @@ def parse(content: bytes) -> Document:
             f"edition {show(edition)} is not supported; {supported}", line_numbers.line_of(line_numbers.key_lines(text), ("edition",))
         )
     return document
+
+
+_LONG_INTEGER = re.compile(r"[0-9_]{4300,}")
+_DEEP_NEST = re.compile(r"(?:[\[{][^\[\]{}]*){100}|(?:[\w-]+\.){100}")
+
+
+def _line_of(pattern: re.Pattern[str], text: str) -> int:
+    """Return the line where the pattern first fits; 0 where it does not."""
+    found = pattern.search(text)
+    return text.count("\n", 0, found.start()) + 1 if found else 0
 
 
 def decode(content: bytes) -> str:
@@ -193,8 +210,8 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
     archs, cuda = plugin_names("archs", root), _cuda(document)
     for name, target in targets.items():
         path = ("target", name)
-        if not is_name(name):
-            yield Finding.of(path, f"target is named {show(name)}; expected {ARTIFACT['name'].expected}")
+        if not is_folder_name(name):
+            yield Finding.of(path, f"target is named {show(name)}; expected {FOLDER_NAME}")
         yield from _table_findings(targets, path, TARGET, required=True)
         arch = target.get("arch") if isinstance(target, dict) else None
         if isinstance(arch, str) and is_name(arch):

@@ -65,15 +65,19 @@ def combinations(name: str, axes: Sequence[Axis], read: Sequence[Sequence[Attrs]
         yield f"{name}[{','.join(text for text, _ in items)}]", attrs
 
 
+def count(axes: Sequence[Axis]) -> int:
+    """Return how many combinations there are."""
+    return math.prod(len(axis.items) for axis in axes)
+
+
 def size_findings(axes: Sequence[Axis]) -> Iterator[Finding]:
     """Yield an empty axis, and too many combinations; they are counted, not enumerated."""
     for axis in axes:
         if not axis.items:
             yield Finding.of((axis.key,), f"{axis.key} is []; expected a value, or a list of values to expand")
-    count = math.prod(len(axis.items) for axis in axes)
-    if count > MOST_ENTRIES:
+    if count(axes) > MOST_ENTRIES:
         sizes = " x ".join(f"{len(axis.items)} {axis.key}" for axis in axes)
-        yield Finding.of((), f"{sizes} expand to {count} entries; expected at most {MOST_ENTRIES}")
+        yield Finding.of((), f"{sizes} expand to {count(axes)} entries; expected at most {MOST_ENTRIES}")
 
 
 def label_findings(name: str, axes: Sequence[Axis]) -> Iterator[Finding]:

@@ -20,7 +20,10 @@ FILE = "workloads.toml"
 EDITIONS = (1,)
 """Supported formats of the file."""
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
+LONGEST_PATH = 1024
 _VERSION = re.compile(r"[A-Za-z0-9_.+!-]+")
+_FOLDER_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}(?<!\.bundle)")
+_FOLDER_VERSION = re.compile(r"[A-Za-z0-9_.+!-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,15 @@ def is_name(value: object) -> bool:
     return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
+def is_folder_name(value: object) -> bool:
+    """Say whether a value can name an artifact or a target: a folder, which is neither hidden, nor `..`, nor a bundle's."""
+    return isinstance(value, str) and _FOLDER_NAME.fullmatch(value) is not None
+
+
+def _is_folder_version(value: object) -> bool:
+    return isinstance(value, str) and _FOLDER_VERSION.fullmatch(value) is not None
+
+
 def _is_version(value: object) -> bool:
     return isinstance(value, str) and _VERSION.fullmatch(value) is not None
 
@@ -84,6 +96,9 @@ _NAMES_SCHEMA = {"type": "array", "items": _NAME_SCHEMA, "uniqueItems": True}
 
 def name_key(summary: str) -> Key:
     return Key(is_name, f"a name of {_LETTERS}", _NAME_SCHEMA, summary)
+
+
+FOLDER_NAME = f"a name of at most 100 {_LETTERS}, without a dot in front or .bundle at the end"
 
 
 def version_key(summary: str) -> Key:
@@ -136,8 +151,13 @@ WORKLOAD: Mapping[str, Key] = {
     ),
 }
 ARTIFACT: Mapping[str, Key] = {
-    "name": name_key("Name of the artifact."),
-    "version": version_key("Version of the artifact."),
+    "name": Key(is_folder_name, FOLDER_NAME, {"type": "string", "pattern": f"^{_FOLDER_NAME.pattern}$"}, "Name of the artifact."),
+    "version": Key(
+        _is_folder_version,
+        "a version of at most 64 characters, in quotes",
+        {"type": "string", "pattern": f"^{_FOLDER_VERSION.pattern}$"},
+        "Version of the artifact.",
+    ),
 }
 TOOLCHAIN: Mapping[str, Key] = {
     tool: version_key(f"Version of {tool} that kernels are built with; {pin} by default.") for tool, pin in PINS.items()

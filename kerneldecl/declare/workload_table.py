@@ -8,17 +8,31 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
-from kerneldecl.declare.expansion import Attrs, Axis, combinations, label_findings, size_findings, split
+from kerneldecl.declare.expansion import MOST_ENTRIES, Attrs, Axis, combinations, count, label_findings, size_findings, split
 from kerneldecl.declare.rule_attributes import RuleAttributes, expected, rule_attributes
-from kerneldecl.declare.toml_keys import FILE, WORKLOAD, Finding, Settings, is_name, missing_keys, settings, unknown_settings, wrong_values
+from kerneldecl.declare.toml_keys import (
+    FILE,
+    LONGEST_PATH,
+    WORKLOAD,
+    Finding,
+    Settings,
+    is_name,
+    missing_keys,
+    settings,
+    unknown_settings,
+    wrong_values,
+)
 from kerneldecl.diagnostics.messages import nearest, show, unknown
 from kerneldecl.errors import DeclarationError
 from kerneldecl.model import Value, Workload
 from kerneldecl.plugins.check import specialize_problem
 from kerneldecl.plugins.load import blamed
 
+MOST_FINDINGS = 100
+"""Mistakes of a kind that are reported of one table: who has made more has made one mistake many times."""
 _REQUIRED = {key: WORKLOAD[key] for key in ("name", "rule")}
 
 
@@ -61,11 +75,13 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
     if rule is None or not cases_are_right:
         return _wrong(findings, table)
     fixed, axes = split(table, rule.depths)
-    findings += _key_findings(table, fixed, axes, rule)
+    findings += islice(_key_findings(table, fixed, axes, rule), MOST_FINDINGS)
     findings += size_findings(axes)
-    findings += label_findings(table.get("name", ""), axes)
+    if count(axes) > MOST_ENTRIES:
+        return _wrong(findings, table)  # a million values are not read one by one
+    findings += islice(label_findings(table.get("name", ""), axes), MOST_FINDINGS)
     values = _read(rule, fixed, "", scope.root, findings)
-    items = [[_read(rule, item, axis.key, scope.root, findings) for item in axis.items] for axis in axes]
+    items = [list(_read_items(rule, axis, scope.root, findings)) for axis in axes]
     if findings:
         return _wrong(findings, table)
     chosen, tags = settings(table, scope.defaults), tuple(table.get("tags", ()))
@@ -148,6 +164,14 @@ def _read(rule: RuleAttributes, attrs: Attrs, key: str, root: Path, findings: li
     return values
 
 
+def _read_items(rule: RuleAttributes, axis: Axis, root: Path, findings: list[Finding]) -> Iterator[dict[str, Value]]:
+    """Yield the validated values of an axis, up to so many mistakes that no more are read."""
+    for item in axis.items:
+        yield _read(rule, item, axis.key, root, findings)
+        if len(findings) > MOST_FINDINGS:
+            return
+
+
 def _specialize_findings(path: object, root: Path) -> Iterator[Finding]:
     if not isinstance(path, str) or not WORKLOAD["specialize"].is_right(path):
         return  # reported by `wrong_values`, or not given
@@ -162,7 +186,9 @@ def _file_mistakes(name: str, value: Value, root: Path) -> Iterator[tuple[str, s
         if not isinstance(path, str):
             yield from _file_mistakes(name, path, root)
             continue
-        if not _is_inside(root / path, root):
+        if len(path) > LONGEST_PATH or "\0" in path:
+            yield f"{name} is {show(path)}; expected a path of at most {LONGEST_PATH} characters", ""
+        elif not _is_inside(root / path, root):
             yield f"{name} is {show(path)}, which is outside the workspace; expected a path relative to the folder of {FILE}", ""
         elif not _is_file(root / path):
             near = nearest(path, (str(other.relative_to(root)) for other in (root / path).parent.glob("*") if other.is_file()))

@@ -6,7 +6,7 @@ Knows nothing of processes or of the command line. A worker calls them, for a mo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import tvm
 
 from kerneldecl.arrays import Array, is_float, relative_error
 from kerneldecl.compiler.model_import.model_error import ModelError
-from kerneldecl.compiler.model_import.read_model import read_model
+from kerneldecl.compiler.model_import.read_model import read_model, with_shape_buckets
 from kerneldecl.deploy import bench as timing
 from kerneldecl.deploy.compile import compile_module
 from kerneldecl.deploy.error import DeployError
@@ -45,9 +45,9 @@ def _answering(action: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 @_answering
-def compile_model(model: str, artifact: str, library: str) -> Answer:
-    """Compile a model with an artifact's kernels into a library."""
-    made = compile_module(read_model(model), Path(artifact), Path(library))
+def compile_model(model: str, artifact: str, library: str, options: Mapping[str, Any]) -> Answer:
+    """Compile a model with an artifact's kernels into a library; `options` are those that it was extracted with."""
+    made = compile_module(_read(model, **options), Path(artifact), Path(library))
     return {"library": str(made.library), "report": str(made.report), "without": [each.function for each in made.report.missed]}
 
 
@@ -79,19 +79,25 @@ def compare(library: str, artifact: str | None, function: str, against: str) -> 
 
 
 @_answering
-def bench(model: str, artifact: str | None, function: str, against: str | None) -> Answer:
+def bench(model: str, artifact: str | None, function: str, against: str | None, options: Mapping[str, Any]) -> Answer:
     """Time a compiled model, or one that is compiled for it, beside torch where a torch.export program and torch are there."""
     with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
         library, report = model, ""
         if not model.endswith(".so"):
             if artifact is None:
                 raise DeployError(f"{model}: there is no artifact to compile it with", "run `kerneldecl extract` and `kerneldecl build`")
-            made = compile_module(read_model(model), Path(artifact), Path(folder) / "model.so")
+            made = compile_module(_read(model, **options), Path(artifact), Path(folder) / "model.so")
             library, artifact, report = str(made.library), None, str(made.report)
             against = against or (model if model.endswith(".pt2") else None)
         loaded = _loaded(library, artifact)
         arrays = inputs_of(function, _signature(loaded, library, function), [RANDOM])
         return {"model": model, "report": report, **timing.bench(loaded, function, arrays, against)}
+
+
+def _read(model: str, sizes: Mapping[str, Sequence[int]], dtype: str) -> tvm.IRModule:
+    """Return a model as `kerneldecl extract` reads it with the same sizes of dynamic dimensions and the same half precision."""
+    mod = read_model(model, dims=tuple(sizes), dtype=dtype)
+    return with_shape_buckets(mod, sizes) if sizes else mod
 
 
 def _loaded(library: str, artifact: str | None) -> Model:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kerneldecl.arrays import Array
 from kerneldecl.deploy.inputs import on_device
-from kerneldecl.deploy.references import torch_tensor
+from kerneldecl.deploy.references import torch_dtypes, torch_tensor
 from kerneldecl.relax.deployment import Model
 
 _ROUNDS = 7
@@ -86,7 +86,11 @@ def _torch_calls(program: str, arrays: Sequence[Array], *, is_gpu: bool) -> tupl
         return {}, "torch is not installed"
     if is_gpu and not torch.cuda.is_available():
         return {}, "this torch has no CUDA"
-    module = torch.export.load(program).module()
+    loaded = torch.export.load(program)
+    dtypes = [array.dtype.name for array in arrays]
+    if dtypes != (wanted := torch_dtypes(loaded)):
+        return {}, f"{program} takes {', '.join(wanted)}, the model {', '.join(dtypes)}"
+    module = loaded.module()
     tensors = [torch_tensor(array) for array in arrays]
     if is_gpu:
         module, tensors = module.cuda(), [each.cuda() for each in tensors]

@@ -12,12 +12,13 @@ from typing import Any
 
 import tvm
 
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import Array, is_float, numpy_dtype
 from kerneldecl.compiler.model_import.read_model import read_model
 from kerneldecl.deploy.compile import compile_unoptimised
 from kerneldecl.deploy.error import DeployError
 from kerneldecl.deploy.inputs import on_device, outputs_of
 
+_ONNX_FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 Reference = Callable[[Sequence[Array]], list[Array]]
 
 
@@ -41,13 +42,26 @@ def torch_program(model: str) -> Reference:
         import torch
     except ImportError:
         raise DeployError(f"{model}: the package torch is not installed", "pip install torch") from None
-    module = torch.export.load(model).module()
+    program = torch.export.load(model)
+    module, dtypes = program.module(), torch_dtypes(program)
 
     def run(arrays: Sequence[Array]) -> list[Array]:
         with torch.no_grad():
-            return torch_outputs(module(*(torch_tensor(array) for array in arrays)))
+            return torch_outputs(module(*(torch_tensor(array) for array in _as(dtypes, arrays))))
 
     return run
+
+
+def torch_dtypes(program: Any) -> list[str]:
+    """Return the dtype of each input of a torch.export program; empty for an input that is no tensor."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    return [str(getattr(values.get(name), "dtype", "")).removeprefix("torch.") for name in program.graph_signature.user_inputs]
+
+
+def _as(dtypes: Sequence[str], arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays of floating point in the dtypes that a reference takes: a half-precision model is compared with its float32 one."""
+    pairs = zip(arrays, dtypes, strict=True)
+    return [array.astype(numpy_dtype(dtype)) if is_float(dtype) and is_float(array.dtype.name) else array for array, dtype in pairs]
 
 
 def torch_tensor(array: Array) -> Any:
@@ -73,9 +87,10 @@ def _onnx(model: str) -> Reference:
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
+    dtypes = [_ONNX_FLOATS.get(each.type, "") for each in session.get_inputs()]
 
     def run(arrays: Sequence[Array]) -> list[Array]:
-        found: list[Array] = session.run(None, dict(zip(names, arrays, strict=True)))
+        found: list[Array] = session.run(None, dict(zip(names, _as(dtypes, arrays), strict=True)))
         return found
 
     return run
@@ -83,11 +98,12 @@ def _onnx(model: str) -> Reference:
 
 def _tvm(model: str) -> Reference:
     mod = read_model(model)
+    dtypes = [str(param.ty.dtype.dtype) if isinstance(param.ty, tvm.relax.TensorType) else "" for param in mod["main"].params]
 
     def run(arrays: Sequence[Array]) -> list[Array]:
         with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
             library = compile_unoptimised(mod, Path(folder) / "reference.so")
             machine = tvm.runtime.vm.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
-            return outputs_of(machine["main"](*on_device(arrays, tvm.cpu())))
+            return outputs_of(machine["main"](*on_device(_as(dtypes, arrays), tvm.cpu())))
 
     return run

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from kerneldecl.errors import printable
+
 _LEAST_RATIO = 0.5
 """Lowest similarity of a suggestion, that of "nq" and "nn"; below it suggestions are noise."""
 _LONGEST_VALUE = 80
@@ -15,7 +17,7 @@ _LONGEST_VALUE = 80
 
 def show(value: object) -> str:
     """Return a TOML value as the user would write it, cut to a line's length."""
-    text = _show(value)
+    text = printable(_show(value))
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 

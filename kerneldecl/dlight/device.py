@@ -5,14 +5,17 @@ Knows nothing of functions, policies or builds.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from kerneldecl.compiler.cpu import target_of
+from kerneldecl.dlight.tags import named_tag, tags_like
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
@@ -28,6 +31,7 @@ Target = Any
 _ARCH = re.compile(r"sm_(\d+)(\d)[af]?")
 _OPTION = re.compile(r"cuda(?P<options>(?:\s+-{1,2}\w+=\S+)*)\s*")
 _PARTITIONS = 4
+_LOG = logging.getLogger(__name__)
 _DISTINCTIVE = {"l2_cache_size_bytes": "l2_bytes"}
 """Attributes of a target that distinguish GPUs of one compute capability, with the field of Gpu that each equals."""
 
@@ -41,10 +45,13 @@ class CUDA:
     def __init__(self, target: Target = "cuda") -> None:
         """Take the GPU that the target names; where it names only a compute capability, this machine's GPU if it has that one.
 
-        Raise ValueError, with the choices, where that is not exactly one arch.
+        Of archs that differ in memory alone it is the one with the slower memory, and `note` says so. Raise ValueError, with the
+        choices, where that is not exactly one arch.
         """
-        self.arch = _one(target, archs_of(target))
-        self.target = target_of(self.arch)
+        self.arch, self.note = _one(target, archs_of(target))
+        if self.note:
+            _LOG.warning("%s", self.note)
+        self.target = _with_name(self.arch)
         self.is_for_wgmma: bool = target.is_for_wgmma if isinstance(target, CUDA) else _arch_name(target) == (self.gpu.wgmma_arch or None)
         """True where the target's arch name is the variant with wgmma: sm_90a."""
 
@@ -162,14 +169,25 @@ def _cpu_names() -> tuple[str, ...]:
 def archs_of(target: Target) -> tuple[Arch, ...]:
     """Return the archs that a target can stand for; this machine's GPU alone if it is one of them.
 
-    Raise TypeError or ValueError where it is no CUDA target, or no arch has its compute capability.
+    Raise TypeError or ValueError where it is no CUDA target, or one of a GPU that no arch describes.
     """
+    return _named(target) or _by_attributes(target)
+
+
+def _named(target: Target) -> tuple[Arch, ...]:
+    """Return the archs that a target names, by an arch's name or by TVM's tag; none where it has attributes alone."""
     if isinstance(target, CUDA):
         return (target.arch,)
     if isinstance(target, str) and target in plugin_names("archs", Path.cwd()) and target != HOST:
         return (_cuda_arch(target),)
-    attrs = _attrs(target)
-    here = _here()
+    attrs, declared = _attrs(target), _declared()
+    named = tuple(declared[key] for key in _keys(target) if key in declared)
+    tag = "" if named else named_tag(target)
+    return _tagged(tag, attrs) if tag else named
+
+
+def _by_attributes(target: Target) -> tuple[Arch, ...]:
+    attrs, here = _attrs(target), _here()
     if "arch" not in attrs:
         if here is None:
             raise ValueError(f"target {target} names no GPU and this machine has none; expected one of {', '.join(_declared())}")
@@ -177,11 +195,47 @@ def archs_of(target: Target) -> tuple[Arch, ...]:
     capability = _capability(attrs["arch"])
     if here is not None and here.the_gpu.compute_capability == capability and _agrees(here.the_gpu, attrs):
         return (here,)
-    same = [arch for arch in _declared().values() if arch.the_gpu.compute_capability == capability]
+    if tags := tags_like(attrs):
+        return _of_one_tag(tags, attrs)
+    same = _of_capability(capability)
+    return tuple(arch for arch in same if _agrees(arch.the_gpu, attrs)) or tuple(same)
+
+
+def _tagged(tag: str, attrs: Mapping[str, Any]) -> tuple[Arch, ...]:
+    """Return the archs of the GPUs that a tag of TVM's is for; raise ValueError, with the archs that are nearest, if there is none."""
+    archs = tuple(arch for arch in _declared().values() if tag in arch.tvm_tags)
+    if not archs:
+        near = ", ".join(arch.name for arch in _of_capability(_capability(attrs["arch"])))
+        raise ValueError(f"no arch describes {tag}; of the same compute capability are {near}; docs/adding-a-gpu.md says how to add one")
+    here = _here() if len(archs) > 1 else None
+    return tuple(arch for arch in archs if here is not None and arch.name == here.name) or archs
+
+
+def _of_one_tag(tags: tuple[str, ...], attrs: Mapping[str, Any]) -> tuple[Arch, ...]:
+    """Return the archs of the one tag that a target comes from; raise ValueError where it can come from several."""
+    if len(tags) == 1:
+        return _tagged(tags[0], attrs)
+    near = ", ".join(f'"{arch.name}"' for arch in _of_capability(_capability(attrs["arch"])))
+    raise ValueError(f"TVM has one target for {', '.join(tags)}; name the GPU by the tag's text or an arch's, one of {near}")
+
+
+def _of_capability(capability: tuple[int, int]) -> list[Arch]:
+    declared = _declared()
+    same = [arch for arch in declared.values() if arch.the_gpu.compute_capability == capability]
     if not same:
-        raise ValueError(f"no arch has compute capability {capability[0]}.{capability[1]}; expected one of {', '.join(_declared())}")
-    closer = [arch for arch in same if _agrees(arch.the_gpu, attrs)]
-    return tuple(closer or same)
+        raise ValueError(f"no arch has compute capability {capability[0]}.{capability[1]}; expected one of {', '.join(declared)}")
+    return same
+
+
+def _keys(target: Target) -> tuple[str, ...]:
+    keys = target.get("keys", ()) if isinstance(target, Mapping) else getattr(target, "keys", ())
+    return tuple(map(str, keys))
+
+
+def _with_name(arch: Arch) -> tvm.target.Target:
+    """Return the arch's target with its name among the keys: TVM takes no notice of it, and no other attribute tells all GPUs apart."""
+    target = target_of(arch)
+    return tvm.target.Target({**target.export(), "keys": [*target.keys, arch.name]})
 
 
 def gpu_here() -> DriverGpu | None:
@@ -192,11 +246,19 @@ def gpu_here() -> DriverGpu | None:
         return None
 
 
-def _one(target: Target, archs: tuple[Arch, ...]) -> Arch:
-    if len(archs) > 1:
-        names = ", ".join(arch.name for arch in archs)
+def _one(target: Target, archs: tuple[Arch, ...]) -> tuple[Arch, str]:
+    """Return the arch, with a note where it was chosen of several that differ in memory alone."""
+    if len(archs) == 1:
+        return archs[0], ""
+    names = ", ".join(arch.name for arch in archs)
+    if len({_without_memory(arch) for arch in archs}) > 1:
         raise ValueError(f'target {target} can be {names}; name one of them, such as CUDA("{archs[0].name}")')
-    return archs[0]
+    smaller = min(archs, key=lambda arch: arch.the_gpu.dram_bytes_per_s)
+    return smaller, f"target {target} can be {names}, which differ in memory alone; {smaller.name}, the smaller one, is taken"
+
+
+def _without_memory(arch: Arch) -> Arch:
+    return replace(arch, name="", model="", tvm_tags=(), gpu=replace(arch.the_gpu, dram_bytes_per_s=0.0))
 
 
 def _cuda_arch(name: str) -> Arch:
@@ -231,9 +293,9 @@ def _attrs(target: Target) -> Mapping[str, Any]:
     if isinstance(target, str) and (options := _OPTION.fullmatch(target)):
         # TVM no longer parses options after the kind, the form of targets in older releases.
         return dict(option.lstrip("-").split("=", 1) for option in options["options"].split())
-    if isinstance(target, Mapping):
+    if isinstance(target, Mapping) and "tag" not in target:
         kind, attrs = target.get("kind"), dict(target)
-    elif isinstance(target, str | tvm.target.Target):
+    elif isinstance(target, str | Mapping | tvm.target.Target):
         try:
             read = tvm.target.Target(target)
         except ValueError:

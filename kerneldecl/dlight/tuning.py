@@ -20,6 +20,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.api import run_build
+from kerneldecl.artifact.manifest import DATABASE, TUNING_RECORDS, WITH_INTRINSICS, WORKLOADS
 from kerneldecl.compiler.canonical import canonical_module, module_digest
 from kerneldecl.declare.document import parse
 from kerneldecl.dlight import device
@@ -38,7 +39,6 @@ from kerneldecl.tuning.events import Event, Finished, Note
 
 _LOG = logging.getLogger(__name__)
 _HEADER = "# Written by kerneldecl.dlight.ApplyFastTuning, which adds what it is given next; changes are lost."
-_DATABASE = ("database_workload.json", "database_tuning_record.json")
 _Table = dict[str, Any]
 
 
@@ -78,8 +78,11 @@ def tune_functions(root: Path, arch: Arch, functions: Mapping[str, Any], setting
     done = run_build(workspace, (), Options(require_measured=not unmeasured, jobs=jobs), _log)
     artifact = done.artifacts.get(arch.name)
     if artifact:
-        for name in _DATABASE:
-            shutil.copy(artifact / "database" / name, root / name)
+        for name in (WORKLOADS, TUNING_RECORDS):
+            shutil.copy(artifact / DATABASE / name, root / name)
+        shutil.rmtree(root / WITH_INTRINSICS, ignore_errors=True)
+        if (artifact / WITH_INTRINSICS).is_dir():
+            shutil.copytree(artifact / WITH_INTRINSICS, root / WITH_INTRINSICS)
     failures = {path: done.failures[entry] for path, table in tables.items() if (entry := f"{table['name']}@{arch.name}") in done.failures}
     if failures:
         # The next module's functions are tuned beside those that have kernels; what failed is tried again where it comes again.
@@ -97,7 +100,7 @@ def _tables(root: Path, arch: Arch) -> dict[str, _Table]:
     try:
         content = (root / FILE).read_bytes()
     except FileNotFoundError:
-        if found := [name for name in _DATABASE if (root / name).exists()]:
+        if found := [name for name in (WORKLOADS, TUNING_RECORDS) if (root / name).exists()]:
             raise ValueError(f"{root / found[0]} is a database that ApplyFastTuning did not write; give it another folder") from None
         return {}
     if not content.startswith(_HEADER.encode()):

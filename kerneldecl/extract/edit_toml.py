@@ -51,7 +51,10 @@ class Function:
     """Other places in the model that call it; the name is that of the first."""
 
     def is_of(self, table: Table) -> bool:
-        return any(rule == self.rule and set(self.identity) <= set(attrs) for rule, attrs in table.workloads)
+        return any(self.is_computed_by(rule, attrs) for rule, attrs in table.workloads)
+
+    def is_computed_by(self, rule: str, attrs: tuple[tuple[str, Value], ...]) -> bool:
+        return rule == self.rule and set(self.identity) <= set(attrs)
 
 
 @dataclass(frozen=True)

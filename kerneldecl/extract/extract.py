@@ -19,7 +19,9 @@ from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.extract.coverage import Coverage, Work, coverage
 from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge, tag_word
+from kerneldecl.extract.expected_fallbacks import expected_fallbacks
 from kerneldecl.model import frozen
+from kerneldecl.planning.fallbacks import share_text
 from kerneldecl.runners.process import Worker
 from kerneldecl.store.files import ignore_results, write_whole
 
@@ -40,13 +42,14 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
     answer = _read_by_a_worker(model, root, {"sizes": {dim: list(extents) for dim, extents in (sizes or {}).items()}, "dtype": dtype})
-    functions = {_function(found): found.get("ir") for found in answer["functions"]}
+    functions = {_function(found): found for found in answer["functions"]}
     if not functions:
         raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
     merged = merge(decode(content), tables, functions, name)
-    _write(root, merged, {dict(function.attrs)["file"]: ir for function, ir in functions.items() if ir})
+    _write(root, merged, {dict(function.attrs)["file"]: found["ir"] for function, found in functions.items() if "ir" in found})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
-    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], "coverage": _coverage(answer), **counts}
+    said = {"coverage": _coverage(answer), "fallbacks": expected_fallbacks(root, name, functions)}
+    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **said, **counts}
 
 
 def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
@@ -130,4 +133,5 @@ def extracted_text(found: Mapping[str, Any]) -> str:
     lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
     counts = ", ".join(f"{len(found[what])} {shown[what]}" for what in ("new", "known", "gone"))
     headline = f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out"
-    return "\n".join([headline, *lines, str(Coverage(**found["coverage"]))])
+    shares = [share_text(each, "fit no template but the fallback") for each in found["fallbacks"]]
+    return "\n".join([headline, *lines, str(Coverage(**found["coverage"])), *shares])

@@ -63,9 +63,10 @@ def read_arch(name: str, content: bytes, shown: str) -> Arch:
     target = tuple(sorted((key, frozen(value)) for key, value in table["tvm_target"].items()))
     device = {key: _read(key, value) for key, value in table[_DEVICES[table["kind"]][0]].items()}
     toolkits = {key: table[key] for key in ("cuda_min", "cuda_max") if key in table}
+    tags = tuple(table.get("tvm_tags", ()))
     if table["kind"] == "cpu":
         return Arch(name, "cpu", table.get("model", ""), target, cpu=Cpu(**device))
-    return Arch(name, "cuda", table.get("model", ""), target, gpu=Gpu(**device), **toolkits)
+    return Arch(name, "cuda", table.get("model", ""), target, gpu=Gpu(**device), tvm_tags=tags, **toolkits)
 
 
 _TYPES = {field.name: str(field.type) for device in (Cpu, Gpu) for field in dataclasses.fields(device)}
@@ -83,10 +84,13 @@ def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
     if kind not in _DEVICES:
         yield ("kind",), *unknown("kind", table.get("kind", ""), _DEVICES)
     tables = [name for known, (name, _) in _DEVICES.items() if known == kind or kind not in _DEVICES]
-    known = ("kind", "model", *(("cuda_min", "cuda_max") if kind == "cuda" else ()), "tvm_target", *tables)
+    known = ("kind", "model", *(("tvm_tags", "cuda_min", "cuda_max") if kind == "cuda" else ()), "tvm_target", *tables)
     yield from (((key,), *unknown("key", key, known)) for key in table if key not in known)
     if not isinstance(table.get("model", ""), str):
         yield ("model",), f"model is {show(table['model'])}; expected a string", ""
+    tags = table.get("tvm_tags", []) if kind == "cuda" else []
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        yield ("tvm_tags",), f'tvm_tags is {show(tags)}; expected a list of TVM\'s target tags, such as ["nvidia/nvidia-t4"]', ""
     target = list(_target_mistakes(table.get("tvm_target", {})))
     yield from target
     for name in tables:

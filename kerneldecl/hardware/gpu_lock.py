@@ -6,7 +6,6 @@ Knows nothing of what is measured.
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.cuda_driver import DriverGpu, read_gpus
 from kerneldecl.store.lock import exclusive_of
+from kerneldecl.store.scratch import runtime_folder
 
 
 @functools.cache
@@ -53,5 +53,8 @@ def held_gpu(model: str, say: Callable[[str], None]) -> Iterator[DriverGpu]:
 
 
 def lock_of(gpu: DriverGpu) -> Path:
-    """Return the lock file of a GPU, the same for all users and workspaces of the machine."""
-    return Path(tempfile.gettempdir()) / f"kerneldecl-{gpu.uuid}.lock"
+    """Return the lock file of a GPU, the same for all of the user's workspaces.
+
+    It lies where only this user can write: a lock that all share could be left behind, or prepared, by any of them.
+    """
+    return runtime_folder() / f"{gpu.uuid}.lock"

@@ -36,13 +36,14 @@ def _tensor(float16: int, *, float8: bool = False, **others: int) -> dict[str, i
 
 
 # CUDA-core rates: CUDA C++ Programming Guide, throughput of native arithmetic instructions. Tensor-core rates: NVIDIA's
-# whitepapers of Volta, Turing, A100, GA102, Ada, H100 and RTX Blackwell, datasheet of HGX B200. Toolkits: release notes.
+# whitepapers of Volta, Turing, A100, GA102, Ada, H100 and RTX Blackwell, briefs of Jetson Orin and HGX B200. Toolkits: release notes.
 # Slices of L2: V100 and A100 from NVIDIA's bytes per clock, the others from their memory controllers.
 _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
     (7, 0): _Generation("9.0", _simt(256, 128, 64, 128), {"float16": 1024}, 192 << 10, cuda_max="12.9"),
     (7, 5): _Generation("10.0", _simt(256, 128, 4, 128), {"float16": 1024, "int8": 2048}, 256 << 10),
     (8, 0): _Generation("11.0", _simt(512, 128, 64, 128, 256), _tensor(2048, float64=128), 512 << 10),
     (8, 6): _Generation("11.1", _simt(256, 256, 4, 128, 256), _tensor(1024), 256 << 10),
+    (8, 7): _Generation("11.4", _simt(256, 256, 4, 128, 256), _tensor(2048), 256 << 10),
     (8, 9): _Generation("11.8", _simt(256, 256, 4, 128, 256), _tensor(1024, float8=True), 2 << 20),
     (9, 0): _Generation("11.8", _simt(512, 256, 128, 128, 512), _tensor(4096, float8=True, float64=256), 640 << 10),
     (10, 0): _Generation("12.8", _simt(512, 256, 128, 128, 512), _tensor(8192, float8=True, float64=128), 810 << 10),

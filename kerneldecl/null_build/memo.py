@@ -69,7 +69,7 @@ def parse(content: bytes) -> dict[str, Any] | None:
     """Return the TOML document, None where there is a mistake in it."""
     try:
         return tomli.loads(content.decode("utf-8-sig"))
-    except (UnicodeDecodeError, tomli.TOMLDecodeError):
+    except (ValueError, RecursionError):  # not UTF-8, not TOML, numbers or nests beyond Python's limits
         return None
 
 
@@ -101,6 +101,6 @@ def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
         is_whole = holds and memo["artifacts"] == stamp.artifacts(str(root), memo["folders"])
         tables = {table: [Row._make(row) for row in rows] for table, rows in memo["tables"].items()} if holds else {}
         known = Memo(tables, memo["links"] if is_whole else {}, memo["plugins"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return known if holds else None

@@ -21,10 +21,10 @@ _DECLARED = ("declared ", "entries ")
 """What the lines that depend on the text of workloads.toml begin with."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PLUGINS = ("rules", "policies", "templates", "archs")
-# For lower records and an artifact's sources, only their folders' times are compared: a call of stat() for each file would
-# be most of a null build of ten thousand entries, and neither can make the artifact wrong.
+# For lower records, only their folder's time is compared: a call of stat() for each file would be most of a null build of ten
+# thousand entries, and they cannot make the artifact wrong. Of an artifact, every file is listed: it has few.
 _RECORDS = ("cache/record/tune", "cache/local/tune", "cache/local/rank")
-_ARTIFACT = ("", "lib", "database", "traceless")
+_ARTIFACT = ("", "lib", "database", "database_intrinsics", "traceless")
 _VARYING = (b"cpu MHz", b"bogomips", b"processor", b"core id", b"apicid", b"initial apicid")
 
 
@@ -100,8 +100,8 @@ def context(root: str, extra: Iterable[str]) -> str:
     state = sha256(_machine())
     for path in (*(os.path.join(root, name) for name in extra), *plugins):
         content = _content(path)
-        state.update(f"{path} {len(content)}\n".encode() + content)
-    state.update("".join(sorted(_lines(_PACKAGE, is_deep=True))).encode())
+        state.update(os.fsencode(f"{path} {len(content)}\n") + content)
+    state.update(os.fsencode("".join(sorted(_lines(_PACKAGE, is_deep=True)))))
     return state.hexdigest()
 
 
@@ -135,7 +135,8 @@ def _content(path: str) -> bytes:
 
 def _listing(root: str, folders: Iterable[str]) -> str:
     """Return a digest of names, sizes and times of what lies directly in the folders."""
-    return sha256("".join(sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))).encode()).hexdigest()
+    lines = sorted(line for folder in folders for line in _lines(os.path.join(root, folder)))
+    return sha256(os.fsencode("".join(lines))).hexdigest()  # a path need not be UTF-8
 
 
 def _lines(folder: str, *, is_deep: bool = False) -> Iterator[str]:

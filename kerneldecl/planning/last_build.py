@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.model import Trial
+from kerneldecl.serial import misfit, trials_from_json
 from kerneldecl.store.files import write_whole
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,32 @@ class State:
 
     keys: dict[str, dict[str, str]] = field(default_factory=dict)
     why: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    failed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Key and reason of each entry that failed when it was last built."""
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Key, reason and candidates, as records have them, of each entry that failed when it was last built."""
 
 
 def read_state(path: Path) -> State:
     """Return the last build's state; an empty one where there is none or it is unreadable."""
     try:
         fields = json.loads(path.read_bytes())
-        return State(fields["keys"], fields["why"], fields["failed"]) if fields["schema"] == SCHEMA else State()
-    except (OSError, ValueError, KeyError, TypeError):
+        found = State(fields["keys"], fields["why"], fields["failed"])
+        return found if fields["schema"] == SCHEMA and _is_whole(found) else State()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return State()
+
+
+def _is_whole(state: State) -> bool:
+    """Say whether the fields have their types: the file may be of another version, or nobody's."""
+    texts = all(isinstance(value, str) for found in state.keys.values() for value in found.values())
+    failed = all(isinstance(found["key"], str) and isinstance(found["reason"], str) for found in state.failed.values())
+    failed = failed and all(not misfit(trials_from_json(found["trials"]), tuple[Trial, ...], "") for found in state.failed.values())
+    return texts and failed and all(_is_action(action) for actions in state.why.values() for action in actions)
+
+
+def _is_action(action: dict[str, Any]) -> bool:
+    changed = action["changed"]
+    lines = all(len(line) == 3 and all(part is None or isinstance(part, str) for part in line) for line in changed)
+    return lines and isinstance(action["kind"], str) and isinstance(action["reason"], str)
 
 
 def write_state(path: Path, state: State) -> None:

@@ -49,6 +49,6 @@ def unsettled_keys(text: str) -> frozenset[str]:
     """Return the keys of the entries that a lock holds unmeasured or as missing; none where the text is no lock."""
     try:
         entries = tomli.loads(text).get("entry", [])
-    except tomli.TOMLDecodeError:
+        return frozenset(str(entry["key"]) for entry in entries if entry.get("unmeasured") or entry.get("missing"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no TOML, or another's
         return frozenset()
-    return frozenset(entry["key"] for entry in entries if entry.get("unmeasured") or entry.get("missing"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -98,7 +99,7 @@ def _package(kind: Kind, root: Path) -> str:
 def _package_of(kind: str, folders: tuple[Path, ...], files: Iterable[Path]) -> str:
     content = hashlib.sha256(repr(tuple(folder.resolve() for folder in folders)).encode())
     for file in sorted(files):
-        content.update(f"\n{file}\n".encode() + file.read_bytes())
+        content.update(os.fsencode(f"\n{file}\n") + file.read_bytes())
     name = f"{_SYNTHETIC}{kind}_{content.hexdigest()[:16]}"
     if name not in sys.modules:
         package = ModuleType(name)

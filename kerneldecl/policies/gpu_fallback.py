@@ -18,24 +18,28 @@ THREADS = (128, 256, 64, 32, 512)
 
 
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
-    """Return sizes of a thread block; every function has a schedule with each."""
+    """Return sizes of a thread block; every function has a schedule where a thread reduces alone."""
     return ranked("gpu_fallback", arch.the_gpu, _sizes(space, arch.the_gpu), top_k)
 
 
 def _sizes(space: IterSpace, gpu: Gpu) -> Iterator[Timed]:
+    longest = max((points(block, "reduce") for block in space.blocks if block.is_reduction), default=0)
     for threads in THREADS:
-        yield {"threads": threads}, tuple(_work(block, gpu, threads) for block in space.blocks)
+        for across in (False, True)[: 1 + (longest >= threads)]:
+            yield {"threads": threads, "across": across}, tuple(_work(block, gpu, threads, across) for block in space.blocks)
 
 
-def _work(block: Block, gpu: Gpu, threads: int) -> Work:
+def _work(block: Block, gpu: Gpu, threads: int, across: bool) -> Work:
+    shared = threads if across and block.is_reduction and points(block, "reduce") >= threads else 1
     return Work(
-        blocks=max(1, -(-points(block, "spatial") // threads)),
+        blocks=max(1, -(-points(block, "spatial") * shared // threads)),
         threads=threads,
         flops=points(block) * max(1, block.flops_per_point),
         flops_per_s=gpu.simt_rate("float32"),
         dram_bytes=sum(operand_bytes(access) for access in (*block.reads, *block.writes)),
         l2_bytes=sum(points(block) * dtype_bytes(access.dtype) for access in _varying(block)),
-        rounds=points(block, "reduce"),
+        rounds=-(-points(block, "reduce") // shared),
+        barriers=int(shared > 1),
     )
 
 

@@ -71,7 +71,17 @@ class BoundModel:
         arrays, metadata = map_weights(path)
         if metadata.get(WEIGHTS_DIGEST) != self._described["weights_digest"]:
             raise ArtifactError(f"{path}: the weights are not those that {self._library.name} was exported with; export the model again")
+        if problem := memory_problem(sum(array.nbytes for array in arrays.values()), self._device):
+            raise ArtifactError(f"{path}: {problem}")
         return {name: _placed(tensor(array), self._device) for name, array in arrays.items()}
+
+
+def memory_problem(nbytes: int, device: Any) -> str:
+    """Return why weights do not fit a GPU's memory; empty where they do, and for a CPU, whose weights are the mapped file."""
+    free = None if device.dlpack_device_type() == tvm.cpu().dlpack_device_type() else device.available_global_memory
+    if free is None or nbytes <= free:
+        return ""
+    return f"the weights take {nbytes / 2**30:.1f} GiB, and the GPU has {free / 2**30:.1f} GiB free; use a smaller dtype or a larger GPU"
 
 
 def _description(machine: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm.runtime.vm import VirtualMachine
 
+from kerneldecl.artifact.archive import ARCHIVE, unpack_objects
 from kerneldecl.artifact.kernels import set_threads
 from kerneldecl.artifact.load import checked_artifact, load
 from kerneldecl.artifact.model_library import link_model
@@ -93,11 +94,12 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
     folder, manifest = checked_artifact(artifact)
     called = _called(executable)
     _check_all(called, {entry["symbol"] for entry in manifest["entries"]}, folder)
-    kernels = [folder / "objects" / f"{symbol}.o" for symbol in called]
-    if manifest["arch"]["kind"] == "cpu":
-        executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
-    else:
-        executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
+    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
+        kernels = unpack_objects(folder / ARCHIVE, called, Path(scratch))
+        if manifest["arch"]["kind"] == "cpu":
+            executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
+        else:
+            executable.export_library(str(library), fcompile=functools.partial(link_model, kernels=kernels))
 
 
 def load_model(library: str | Path, artifact: str | Path | None = None, device: Any = None) -> Model:

@@ -6,7 +6,7 @@ Knows nothing of models.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ import tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from kerneldecl.artifact.load import checked_artifact
+from kerneldecl.artifact.manifest import DATABASE, WITH_INTRINSICS, WORKLOADS
 from kerneldecl.compiler.canonical import canonical_module, load, module_digest, private_module
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.intrinsics import int4_dot, mma
@@ -93,7 +94,7 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
 
 
 def register_intrinsics() -> None:
-    """Register the intrinsics that kernels' traces name: without them, TVM cannot read a database of GPU kernels."""
+    """Register the intrinsics that kernels' traces name: without them, TVM cannot read `database_intrinsics/`."""
     vector_math.register()
     mma.register_all()
     int4_dot.register_all()
@@ -125,17 +126,18 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
     entries: dict[str, list[str]] = {}
     for entry in manifest["entries"]:
         entries.setdefault(entry["symbol"], []).append(entry["name"])
-    found = {**_scheduled(folder, entries), **_traceless(folder, manifest, entries)}
+    found = {**_scheduled(folder, manifest["files"], entries), **_traceless(folder, manifest, entries)}
     if missing := sorted(entries.keys() - found.keys()):
         raise ArtifactError(f"{folder}: the database has no schedule of {', '.join(entries[missing[0]])}; build the artifact again")
     fallbacks = {entry["symbol"] for entry in manifest["entries"] if Candidate.from_json(entry["winner"]).is_fallback}
     return tuple(replace(found[name], is_fallback=name in fallbacks) for name in sorted(found))
 
 
-def _scheduled(folder: Path, entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
-    database = JSONDatabase(work_dir=str(folder / "database"))
+def _scheduled(folder: Path, files: Collection[str], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
+    present = [name for name in (DATABASE, WITH_INTRINSICS) if f"{name}/{WORKLOADS}" in files]
+    databases = [JSONDatabase(work_dir=str(folder / name)) for name in present]
     found: dict[str, Kernel] = {}
-    for record in database.get_all_tuning_records():
+    for record in (record for database in databases for record in database.get_all_tuning_records()):
         # The database holds a function twice, with attributes of Relax and without.
         func = record.workload.mod["main"]
         name = symbol(module_digest(canonical_module(func)))

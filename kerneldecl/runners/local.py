@@ -18,6 +18,7 @@ from typing import Any, Self
 from kerneldecl.hardware.gpu_lock import held_gpu
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
+from kerneldecl.store.scratch import scratch_folder
 
 Request = Mapping[str, Any]
 _Answered = queue.SimpleQueue[tuple[int, Answer | BaseException]]
@@ -32,17 +33,19 @@ class LocalRunner:
 
     def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
         """Take the number of building workers, the threads of a kernel under test, and `say`, which prints what is waited for."""
+        self._held = contextlib.ExitStack()
+        # What compilers and linkers put aside is removed with this folder, also after they were killed.
+        aside = {"TMPDIR": str(self._held.enter_context(scratch_folder()))}
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
-        threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **aside}
         self._builders = [Worker(threads, COMPILING) for _ in range(jobs)]
         # The worker that was idle last is asked next, else the first unused one: `start` has started it before the others.
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._builders):
             self._idle.put(worker)
-        self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
+        self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores), **aside}
         self._measurers = {("cpu", ""): Worker(self._all_cores)}
         """The workers that measure, by device and model of GPU."""
-        self._held = contextlib.ExitStack()
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")

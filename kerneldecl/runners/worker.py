@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib is not imported yet
 # Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
 _MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda", "model": "kerneldecl.deploy.actions"}
@@ -53,8 +54,16 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  whatever a rule, a template or a compiler raises is the candidate's failure
         # TVM's messages are long C++ traces with the reason in the last line.
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        failure = f"{type(error).__name__}: {lines[-1].strip()[:300]}"
+        failure = f"{_place(error, request)}{type(error).__name__}: {lines[-1].strip()[:300]}"
         return {"failure": failure, "diagnostics": traceback.format_exc()[-2000:], "is_last": getattr(error, "is_fatal", False)}
+
+
+def _place(error: Exception, request: dict[str, Any]) -> str:
+    """Return file and line in the workspace where a plug-in failed, as `rules/mine.py:12: `; nothing where kerneldecl itself did."""
+    root = str(request.get("spec", request).get("root", ""))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if root and frame.filename.startswith(f"{root}/")]
+    own = [frame for frame in frames if not frame.filename.startswith(f"{_PACKAGE}/")]  # a workspace may hold kerneldecl itself
+    return f"{own[-1].filename.removeprefix(f'{root}/')}:{own[-1].lineno}: " if own else ""
 
 
 def _imported(name: str) -> ModuleType:

@@ -62,7 +62,7 @@ def lock_on_disk(workspace: Workspace) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors="replace")  # what is not UTF-8 differs from every lock
     except FileNotFoundError:
         return ""
 

@@ -5,14 +5,13 @@ Knows nothing of how winners were found: their records tell which candidates the
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tune import describe, task_of
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.task import BUILD_SECS, Task
 
@@ -20,8 +19,8 @@ from kerneldecl.tuning.task import BUILD_SECS, Task
 def rebuild_objects(session: Session) -> None:
     """Rebuild from their records the winners whose blobs are missing."""
     wanted = session.pending("build")
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
-        tasks = [task_of(session, e, Path(folder)) for e in wanted]
+    with scratch_folder() as folder:
+        tasks = [task_of(session, e, folder) for e in wanted]
         requests = [task.build_request(e.tuned.winner, force=True) for task, e in zip(tasks, wanted, strict=True) if e.tuned]
         for index, answer in session.runner.run_all(requests, BUILD_SECS):
             _keep(session, wanted[index], tasks[index], answer)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kerneldecl.planning import last_build
+from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.session import Session
 
 
@@ -27,10 +28,13 @@ def remember(session: Session) -> None:
     last_build.write_state(path, replace(last, keys=kept, why=_reasons(session, last), failed=_failed(session, last)))
 
 
-def _failed(session: Session, last: last_build.State) -> dict[str, dict[str, str]]:
+def _failed(session: Session, last: last_build.State) -> dict[str, dict[str, Any]]:
     """Return the failures that stand: those of this build, and earlier ones of entries that it did not get to."""
     waiting = {e.entry for e in session.plan.entries if not e.is_done}
-    now = {entry: {"key": session.failed_keys[entry], "reason": reason} for entry, reason in session.failures.items()}
+    now = {
+        entry: {"key": session.failed_keys[entry], "reason": reason, "trials": list(map(trial_to_json, session.failed_trials[entry]))}
+        for entry, reason in session.failures.items()
+    }
     return {entry: failed for entry, failed in {**last.failed, **now}.items() if entry in waiting}
 
 

@@ -5,12 +5,13 @@ Knows nothing of what the stages do, nor of their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
+from kerneldecl.model import Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State, plan
 from kerneldecl.planning.workspace import Workspace
@@ -59,6 +60,8 @@ class Session:
     """The links of the artifacts that are there, by target: some lack entries that failed."""
     failed_keys: dict[str, str] = field(default_factory=dict)
     """The key under which each entry failed."""
+    failed_trials: dict[str, Sequence[Trial]] = field(default_factory=dict)
+    """What became of the candidates of each entry of which none passed."""
     variants: dict[str, int] = field(default_factory=dict)
     """How many custom kernels of the user's compete, by entry."""
     bundles: dict[str, Path] = field(default_factory=dict)
@@ -94,11 +97,12 @@ class Session:
     def replan(self) -> None:
         self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked)
 
-    def fail(self, action: Action, reason: str) -> None:
-        """Note the failure of every entry that waits for this action."""
+    def fail(self, action: Action, reason: str, trials: Sequence[Trial] = ()) -> None:
+        """Note the failure of every entry that waits for this action, and what became of its candidates."""
         for entry in self.entries:
             if entry.action(action.kind).key == action.key:
                 self.failures[entry.entry] = reason
+                self.failed_trials[entry.entry] = trials
                 self.failed_keys[entry.entry] = action.key
                 self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
 

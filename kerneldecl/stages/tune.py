@@ -5,7 +5,6 @@ Knows nothing of how candidates are built or measured, of artifacts or of the lo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +18,7 @@ from kerneldecl.runners.local import in_order
 from kerneldecl.stages.session import Session
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Finished, Note, Step
 from kerneldecl.tuning.measure import measured_on
@@ -62,14 +62,14 @@ def tune_entries(session: Session) -> None:
     reasons = _why_not_measured(waiting)
     to_bundle = [e for e in waiting if e.arch.gpu and not session.options.measure]
     to_tune = [e for e in waiting if e not in to_bundle and not reasons[e.arch.name]]
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         if to_tune and not session.is_over:
-            _tune_in_turns(session, to_tune, Path(folder))
+            _tune_in_turns(session, to_tune, folder)
         if to_bundle and not session.is_over:
-            _bundle_entries(session, to_bundle, Path(folder))
+            _bundle_entries(session, to_bundle, folder)
         for entry in waiting:
             if entry not in to_tune and entry not in to_bundle and not session.is_over:
-                _rank_entry(session, entry, Path(folder), reasons[entry.arch.name])
+                _rank_entry(session, entry, folder, reasons[entry.arch.name])
     session.shows_ranked = not session.options.require_measured
     session.replan()
 
@@ -153,7 +153,7 @@ def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) 
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
     action, store, winner = entry.action("tune"), session.workspace.store, outcome.trials[0] if outcome.policy else None
     if winner is None:
-        session.fail(action, why_no_winner(outcome.trials))
+        session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
     rebuilt = store.write_blob(winner_object(task, winner, session.runner))
     described = describe(session, task, winner.candidate)
@@ -191,8 +191,8 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
     for entry in waiting:
         if session.is_over:
             return
-        task, manifest = task_of(session, entry, folder / entry.action("tune").key), entry.action("tune").manifest
-        bundled, outcome = bundle.build_entry(task, manifest, session.runner, _reporter(session, entry))
+        task = task_of(session, entry, folder / entry.action("tune").key)
+        bundled, outcome = bundle.build_entry(task, _plugins(session, entry), session.runner, _reporter(session, entry))
         if outcome.policy:
             by_target.setdefault(entry.workload.target, []).append(bundled)
         _conclude(session, entry, task, outcome)
@@ -200,6 +200,13 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
         path = bundle.bundle_folder(workspace.root, declaration.artifact, declaration.version, target)
         bundle.write_bundle(path, workspace.case_files, entries)
         session.bundles[target] = path
+
+
+def _plugins(session: Session, entry: EntryPlan) -> dict[str, str]:
+    """Return the digests that the entry's tune key has of policies, templates and the file with custom kernels."""
+    inputs, workload = session.workspace.inputs, entry.workload
+    custom = {SPECIALIZE: inputs.specialize[workload.specialize]} if workload.specialize else {}
+    return {**inputs.plugins[workload.policy, entry.arch.kind], **custom}
 
 
 def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:

@@ -11,15 +11,19 @@ content, or, for tuning, whoever comes first wins (`write` does not replace).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kerneldecl.store.files import write_whole
+from kerneldecl.store.inside import UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest, key
+from kerneldecl.store.result_types import wrong_field
 
 SCHEMA = 2
+MOST_RECORD_BYTES = 1 << 26
+"""Size of a record that is read; the largest of this repository have some ten thousand bytes."""
 Result = Mapping[str, Any]
 
 
@@ -53,13 +57,17 @@ class LocalStore:
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
         """Return the record, or why it is a miss."""
+        if not is_digest(record_key):
+            return NEVER
         path = self.record_path(kind, record_key, is_local=is_local)
         try:
-            content = path.read_bytes()
+            content = read_regular(path, MOST_RECORD_BYTES)
         except FileNotFoundError:
             return NEVER
         except OSError as error:
             return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
+        except UnsafeFileError as error:
+            return Miss(f"{_shown(path)} {error}")
         return _parsed(content, kind, record_key, _shown(path))
 
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
@@ -81,13 +89,15 @@ class LocalStore:
 
     def has_blob(self, blob_digest: str) -> bool:
         """Say whether a blob is there, by its name alone; `read_blob` checks the content."""
-        return self.blob_path(blob_digest).exists()
+        return is_digest(blob_digest) and self.blob_path(blob_digest).exists()
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, or why they are a miss. A blob with the wrong content is removed, so that it is made again."""
+        if not is_digest(blob_digest):
+            return Miss("what names the blob is no digest")  # and would lead to any other file
         path = self.blob_path(blob_digest)
         found = _blob(path)
-        if isinstance(found, Miss) and path.is_file():
+        if isinstance(found, Miss) and (path.is_file() or path.is_symlink()):
             path.unlink(missing_ok=True)
         return found
 
@@ -112,26 +122,39 @@ def _parsed(content: bytes, kind: str, record_key: str, shown: str) -> Record | 
         fields = json.loads(content)
     except (ValueError, RecursionError):
         return Miss(f"{shown} is not JSON (cut off?)")
+    if defect := next(_defects(fields, kind, record_key), ""):
+        return Miss(f"{shown} {defect}")
+    return Record(record_key, _manifest(fields), fields["result"])
+
+
+def _defects(fields: Any, kind: str, record_key: str) -> Iterator[str]:
+    """Yield what is wrong with a record's fields, as phrases; what follows a defect may rely on it."""
     if not isinstance(fields, dict) or not {"schema", "kind", "manifest", "digest", "result"} <= fields.keys():
-        return Miss(f"{shown} lacks fields of a record")
+        yield "lacks fields of a record"
     if fields["schema"] != SCHEMA or fields["kind"] != kind:
-        return Miss(f"{shown} is a {fields['kind']} record of schema {fields['schema']}, not {kind} of {SCHEMA}")
-    lines = fields["manifest"] if isinstance(fields["manifest"], list) else []
-    manifest = "".join(f"{line}\n" for line in lines)
-    if key(manifest) != record_key:
-        return Miss(f"{shown} holds another manifest than its name says")
+        yield f"is a {str(fields['kind'])[:20]} record of schema {str(fields['schema'])[:20]}, not {kind} of {SCHEMA}"
+    if key(_manifest(fields)) != record_key:
+        yield "holds another manifest than its name says"
     if not isinstance(fields["result"], dict) or digest(_body(fields["result"]).encode()) != fields["digest"]:
-        return Miss(f"{shown} was changed after it was written")
-    return Record(record_key, manifest, fields["result"])
+        yield "was changed after it was written"
+    if wrong := wrong_field(kind, fields["result"]):
+        yield f"has no {wrong} that a {kind} record can have"
+
+
+def _manifest(fields: Mapping[str, Any]) -> str:
+    lines = fields["manifest"] if isinstance(fields["manifest"], list) else []
+    return "".join(f"{line}\n" for line in lines).encode(errors="replace").decode()  # JSON may hold half of a surrogate pair
 
 
 def _blob(path: Path) -> bytes | Miss:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return Miss("the blob is not in the store")
     except OSError as error:
         return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
+    except UnsafeFileError as error:
+        return Miss(f"{_shown(path)} {error}")
     return content if digest(content) == path.name else Miss(f"{_shown(path)} has other content than its name says")
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kerneldecl.errors import LockHeldError, ToolchainError
+from kerneldecl.store.files import write_whole
+from kerneldecl.store.inside import UnsafeFileError, read_regular
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 _POLL_SECS = 0.05
+_LONGEST_HOLDER = 1 << 10
 
 
 @contextlib.contextmanager
@@ -41,7 +44,8 @@ def exclusive_of(paths: Sequence[Path], purpose: str, say: Callable[[str], None]
         found = _acquired(paths)
     path, lock = found
     try:
-        path.with_suffix(".holder").write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
+        # Written whole: a link with the holder's name is replaced, what it points at stays.
+        write_whole(path.with_suffix(".holder"), f"process {os.getpid()} on {os.uname().nodename}", durable=False)
         yield path
     finally:
         lock.release()
@@ -52,6 +56,8 @@ def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:
 
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise ToolchainError(f"{path} is a symbolic link; remove it")
         # A GPU is locked in the thread that first measures, and given back in another.
         lock = FileLock(path, thread_local=False)
         try:
@@ -66,6 +72,6 @@ def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:
 
 def _read(holder: Path) -> str:
     try:
-        return holder.read_text(encoding="utf-8") or "another process"
-    except OSError:
+        return read_regular(holder, _LONGEST_HOLDER).decode(errors="replace") or "another process"
+    except (OSError, UnsafeFileError):
         return "another process"

@@ -6,18 +6,29 @@ parses no iteration space.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Candidate, IterSpace, Trial
-from kerneldecl.serial import space_from_json, trial_from_json
+from kerneldecl.serial import misfit, space_from_json, trial_from_json
 
 Json = Mapping[str, Any]
 
 BLOBS = ("object", "database", "source")
 """Blobs that a tune record names of its winner: the object file, the lines for TVM's database, the scheduled TensorIR."""
+
+
+@contextlib.contextmanager
+def _as_recorded(what: str) -> Iterator[None]:
+    """Turn what a record of other types leads to into an ArtifactError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"a record's {what} damaged ({type(error).__name__}: {error}); remove the record and build again") from None
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,12 @@ class Lowered:
 
     @functools.cached_property
     def space(self) -> IterSpace:
-        return space_from_json(self.json["space"])
+        """The iteration space; raise ArtifactError where the record holds none."""
+        with _as_recorded("iteration space is"):
+            space = space_from_json(self.json["space"])
+            if wrong := misfit(space, IterSpace, "space"):
+                raise TypeError(wrong)
+            return space
 
     def described(self) -> list[tuple[str, str]]:
         """Return all but the iteration space as sorted pairs: what an artifact's manifest says of the computation."""
@@ -120,8 +136,13 @@ class TuneResult:
 
     @property
     def trials(self) -> list[Trial]:
-        """All candidates, winner first."""
-        return [trial_from_json(trial) for trial in self.json["trials"]]
+        """All candidates, winner first; raise ArtifactError where the record holds anything else."""
+        with _as_recorded("candidates are"):
+            trials = [trial_from_json(trial) for trial in self.json["trials"]]
+            wrong = [place for at, trial in enumerate(trials) if (place := misfit(trial, Trial, f"trials[{at}]"))]
+            if wrong or not trials:
+                raise TypeError(wrong[0] if wrong else "there are none")
+            return trials
 
     @property
     def tensor_cores(self) -> str:

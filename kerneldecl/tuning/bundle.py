@@ -2,11 +2,13 @@
 
 Knows nothing of how candidates are built or run, or of linking.
 
-    bundle.json     the entries, each with the manifest of its tuning and its candidates in order of preference
-    lib/<code>.so   a library for each candidate's code
-    rules/…         the workspace's own files that inputs and references come from, and files that attributes name
+    bundle.json               the entries with their candidates in order of preference; SHA-256 of every other file
+    lib/<code>.so             a library for each candidate's code
+    computation/<digest>.json the computation of each entry as TVM's JSON, the reference where no standard rule computes it
+    rules/…                   the workspace's own rules and the files that attributes name: run with `--trust-rules` alone
 
-Measuring a bundle leaves the records that tuning would have left: whoever has them links the measured winners.
+Measuring a bundle leaves the records that tuning would have left: whoever has them links the measured winners. A bundle is data: it
+names no key and no path. Keys are computed from what it says of an entry, and names of files from digests.
 """
 
 from __future__ import annotations
@@ -15,28 +17,33 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.errors import ArtifactError
-from kerneldecl.model import Trial, Workload, frozen
+from kerneldecl.errors import ArtifactError, KerneldeclError, printable
+from kerneldecl.model import SPECIALIZE, Arch, IterSpace, Trial, Workload, frozen
+from kerneldecl.planning.plan import MEASURING, Inputs, tolerance, tune_manifest
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import in_order
-from kerneldecl.serial import arch_from_json, to_json, trial_from_json, trial_to_json
+from kerneldecl.serial import arch_from_json, misfit, to_json, trial_from_json, trial_to_json
+from kerneldecl.store.inside import MOST_JSON_BYTES, Inside, UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest, key
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
-from kerneldecl.store.results import Lowered
+from kerneldecl.store.result_types import wrong_field
+from kerneldecl.store.results import BLOBS, Lowered
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.records import write_result
 from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "bundle.json"
 MOST_GROUPS = 2
 """Policies whose candidates go into a bundle: the first that proposes any, and one more in case none of those is right."""
+_AGAIN = "write the bundle again with `kerneldecl build --no-measure`"
 
 Json = Mapping[str, Any]
 
@@ -56,16 +63,34 @@ class Entry:
     """One entry of a bundle. The libraries of its candidates are in the task's folder."""
 
     task: Task
-    manifest: str
-    """Manifest of the tuning: its key is that of the record to be."""
+    plugins: Mapping[str, str]
+    """Digests of the policies and templates behind the candidates, and of the file with the user's custom kernels."""
     groups: tuple[Candidates, ...]
+    ir: str = ""
+    """The computation as TVM's JSON, while the bundle is written."""
+
+    @property
+    def manifest(self) -> str:
+        """Manifest of the tuning: its key is that of the record to be, here as on the machine that built."""
+        task, workload = self.task, self.task.workload
+        inputs = Inputs(
+            toolchain=task.toolchain,
+            archs={workload.target: task.arch},
+            rules={},
+            files={},
+            file_attrs={},
+            policies={},
+            plugins={(workload.policy, task.arch.kind): {name: found for name, found in self.plugins.items() if name != SPECIALIZE}},
+            specialize={workload.specialize: self.plugins.get(SPECIALIZE, "")},
+        )
+        return tune_manifest(workload, task.lowered, inputs)
 
 
 def bundle_folder(root: Path, name: str, version: str, target: str) -> Path:
     return root / "dist" / f"{name}-{version}" / f"{target}.bundle"
 
 
-def build_entry(task: Task, manifest: str, runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
+def build_entry(task: Task, plugins: Mapping[str, str], runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
     """Build an entry's candidates; return them with the outcome to link until they are measured, as `search.rank` has it."""
     found = list(itertools.islice(groups(task, runner, on_progress), MOST_GROUPS))
     bundled: list[Candidates] = []
@@ -76,7 +101,8 @@ def build_entry(task: Task, manifest: str, runner: Runner, on_progress: OnProgre
         bundled.append(Candidates(group.policy, compiled, tuple(_blobs(task, compiled, runner))))
         if not outcome.policy and (preferred := preferred_first(group, is_complete=True)):
             outcome = Outcome(preferred, 0, group.policy)
-    return Entry(task, manifest, tuple(bundled)), outcome
+    (answer,) = in_order(runner.run_all([task.computation_request()], BUILD_SECS), 1)
+    return Entry(task, plugins, tuple(bundled), answer.get("ir", "")), outcome
 
 
 def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, str]]:
@@ -90,20 +116,16 @@ def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[s
 def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> None:
     """Write a bundle whole, in place of what was there. `rule_files` are the files behind each rule, and those that attributes name."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(left)  # of a build that was killed while it wrote
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
-        (fresh / "lib").mkdir()
-        for entry in entries:
-            root = entry.task.root
-            for file in rule_files[entry.task.workload.rule]:
-                if file.is_relative_to(root):  # the others come with kerneldecl
-                    place = fresh / file.relative_to(root)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, place)
-            for trial in (trial for group in entry.groups for trial in group.built):
-                library = entry.task.library_path(trial.code_digest)
-                shutil.copyfile(library, fresh / "lib" / library.name)
-        content = {"schema": SCHEMA, "entries": [_entry_json(entry) for entry in entries]}
+        for name, source in _contents(rule_files, entries):
+            place = fresh / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(source.encode() if isinstance(source, str) else source.read_bytes())
+        files = {str(path.relative_to(fresh)): digest(path.read_bytes()) for path in sorted(fresh.rglob("*")) if path.is_file()}
+        content = {"schema": SCHEMA, "files": files, "entries": [_entry_json(entry) for entry in entries]}
         (fresh / FILE).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         fresh.chmod(0o755)
         if folder.exists():
@@ -113,16 +135,33 @@ def write_bundle(folder: Path, rule_files: Mapping[str, Sequence[Path]], entries
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _contents(rule_files: Mapping[str, Sequence[Path]], entries: Sequence[Entry]) -> Iterator[tuple[str, Path | str]]:
+    """Yield the name of each file of a bundle, with the file that it is copied from or its text."""
+    for entry in entries:
+        root, libraries = entry.task.root, {trial.code_digest for group in entry.groups for trial in group.built}
+        # The others come with kerneldecl.
+        yield from ((str(file.relative_to(root)), file) for file in rule_files[entry.task.workload.rule] if file.is_relative_to(root))
+        yield from ((library_name(code), entry.task.library_path(code)) for code in libraries)
+        if entry.ir:
+            yield computation_name(entry.task.lowered.computation), entry.ir
+
+
+def library_name(code_digest: str) -> str:
+    return f"lib/{code_digest}.so"
+
+
+def computation_name(computation: str) -> str:
+    return f"computation/{computation}.json"
+
+
 def _entry_json(entry: Entry) -> dict[str, Any]:
     task = entry.task
     return {
         "workload": to_json(task.workload),
         "arch": to_json(task.arch),
         "lowered": dict(task.lowered.json),
-        "tolerance": task.tolerance,
-        "protocol": dict(task.protocol),
         "toolchain": dict(task.toolchain),
-        "manifest": entry.manifest.splitlines(),
+        "plugins": dict(entry.plugins),
         "groups": [{"policy": group.policy, "candidates": _candidates_json(group)} for group in entry.groups],
     }
 
@@ -132,40 +171,117 @@ def _candidates_json(group: Candidates) -> list[dict[str, Any]]:
 
 
 def read_bundle(folder: Path) -> list[Entry]:
-    """Return a bundle's entries; raise ArtifactError where it is none, or not one of this version's."""
+    """Return a bundle's entries; raise ArtifactError where it is none, not one of this version's, or any file or field is wrong."""
     try:
-        content = json.loads((folder / FILE).read_bytes())
+        content = json.loads(read_regular(folder / FILE, MOST_JSON_BYTES))
+    except UnsafeFileError as error:
+        raise ArtifactError(f"{folder / FILE} {error}; {_AGAIN}") from None
     except OSError as error:
         raise ArtifactError(f"{folder} is no bundle: {FILE}: {error.strerror}; `kerneldecl build --no-measure` writes one") from None
-    except ValueError:
-        raise ArtifactError(
-            f"{folder / FILE} is not JSON (cut off?); write the bundle again with `kerneldecl build --no-measure`"
-        ) from None
+    except (ValueError, RecursionError):
+        raise ArtifactError(f"{folder / FILE} is not JSON (cut off?); {_AGAIN}") from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ArtifactError(f"{folder / FILE} is not of schema {SCHEMA}; write it with this version's `kerneldecl build --no-measure`")
-    return [_entry_from_json(folder, entry) for entry in content["entries"]]
+    if defect := _wrong_files(folder, content.get("files")):
+        raise ArtifactError(f"{folder}: {defect}; {_AGAIN}")
+    entries = content.get("entries")
+    if not isinstance(entries, list):
+        raise ArtifactError(f"{folder / FILE} has no list of entries; {_AGAIN}")
+    return [_entry_of(folder, content["files"], position, entry) for position, entry in enumerate(entries)]
+
+
+def _wrong_files(folder: Path, files: object) -> str:
+    """Return what is wrong with a bundle's files, as a phrase: each is listed with its digest, and nothing else lies there."""
+    if not isinstance(files, dict) or not all(map(is_digest, files.values())):
+        return f"{FILE} lists no files with their digests"
+    with Inside(folder) as inside:
+        for name, expected in files.items():
+            try:
+                if inside.digest(name) != expected:
+                    return f"{printable(name)} has other content than {FILE} says"
+            except UnsafeFileError as error:
+                return f"{printable(name)} {error}"
+            except OSError as error:
+                return f"{printable(name)} cannot be read: {error.strerror}"
+    there = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    # A module beside the listed ones would be imported with them.
+    return next((f"{printable(name)} is not listed in {FILE}" for name in there if name not in files and name != FILE), "")
+
+
+def _entry_of(folder: Path, files: Json, position: int, json: Any) -> Entry:
+    try:
+        entry = _entry_from_json(folder, json)
+        wrong = _wrong_entry(entry, files)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, KerneldeclError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong:
+        raise ArtifactError(f"{folder / FILE}: entries[{position}] is malformed ({printable(wrong)[:200]}); {_AGAIN}")
+    return entry
 
 
 def _entry_from_json(folder: Path, json: Json) -> Entry:
     fields: dict[str, Any] = {name: frozen(value) if isinstance(value, list) else value for name, value in json["workload"].items()}
+    workload, arch, lowered = Workload(**fields), arch_from_json(json["arch"]), json["lowered"]
+    if not isinstance(lowered, dict) or wrong_field("lower", lowered):
+        raise TypeError("lowered is no lower record's result")
     task = Task(
         root=folder,
-        workload=Workload(**fields),
-        arch=arch_from_json(json["arch"]),
+        workload=workload,
+        arch=arch,
         policies=(),
-        lowered=Lowered(json["lowered"]),
-        tolerance=json["tolerance"],
-        protocol=json["protocol"],
-        toolchain=json["toolchain"],
+        lowered=Lowered(lowered),
+        tolerance=tolerance(workload, Lowered(lowered)),
+        protocol=MEASURING[arch.kind],
+        toolchain={str(tool): str(version) for tool, version in json["toolchain"].items()},
         folder=folder / "lib",
     )
-    return Entry(task, "".join(f"{line}\n" for line in json["manifest"]), tuple(map(_candidates_from_json, json["groups"])))
+    plugins = {str(name): str(found) for name, found in json["plugins"].items()}
+    return Entry(task, plugins, tuple(map(_candidates_from_json, json["groups"])))
 
 
 def _candidates_from_json(json: Json) -> Candidates:
     candidates = [dict(candidate) for candidate in json["candidates"]]
     blobs = tuple(candidate.pop("blobs") for candidate in candidates)
     return Candidates(json["policy"], tuple(map(trial_from_json, candidates)), blobs)
+
+
+def _wrong_entry(entry: Entry, files: Json) -> str:
+    """Return what of an entry is not what was annotated, or names a file that is not there."""
+    task = entry.task
+    checked = ((task.workload, Workload, "workload"), (task.arch, Arch, "arch"), (task.lowered.space, IterSpace, "lowered.space"))
+    if wrong := next(filter(None, (misfit(value, hint, where) for value, hint, where in checked)), ""):
+        return f"{wrong} has another type"
+    if task.arch.is_detected or not task.arch.gpu:
+        return "its arch is no declared GPU"
+    entry.manifest  # noqa: B018  it names every tool that it needs, or raises
+    for group in entry.groups:
+        for trial, blobs in zip(group.built, group.blobs, strict=True):
+            if wrong := misfit(trial, Trial, "candidate") or misfit(group.policy, str, "policy"):
+                return f"{wrong} has another type"
+            if not is_digest(trial.code_digest) or library_name(trial.code_digest) not in files:
+                return f"there is no library of {trial.candidate}"
+            if not isinstance(blobs, dict) or {*blobs} != {*BLOBS} or not all(map(is_digest, blobs.values())):
+                return f"blobs of {trial.candidate} are no digests"
+    return ""
+
+
+def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[Entry]:
+    """Return the entries with references that need no code of the bundle: standard rules that compute the same, else its own computation.
+
+    Raise ArtifactError where an entry has neither.
+    """
+    requests = []
+    for entry in entries:
+        workload, computation = entry.task.workload, entry.task.lowered.computation
+        file = str(entry.task.root / computation_name(computation))
+        asked = {"roots": [str(STANDARD)], "rule": workload.rule, "attrs": dict(workload.attrs), "computation": computation}
+        requests.append({"action": "reference_of", **asked, "file": file})
+    answers = in_order(runner.run_all(requests, BUILD_SECS), len(requests))
+    for entry, answer in zip(entries, answers, strict=True):
+        if "failure" in answer:
+            why = f"{entry.task.workload.entry}: the bundle holds no reference ({answer['failure']})"
+            raise ArtifactError(f"{printable(why)}; --trust-rules runs its rules instead")
+    return [replace(entry, task=replace(entry.task, reference=answer)) for entry, answer in zip(entries, answers, strict=True)]
 
 
 def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnProgress, next_task: Task | None = None) -> Outcome:

@@ -63,6 +63,8 @@ class Task:
     """How many custom kernels of the user's compete."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    """Root, rule and attributes that inputs and reference come from, where they are not the workload's own."""
     priority: int = 0
     """Place in the order of tuning: its requests to workers come before those that are made early for later entries."""
 
@@ -76,7 +78,7 @@ class Task:
     @property
     def measured_spec(self) -> dict[str, Any]:
         """Return what a worker needs to know to verify and to time kernels of the workload."""
-        return {**self.spec, "seed": self.protocol["seed"]}
+        return {**self.spec, **self.reference, "seed": self.protocol["seed"]}
 
     def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
         return {"action": action, "device": self.arch.kind, "model": self.arch.model, **fields}
@@ -90,6 +92,9 @@ class Task:
 
     def describe_request(self, candidate: Candidate) -> dict[str, Any]:
         return {"action": "describe", "spec": self.spec, "candidate": candidate.to_json(), "arch": to_json(self.arch)}
+
+    def computation_request(self) -> dict[str, Any]:
+        return {"action": "computation", "spec": self.spec}
 
     def object_path(self, code_digest: str) -> Path:
         return self.folder / f"{code_digest}.o"

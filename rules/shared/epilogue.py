@@ -20,7 +20,7 @@ from .pointwise import OPERATIONS, cast, lower, stage
 from .precision import is_integer
 
 Step = Literal[
-    "bias", "add", "scale", "scale_columns",
+    "bias", "add", "mul", "scale", "scale_columns",
     "relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "hard_sigmoid", "hard_swish",
 ]  # fmt: skip
 RowStep = Literal["scale_rows"]
@@ -39,7 +39,7 @@ class Epilogue:
     def args(self) -> tuple[Arg, ...]:
         """Return the inputs of the steps, in their order.
 
-        The bias, along the last axis, and the residual, of the output's shape, have the output's dtype. Scales have the dtype
+        The bias, along the last axis, the residual and the factor, of the output's shape, have the output's dtype. Scales have the dtype
         that they are multiplied in: one scale for all elements, or one for each column or row.
         """
         *outer, rows, columns = self.out.shape
@@ -47,6 +47,7 @@ class Epilogue:
         inputs = {
             "bias": Arg("bias", (columns,), self.out.dtype),
             "add": Arg("residual", self.out.shape, self.out.dtype),
+            "mul": Arg("factor", self.out.shape, self.out.dtype),
             "scale": Arg("scale", (1,), scaled),
             "scale_columns": Arg("column_scales", (columns,), scaled),
             "scale_rows": Arg("row_scales", (*outer, rows), scaled),
@@ -78,7 +79,7 @@ class Epilogue:
                 operation, place = operator.add if step == "bias" else operator.mul, _PLACES[step]
                 operand, widened = cast(remaining.pop(0), dtype), cast(result, dtype) if step in SCALES else result
                 result = stage(self.out.shape, name, operation, widened, lambda *i, operand=operand, place=place: operand(*place(i)))
-            elif step == "add":
+            elif step in _WHOLE:
                 result = lower(step, self.out.shape, name, dtype, result, cast(remaining.pop(0), dtype))
             else:
                 result = lower(step, self.out.shape, name, dtype, result)
@@ -92,14 +93,14 @@ class Epilogue:
         size = 128**2 / 3 * math.sqrt(terms) if is_integer(dtype) else 1.0
         return [
             rng.uniform(0.5 / size, 1.5 / size, arg.shape).astype(arg.dtype) if step in SCALES else random_array(rng, arg)
-            for step, arg in zip((step for step in self.steps if step == "add" or step in _PLACES), self.args(), strict=True)
+            for step, arg in zip((step for step in self.steps if step in _WHOLE or step in _PLACES), self.args(), strict=True)
         ]
 
     def reference(self, accumulators: Array, operands: Sequence[Array]) -> Array:
         """Apply the steps in NumPy, in the dtype of the accumulators."""
         result, remaining = accumulators, [operand.astype(accumulators.dtype) for operand in operands]
         for step in self.steps:
-            if step in SCALES:
+            if step in SCALES or step == "mul":
                 result = result * (remaining.pop(0)[..., None] if step == "scale_rows" else remaining.pop(0))
             else:
                 result = result + remaining.pop(0) if step in {"bias", "add"} else OPERATIONS[step].reference(result)
@@ -111,6 +112,8 @@ def scaled_dtype(accum: str) -> str:
     return "float64" if accum in {"float64", "int64"} else "float32"
 
 
+_WHOLE = frozenset({"add", "mul"})
+"""Steps with an operand of the output's shape."""
 _PLACES: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     "bias": lambda i: i[-1:],
     "scale": lambda _: (0,),

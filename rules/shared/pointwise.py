@@ -97,6 +97,7 @@ OPERATIONS = {
     "gelu": Pointwise(1, 5, lambda x: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)), is_float_only=True, is_rounded=True),
     "gelu_tanh": Pointwise(1, 9, _gelu_tanh, is_float_only=True, is_rounded=True),
     "silu": Pointwise(1, 2, lambda x: x * _sigmoid(x), is_float_only=True, is_rounded=True),
+    "silu_mul": Pointwise(2, 3, lambda x, y: x * _sigmoid(x) * y, is_float_only=True, is_rounded=True),
     "relu6": Pointwise(1, 2, lambda x: np.clip(x, 0, 6)),
     "hard_sigmoid": Pointwise(1, 4, _hard_sigmoid, is_float_only=True, is_rounded=True),
     "hard_swish": Pointwise(1, 5, lambda x: x * _hard_sigmoid(x), is_float_only=True, is_rounded=True),
@@ -160,6 +161,7 @@ def lower(op: str, shape: Any, name: str, dtype: str, *operands: Reader) -> Any:
         "exp": te.exp,
         "tanh": te.tanh,
         "sigmoid": te.sigmoid,
+        "silu_mul": lambda x, y: x * te.sigmoid(x) * y,
     }
     return stage(shape, name, expressions[op], *operands)
 

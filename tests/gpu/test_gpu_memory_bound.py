@@ -22,7 +22,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(("reduce", {"op": "mean", "shape": (6, 7, 10, 50), "axes": axes, "dtype": "float16"}) for axes in [(1, 3), (0, 2), (0, 1, 2, 3)]),
     *(("reduce", {"op": "sum", "shape": shape, "axes": (0,)}) for shape in [(65536, 8), (300, 1), (4096, 331)]),
     *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(128, 10), (9, 67), (64, 1024), (1, 100), (3, 5, 10001)]),
-    *(("softmax", {"shape": shape, "axis": axis}) for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1)]),
+    *(
+        ("softmax", {"shape": shape, "axis": axis})
+        for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1), ((700, 5), 0), ((3, 5000, 2), 1)]
+    ),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
     *(("gemv", {"n": n, "k": k, "layout": layout}) for layout in "nt" for n, k in [(1, 300), (33, 45), (130, 1), (64, 5120), (1024, 1000)]),

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import tvm
-from bench_support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
-from bench_support.networks.relax_ops import module_of
+from support.networks.definitions import Network, NumpyOps, Weights, llama_network, mlp_network, resnet18_network
+from support.networks.relax_ops import module_of
 from support.spaces import Space
 from tvm import relax, te
 
 from kerneldecl.arrays import relative_error
 from kerneldecl.artifact import link
+from kerneldecl.artifact.archive import ARCHIVE, unpack_objects, write_archive
 from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.model import Arch
@@ -103,8 +104,13 @@ def doubled(arch: Arch, symbol: str, store: LocalStore) -> bytes:
 def exchange(folder: Path, symbol: str, content: bytes) -> None:
     """Have another kernel stand in an artifact for the one of a symbol, as one who writes artifacts would."""
     manifest = json.loads((folder / link.MANIFEST).read_text())
-    (folder / "objects" / f"{symbol}.o").write_bytes(content)
-    LINKERS["cuda"](folder / "other.so", sorted((folder / "objects").glob("*.o")))
+    objects = folder.parent / "objects"
+    objects.mkdir()
+    symbols = sorted({entry["symbol"] for entry in manifest["entries"]})
+    files = unpack_objects(folder / ARCHIVE, symbols, objects)
+    (objects / f"{symbol}.o").write_bytes(content)
+    write_archive(folder / ARCHIVE, [(file.name, file.read_bytes()) for file in files])
+    LINKERS["cuda"](folder / "other.so", files)
     name = f"lib/net-{digest((folder / 'other.so').read_bytes())[:16]}.so"
     (folder / manifest["library"]).unlink()
     (folder / "other.so").rename(folder / name)

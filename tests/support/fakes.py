@@ -240,8 +240,25 @@ def _build(spec: Answer, candidate: Answer, arch: Answer, toolchain: Answer, fol
 
 def _describe(spec: Answer, candidate: Answer, arch: Answer) -> Answer:
     scheduled = _scheduled(spec, candidate, arch_from_json(arch))
-    database = {"workloads": [json.dumps([scheduled])], "trace": [candidate], "target": arch["tvm_target"], "args": []}
+    database = {
+        "workloads": [json.dumps([scheduled])],
+        "trace": [[["Candidate", [], [candidate], []]], []],
+        "target": arch["tvm_target"],
+        "args": [],
+    }
     return {"database": json.dumps(database, sort_keys=True), "source": f"# {scheduled}\n"}
+
+
+def _ir(spec: Answer) -> Answer:
+    return {"ir": _computation(spec["root"], spec["rule"], spec["attrs"])}
+
+
+def _reference_of(roots: list[str], rule: str, attrs: Answer, computation: str, file: str) -> Answer:
+    """Return the workload itself where the file holds its computation: no standard rule computes what text is."""
+    assert len(roots) == 1
+    if not Path(file).is_file() or digest(Path(file).read_bytes()) != computation:
+        return {"failure": f"ValueError: rule {rule} computes something else here, or is not here"}
+    return {"root": str(Path(file).parents[1]), "rule": rule, "attrs": attrs}
 
 
 def _prepare(spec: Answer) -> Answer:
@@ -281,6 +298,8 @@ _ACTIONS = {
     "specialize": _specialize,
     "build": _build,
     "describe": _describe,
+    "computation": _ir,
+    "reference_of": _reference_of,
     "prepare": _prepare,
     "prepare_next": _prepare,
     "verify": _verify,

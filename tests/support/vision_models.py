@@ -1,11 +1,10 @@
-"""Owns torchvision's networks for tests: importing torchvision beside any torch, networks with settled batch norms, and their files.
+"""Owns torchvision's networks for tests: networks with settled batch norms, and their files.
 
 Knows nothing of what is tested.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-_NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-
 
 def torchvision_models() -> Any:
-    """Return torchvision.models; skip the test where torch or torchvision is not installed.
+    """Return torchvision.models; skip the test where torch or torchvision is not installed."""
+    pytest.importorskip("torch", reason="models come from torch")
+    from bench_support.models import torchvision_here
 
-    A torchvision for CUDA beside torch for the CPU lacks its C++ operators, which no classifier needs, but names two of them.
-    """
-    torch = pytest.importorskip("torch", reason="models come from torch")
     try:
-        return pytest.importorskip("torchvision", reason="the networks are torchvision's").models
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", _NMS)
-        import torchvision
-
-        return torchvision.models
+        return torchvision_here.torchvision_models()
+    except ImportError as error:
+        pytest.skip(str(error), allow_module_level=True)
 
 
 def vision_model(name: str) -> Any:

@@ -38,6 +38,15 @@ GEMMS: dict[str, Case] = {
     "tn": ({"layout": "tn"}, {}),
     "tt": ({"layout": "tt", "batch": 2}, {}),
     "attention": ({"layout": "nn", "batch": 3, "m": 70, "n": 64, "k": 72}, {"pdl": 1}),
+    "scores of interleaved heads": (
+        {"batch": 2, "heads": 3, "interleaved": "ab", "m": 70, "n": 72, "k": 64, "epilogue": ["scale"]},
+        {"pdl": 1},
+    ),
+    "context of interleaved heads": (
+        {"layout": "nn", "batch": 2, "heads": 3, "interleaved": "bc", "m": 70, "n": 64, "k": 72},
+        {**ONE, "swap_ab": 1, "block_n": 24},
+    ),
+    "heads of all matrices, transposed": ({"layout": "tt", "batch": 2, "heads": 2, "interleaved": "abc", "epilogue": ["bias", "mul"]}, {}),
     "prefetched": ({"m": 60, "n": 130, "k": 330, "epilogue": ["bias"]}, {**ONE, "stages": 4, "pdl": 1}),
     "prefetched by clusters": ({"m": 250, "n": 60, "k": 328}, {"cluster_m": 2, "pdl": 1}),
     "prefetched, split-K": ({"m": 60, "n": 24, "k": 330}, {**ONE, "block_n": 24, "split_k": 2, "swap_ab": 1, "pdl": 1}),

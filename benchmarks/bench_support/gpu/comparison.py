@@ -1,19 +1,19 @@
 """Owns the comparison on one workload: every contender is verified, then all are timed, interleaved.
 
-Knows nothing of how kernels were built or of goals. Runs in a process of its own (`GpuProcess`), which dies with a kernel
+Knows nothing of how kernels were built or of goals. Runs in a process of its own (`OwnProcess`), which dies with a kernel
 that breaks it. Needs torch, imported before TVM: it loads CUDA's runtime library.
 """
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench_support.gpu.kernels import Built, Entry
+from bench_support.own_process import first_line
 
 if TYPE_CHECKING:
     from bench_support.gpu.timing import Call, Replay
@@ -149,14 +149,14 @@ def compare(job: Job) -> Row:
             errors[name] = arguments.error(call)
             calls[name] = call
         except ERRORS as error:
-            failures[name] = _first_line(error)
+            failures[name] = first_line(error)
     # All have run before one is captured: a graph keeps the addresses of workspaces, and a larger one may displace them.
     replays = {name: arguments.replay(calls.pop(name)) for name in OURS}
     for name, call in calls.items():
         try:
             replays[name] = arguments.replay(call)
         except ERRORS as error:
-            failures[name] = _first_line(error)
+            failures[name] = first_line(error)
     laps.append(time.perf_counter())
     samples = interleaved(replays, job.rounds)
     steady: dict[str, float] = {}
@@ -213,11 +213,6 @@ def _usable(built: Built) -> Built:
     return built
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
-
-
 def add_bytes_per_s(entry: Entry) -> float:
     """Return what torch's addition of two float16 matrices of 16384 x 16384 moves: the measured peak of memory-bound kernels."""
     import torch
@@ -241,53 +236,3 @@ def gpu_described() -> Row:
         "cudnn": str(torch.backends.cudnn.version()),
         "tvm": tvm.__version__,
     }
-
-
-class GpuProcess:
-    """The process that uses the GPU. After a kernel has broken it, the next call starts another."""
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._process: Any = None
-        self._ours: Any = None
-
-    def ask(self, question: Callable[..., Any], *given: Any, limit_secs: float = 180.0) -> Any:
-        """Return the answer; without one, raise RuntimeError with the reason, and let the next question start a new process."""
-        if self._process is None:
-            self._ours, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            self._process.start()
-            theirs.close()
-        self._ours.send((question, given))
-        answer: Any = RuntimeError(f"no answer within {limit_secs:.0f} s")
-        if self._ours.poll(limit_secs):
-            try:
-                answer = self._ours.recv()
-            except (EOFError, ConnectionResetError):
-                answer = RuntimeError("the process that uses the GPU died")
-        if isinstance(answer, RuntimeError):
-            self.close()
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-
-def _serve(questions: Any) -> None:
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
-    while True:
-        question, given = questions.recv()
-        try:
-            answer = question(*given)
-        except Exception as error:  # noqa: BLE001  reported to the caller
-            answer = RuntimeError(_first_line(error))
-        torch.cuda.empty_cache()
-        questions.send(answer)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from bench_support.gpu.comparison import GpuProcess, Job, Row, compare, described
+from bench_support.gpu.comparison import Job, Row, compare, described
 from bench_support.gpu.kernels import Built, Entry, build_candidate, build_default, label_of
 from bench_support.gpu.tuning import Tuned, tuned
+from bench_support.own_process import OwnProcess
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def tuned_rows(entries: Sequence[Entry], settings: Settings, folder: Path) -> tu
 
 
 def comparisons(
-    entries: Sequence[Entry], found: dict[str, Tuned], settings: Settings, gpu: GpuProcess, folder: Path
+    entries: Sequence[Entry], found: dict[str, Tuned], settings: Settings, gpu: OwnProcess, folder: Path
 ) -> Iterator[tuple[str, Row]]:
     """Compare entry by entry; yield an entry's name and the fields for its row."""
     spawn = get_context("spawn")
@@ -73,7 +74,7 @@ def _rank(one: Tuned) -> int:
     return [candidate["label"] for candidate in one.candidates].index(one.best.label)
 
 
-def _compared(job: Job, gpu: GpuProcess) -> Row:
+def _compared(job: Job, gpu: OwnProcess) -> Row:
     """Compare; without the default schedule if that broke the process."""
     try:
         return gpu.ask(compare, job)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from bench_support.models.torchvision_here import torchvision_models
 
 Made = tuple[Any, tuple[Any, ...]]
 """A module in evaluation mode, float32, and inputs for it."""
@@ -61,21 +62,41 @@ class UNetBlock(torch.nn.Module):
         return x
 
 
-def _torchvision() -> Any:
-    if torch.version.cuda is None:
-        # PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators do not load. These models use none of them.
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
+class Decoding(torch.nn.Module):
+    """A decoder layer of Llama for one more token: its input, rotary embedding and KV cache give its output and new keys and values.
 
-    return torchvision.models
+    `keys` and `values` are (1, heads, past, head size), in the layout of transformers' caches; a program appends what is given back.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any, cos: Any, sin: Any, keys: Any, values: Any) -> Any:
+        cache = Appending(keys, values)
+        # Older releases of transformers give a layer's output with its attention weights.
+        out = self.layer(x, position_embeddings=(cos, sin), past_key_values=cache)
+        return out[0] if isinstance(out, tuple) else out, *cache.new
+
+
+class Appending:
+    """A KV cache of one layer, as transformers' attention calls it."""
+
+    def __init__(self, keys: Any, values: Any) -> None:
+        self.past, self.new = (keys, values), (keys, values)
+
+    def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> Any:
+        """Return the keys and values that attention reads: those of before and the new ones."""
+        self.new = (keys, values)
+        return tuple(torch.cat(pair, dim=-2) for pair in zip(self.past, self.new, strict=True))
 
 
 def _vision(name: str, batch: int) -> Made:
     torch.manual_seed(0)
-    module = getattr(_torchvision(), name)(weights=None)
+    module = getattr(torchvision_models(), name)(weights=None)
     _set_batch_norms(module, torch.randn(16, 3, 224, 224))
+    for linear in (each for each in module.modules() if isinstance(each, torch.nn.Linear) and not each.weight.any()):
+        torch.nn.init.normal_(linear.weight, std=0.02)  # a new ViT's head is zero, and so would its result be
     return module.eval(), (torch.randn(batch, 3, 224, 224),)
 
 
@@ -90,7 +111,7 @@ def _set_batch_norms(module: Any, sample: Any) -> None:
 
 
 def _bert(batch: int, tokens: int, **sizes: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertEncoder
 
@@ -100,12 +121,26 @@ def _bert(batch: int, tokens: int, **sizes: int) -> Made:
 
 
 def _llama(tokens: int) -> Made:
-    _torchvision()  # transformers imports it
+    torchvision_models()
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
     model = LlamaModel(LlamaConfig(**LLAMA_3_8B, use_cache=False, attn_implementation="sdpa")).eval()
     return First(model, "inputs_embeds"), (torch.randn(1, tokens, LLAMA_3_8B["hidden_size"]),)
+
+
+def llama_decoding(past: int, **sizes: int) -> Made:
+    """Return a decoder layer of Llama for the token after `past` ones."""
+    torchvision_models()
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, attn_implementation="sdpa")
+    x = torch.randn(1, 1, config.hidden_size)
+    cos, sin = LlamaRotaryEmbedding(config)(x, torch.tensor([[past]]))
+    cache = (1, config.num_key_value_heads, past, config.hidden_size // config.num_attention_heads)
+    return Decoding(LlamaDecoderLayer(config, 0)).eval(), (x, cos, sin, torch.randn(cache), torch.randn(cache))
 
 
 def _unet_block() -> Made:
@@ -127,6 +162,7 @@ EXAMPLES: tuple[Example, ...] = (
     Example("bert_base.b1.s128", lambda: _bert(1, 128, **BERT_BASE)),
     Example("bert_base.b16.s128", lambda: _bert(16, 128, **BERT_BASE)),
     Example("bert_large.b8.s384", lambda: _bert(8, 384, **BERT_LARGE)),
+    Example("llama3_8b.block.decode2047", lambda: llama_decoding(2047, **LLAMA_3_8B)),
     Example("llama3_8b.block.s512", lambda: _llama(512)),
     Example("llama3_8b.block.s2048", lambda: _llama(2048)),
 )

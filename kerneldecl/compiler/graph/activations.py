@@ -5,9 +5,12 @@ Knows nothing of rules or of what the activation follows. Clips are maxima and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import ml_dtypes
+import numpy as np
 from tvm import relax
 
 from kerneldecl.compiler.graph.dataflow import Dataflow
@@ -44,49 +47,59 @@ def _single(graph: Dataflow, value: relax.Var) -> Activation | None:
     return Activation(name, (reader,)) if name else None
 
 
+_ROUNDED = (np.float32, np.float16, ml_dtypes.bfloat16)
+"""Dtypes that a model may have rounded a number to."""
+_Step = tuple[str, float | None]
+_SIXTH = (("relax.divide", 6.0), ("relax.multiply", 1 / 6))
+_CLIP_TO_6: tuple[_Step, ...] = (("relax.add", 3.0), ("relax.nn.relu", None), ("relax.minimum", 6.0))
+_CLIP_TO_1: tuple[_Step, ...] = (("relax.add", 0.5), ("relax.nn.relu", None), ("relax.minimum", 1.0))
+_HARD_SIGMOIDS: tuple[tuple[_Step, ...], ...] = tuple(steps for sixth in _SIXTH for steps in ((*_CLIP_TO_6, sixth), (sixth, *_CLIP_TO_1)))
+"""min(max(x + 3, 0), 6) / 6 and min(max(x / 6 + 0.5, 0), 1), which ONNX writes."""
+
+
 def _relu6(graph: Dataflow, value: relax.Var) -> Activation | None:
-    positive = _next(graph, value, "relax.nn.relu")
-    bounded = _next(graph, positive, "relax.minimum", 6)
-    return Activation("relu6", (positive, bounded)) if positive is not None and bounded is not None else None
-
-
-def _gate(graph: Dataflow, shifted: relax.Var) -> tuple[relax.Var, ...]:
-    """Return what min(max(x + 3, 0), 6) consists of, from x + 3 on; nothing for another value."""
-    bounded = _relu6(graph, shifted)
-    return (shifted, *bounded.variables) if bounded is not None else ()
+    found = _chain(graph, value, graph.only_reader(value), (("relax.nn.relu", None), ("relax.minimum", 6.0)))
+    return Activation("relu6", found) if found else None
 
 
 def _hard_sigmoid(graph: Dataflow, value: relax.Var) -> Activation | None:
-    shifted = _next(graph, value, "relax.add", 3)
-    gate = _gate(graph, shifted) if shifted is not None else ()
-    last = _next(graph, gate[-1], "relax.divide", 6) if gate else None
-    return Activation("hard_sigmoid", (*gate, last)) if last is not None else None
+    chains = (_chain(graph, value, graph.only_reader(value), steps) for steps in _HARD_SIGMOIDS)
+    return next((Activation("hard_sigmoid", found) for found in chains if found), None)
 
 
 def _hard_swish(graph: Dataflow, value: relax.Var) -> Activation | None:
-    """Return x * min(max(x + 3, 0), 6) / 6, whose value has two readers."""
+    """Return x * hard_sigmoid(x), or x * min(max(x + 3, 0), 6) / 6; the value has two readers."""
     readers = graph.readers[value]
     if len(readers) != 2 or None in readers:
         return None
-    for shifted in readers:
-        gate = _gate(graph, shifted) if shifted is not None and _is(graph, shifted, value, "relax.add", 3) else ()
+    for start, steps in itertools.product(readers, (*_HARD_SIGMOIDS, _CLIP_TO_6)):
+        gate = _chain(graph, value, start, steps)
         product = graph.only_reader(gate[-1]) if gate else None
         if product is None or product not in readers or graph.operator(product) != "relax.multiply":
             continue
-        last = _next(graph, product, "relax.divide", 6)
-        if last is not None:
-            return Activation("hard_swish", (*gate, product, last))
+        ends = [_chain(graph, product, graph.only_reader(product), (sixth,)) for sixth in _SIXTH] if steps is _CLIP_TO_6 else [(product,)]
+        end = next(filter(None, ends), ())
+        if end:
+            return Activation("hard_swish", (*gate, *dict.fromkeys((product, *end))))
     return None
 
 
-def _next(graph: Dataflow, value: relax.Var | None, operator: str, number: float | None = None) -> relax.Var | None:
-    """Return the only reader of a value if it is an operator of it, and of a number; None for anything else."""
-    reader = graph.only_reader(value) if value is not None else None
-    return reader if reader is not None and value is not None and _is(graph, reader, value, operator, number) else None
+def _chain(graph: Dataflow, value: relax.Var, start: relax.Var | None, steps: Sequence[_Step]) -> tuple[relax.Var, ...]:
+    """Return what steps from a value on give, each of which alone reads the one before; nothing where they are others."""
+    found: list[relax.Var] = []
+    for operator, number in steps:
+        reader = graph.only_reader(found[-1]) if found else start
+        if reader is None or not _is(graph, reader, found[-1] if found else value, operator, number):
+            return ()
+        found.append(reader)
+    return tuple(found)
 
 
 def _is(graph: Dataflow, reader: relax.Var, value: relax.Var, operator: str, number: float | None) -> bool:
     call = graph.call(reader)
     if call is None or call.op.name != operator or not call.args[0].same_as(value):
         return False
-    return number is None or (len(call.args) == 2 and scalar_of(call.args[1]) == number)
+    if number is None:
+        return True
+    given = scalar_of(call.args[1]) if len(call.args) == 2 else None
+    return given is not None and given in {number, *(float(np.asarray(number).astype(dtype)) for dtype in _ROUNDED)}

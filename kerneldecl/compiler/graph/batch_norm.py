@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 _CONVOLUTIONS = {"relax.nn.conv1d": ("NCW", "OIW"), "relax.nn.conv2d": ("NCHW", "OIHW"), "relax.nn.conv3d": ("NCDHW", "OIDHW")}
 """The layouts of data and weights in which output channels are axis 1 of the result and axis 0 of the weights."""
@@ -27,8 +27,8 @@ class _Affine:
     shift: np.ndarray[Any, Any]
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldBatchNorm")
-class FoldBatchNorm:
+@graph_pass
+class FoldBatchNorm(Rewriter):
     """Folds batch norms of constant statistics into the weights and bias of the convolution before them.
 
     A batch norm after anything else becomes a multiplication and an addition of a constant for each channel. One in training mode, whose
@@ -37,12 +37,6 @@ class FoldBatchNorm:
     TVM's FoldBatchnormToConv2D leaves an addition of its own beside a bias, computes in float32 alone and takes no batch norm by itself.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _FoldBatchNorm(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _FoldBatchNorm(Rewriter):
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> relax.Expr:
         item = super().visit_tuple_getitem_(item)
         norm = self.producer(item.tuple_value, "relax.nn.batch_norm")

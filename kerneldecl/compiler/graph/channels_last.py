@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass
 
 _TO_NCHW = [0, 3, 1, 2]
 """The axes of an NHWC array in the order of NCHW, which are also the NHWC axes that each axis of NCHW is."""
@@ -22,7 +22,7 @@ _UNARY = frozenset(
     f"relax.{name}"
     for name in (
         "abs", "acos", "acosh", "asin", "asinh", "astype", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "floor",
-        "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "nn.dropout", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
+        "isfinite", "isinf", "isnan", "log", "logical_not", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
         "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
     )
 )  # fmt: skip
@@ -34,23 +34,17 @@ _BROADCASTING = frozenset(
     )
 )  # fmt: skip
 _POOLING = frozenset(f"relax.nn.{name}" for name in ("adaptive_avg_pool2d", "avg_pool2d", "max_pool2d"))
+_NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
 _REDUCTIONS = frozenset(f"relax.{name}" for name in ("max", "mean", "min", "prod", "std", "sum", "variance"))
 
 
-@tvm.transform.module_pass(opt_level=0, name="ChannelsLast")
-class ChannelsLast:
+@graph_pass
+class ChannelsLast(Rewriter):
     """Gives convolutions of NCHW images NHWC ones with HWIO weights, and elementwise operators, pooling and reductions after them the same.
 
-    A transpose goes in front of an image, and behind what comes of it where an operator needs the old layout.
+    Every image is a transpose of its NHWC form, which moves behind the operators that allow it. So one transpose goes in front of an
+    image, and one behind what comes of it where an operator needs the old layout.
     """
-
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _ChannelsLast(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _ChannelsLast(Rewriter):
-    """Keeps every image as `permute_dims` of its NHWC form, and moves that behind the operators that allow it."""
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator == "relax.nn.conv2d":
@@ -72,6 +66,9 @@ class _ChannelsLast(Rewriter):
             return self._channels_first(_with_attrs(call, [image], layout="NHWC", out_layout="NHWC"))
         if operator in _REDUCTIONS:
             return self._reduction(call, image)
+        if operator in _NORMS and int(call.attrs.channel_axis) % _RANK == 1:
+            axes = sorted(_TO_NCHW[int(axis) % _RANK] for axis in call.attrs.axes)
+            return self._channels_first(_with_attrs(call, [image, *call.args[1:]], channel_axis=_RANK - 1, axes=axes))
         if operator == "relax.nn.pad":
             widths = [int(width) for width in call.attrs.pad_width]
             moved = [width for axis in _TO_NHWC for width in widths[2 * axis : 2 * axis + 2]]
@@ -106,7 +103,8 @@ class _ChannelsLast(Rewriter):
         return image if axes == list(range(_RANK)) else relax.op.permute_dims(image, axes)
 
     def _elementwise(self, call: relax.Call) -> relax.Expr:
-        if not any(self._image(arg) is not None for arg in call.args) or any(_rank(arg) is None for arg in call.args):
+        ranks = [_rank(arg) for arg in call.args]
+        if not any(self._image(arg) is not None for arg in call.args) or any(rank is None or rank > _RANK for rank in ranks):
             return call
         return self._channels_first(relax.Call(call.op, [self._broadcast(arg) for arg in call.args], call.attrs))
 

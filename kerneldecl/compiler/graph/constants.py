@@ -13,27 +13,21 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 Array = np.ndarray[Any, Any]
 _SMALL = 4096
 """Bytes that a result may always have: scalars become vectors."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
-class FoldConstants:
+@graph_pass
+class FoldConstants(Rewriter):
     """Computes operators whose arguments are constants, where the result is not larger than they are together.
 
     It takes the operators that importers and passes put around weights, and computes them in NumPy. TVM's FoldConstant compiles a
     function for each constant, which takes 18 s for ResNet-18; it may follow for the rest.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _FoldConstants(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _FoldConstants(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         args = [self.known(arg) for arg in call.args]
         if any(known is not arg for known, arg in zip(args, call.args, strict=True)):

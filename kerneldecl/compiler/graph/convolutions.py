@@ -5,27 +5,18 @@ Knows nothing of rules: each pass is right for every module.
 
 from __future__ import annotations
 
-from typing import Any
-
-import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass
 
 _CONV2D = "relax.nn.conv2d"
 _IMAGES = {"NCHW", "NHWC"}
 
 
-@tvm.transform.module_pass(opt_level=0, name="MergePadding")
-class MergePadding:
+@graph_pass
+class MergePadding(Rewriter):
     """Makes zeros that are added to an image before a convolution a part of the convolution."""
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _MergePadding(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _MergePadding(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator != _CONV2D or call.attrs.data_layout not in _IMAGES:
             return call
@@ -36,16 +27,10 @@ class _MergePadding(Rewriter):
         return _convolved(pad.args[0], call, [a + b for a, b in zip(_four_sides(call), added, strict=True)])
 
 
-@tvm.transform.module_pass(opt_level=0, name="SplitPadding")
-class SplitPadding:
+@graph_pass
+class SplitPadding(Rewriter):
     """Makes a convolution whose sides have different padding a pad, and a convolution without padding."""
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _SplitPadding(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _SplitPadding(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator != _CONV2D or call.attrs.data_layout not in _IMAGES or len(set(_four_sides(call))) == 1:
             return call

@@ -7,38 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import array_of, constant, name_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 _COMMUTATIVE = {f"relax.{name}" for name in ("add", "multiply", "maximum", "minimum")}
 _BROADCASTING = _COMMUTATIVE | {"relax.subtract", "relax.divide"}
 _ACCUMULATING = ("relax.nn.conv2d", "relax.matmul")
 
 
-@tvm.transform.module_pass(opt_level=0, name="SimplifyClips")
-class SimplifyClips:
+@graph_pass
+class SimplifyClips(Rewriter):
     """Makes clips maxima and minima with constants, which keep the layout of images, and a maximum with 0 relu.
 
     TVM's ONNX importer writes a clip as two functions of TensorIR; they become operators again.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _SimplifyClips(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _SimplifyClips(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator == "relax.call_tir":
             return self._bounded(call)
         if operator == "relax.clip" and _is_float(call):
             lowest, highest = (float(bound.value) for bound in call.args[1:])
+            if lowest > highest:
+                return call  # which of them wins is the operator's choice
             return _at_most(_at_least(call.args[0], lowest), highest)
         return call
 
@@ -85,16 +80,10 @@ def _bound_of(func: tvm.tirx.PrimFunc) -> Callable[[relax.Expr, float], relax.Ex
     return _at_least if isinstance(stored.value, tvm.tirx.Max) else _at_most
 
 
-@tvm.transform.module_pass(opt_level=0, name="OrderOperands")
-class OrderOperands:
+@graph_pass
+class OrderOperands(Rewriter):
     """Puts the constant of a commutative operator last, and in a sum what a convolution or a matmul accumulates first."""
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _OrderOperands(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _OrderOperands(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator not in _COMMUTATIVE:
             return call
@@ -112,16 +101,10 @@ class _OrderOperands(Rewriter):
         return self.is_read_once(value) and any(self.producer(value, operator) is not None for operator in _ACCUMULATING)
 
 
-@tvm.transform.module_pass(opt_level=0, name="VectorBiases")
-class VectorBiases:
+@graph_pass
+class VectorBiases(Rewriter):
     """Makes constants that broadcast along all axes but the last vectors: a bias of a convolution is [f], not [1, 1, 1, f]."""
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _VectorBiases(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _VectorBiases(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         if operator not in _BROADCASTING:
             return call
@@ -131,20 +114,14 @@ class _VectorBiases(Rewriter):
         return relax.Call(call.op, [call.args[0], constant(value.reshape(-1), dtype_of(call.args[1]), name_of(call.args[1]))], call.attrs)
 
 
-@tvm.transform.module_pass(opt_level=0, name="SeparateGates")
-class SeparateGates:
+@graph_pass
+class SeparateGates(Rewriter):
     """Keeps what is computed for whole channels, such as a squeeze-and-excite gate, out of the kernel that applies it to every pixel.
 
     FuseOps would make one function of a matmul or a convolution and the elementwise operator that broadcasts its result: two computations
     of different extents, which no kernel does well. It fuses nothing across a reshape, which becomes a part of how the gate is read.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _SeparateGates(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _SeparateGates(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call) if operator in _BROADCASTING else None
         if shape is None or all(self._is_read_whole(arg, shape) for arg in call.args):

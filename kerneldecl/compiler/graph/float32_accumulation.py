@@ -7,47 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import relax
+
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass
 
 HALF = ("float16", "bfloat16")
 WIDE = frozenset(
     f"relax.{name}"
     for name in (
-        *(
-            "acos",
-            "acosh",
-            "asin",
-            "asinh",
-            "atan",
-            "atanh",
-            "cos",
-            "cosh",
-            "exp",
-            "log",
-            "power",
-            "rsqrt",
-            "sigmoid",
-            "sin",
-            "sinh",
-            "tan",
-        ),
-        *(
-            "tanh",
-            "nn.gelu",
-            "nn.gelu_tanh",
-            "nn.silu",
-            "nn.softplus",
-            "nn.log_softmax",
-            "nn.softmax",
-            "nn.batch_norm",
-            "cumprod",
-            "cumsum",
-        ),
-        *("mean", "prod", "std", "sum", "variance", "nn.nll_loss", "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d"),
-        *("nn.adaptive_avg_pool3d", "nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "einsum"),
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "log", "power", "rsqrt", "sigmoid", "sin", "sinh", "tan",
+        "tanh", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "nn.log_softmax", "nn.softmax", "nn.batch_norm", "cumprod", "cumsum",
+        "mean", "prod", "std", "sum", "variance", "nn.nll_loss", "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d",
+        "nn.adaptive_avg_pool3d", "nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "einsum",
     )
-)
+)  # fmt: skip
 """Operators that TVM would compute in half precision throughout: sums, and functions that round more than once. TVM's layer_norm,
 rms_norm, group_norm, instance_norm and erf widen by themselves."""
 
@@ -55,34 +28,17 @@ _NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.l
 """TVM 0.27 lowers these for float16 and float32 alone: bfloat16 ones are cast here."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="AccumulateInFloat32")
-class AccumulateInFloat32:
+@graph_pass
+class AccumulateInFloat32(Rewriter):
     """Makes softmax, sums, means, batch norms and functions such as exp compute in float32 where their arguments are half-precision.
 
     Arguments are cast before and results after; dtypes of all other values stay. Run it after passes that look for operators, and
     before LegalizeOps. Accumulators of GEMMs are the model's choice: `out_dtype`.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return rewritten_module(_Accumulate(mod), mod)
-
-
-def rewritten_module(mutator: Any, mod: tvm.IRModule) -> tvm.IRModule:
-    """Return the module with its Relax functions rewritten; those that a fusion made stay as they are."""
-    for var, func in mod.functions_items():
-        if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
-            mutator.builder_.update_func(var, mutator.visit_expr(func))
-    return mutator.builder_.get()
-
-
-@relax.expr_functor.mutator
-class _Accumulate(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        dtypes = [dtype_of(arg) for arg in call.args]
-        half = next((dtype for dtype in dtypes if dtype in HALF), "")
-        is_wide = isinstance(call.op, tvm.ir.Op) and str(call.op.name) in (WIDE | _NORMS if half == "bfloat16" else WIDE)
-        return widened(self.builder_, call, half) if half and is_wide else call
+    def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
+        half = next((dtype for arg in call.args if (dtype := dtype_of(arg)) in HALF), "")
+        return widened(self.builder_, call, half) if half and operator in (WIDE | _NORMS if half == "bfloat16" else WIDE) else call
 
 
 def dtype_of(expr: Any) -> str:

@@ -14,26 +14,20 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import Array, array_of, constant
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 _LARGEST = 32 << 20
 """Bytes of a result: a larger one is computed by the model."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldIndices")
-class FoldIndices:
+@graph_pass
+class FoldIndices(Rewriter):
     """Computes in NumPy what position embeddings, causal masks and rotary tables are made of, where all of it is known.
 
     torch.export writes them out as arange, comparisons of bool, cumsum and gathers. TVM's FoldConstant would compile a function for
     each, and its code generation has no `==` of two bool.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _FoldIndices(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _FoldIndices(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape, compute = static_shape(call), _OPERATORS.get(operator)
         if shape is None or compute is None or not isinstance(call.ty, relax.TensorType):
@@ -46,7 +40,8 @@ class _FoldIndices(Rewriter):
             return call
         with np.errstate(all="ignore"):
             value = compute(call, shape, *args)
-        return call if value is None else constant(np.asarray(value).astype(dtype).reshape(shape), dtype)
+        is_whole = value is not None and np.size(value) == math.prod(shape)
+        return constant(np.asarray(value).astype(dtype).reshape(shape), dtype) if is_whole else call
 
     def _array(self, arg: relax.Expr) -> Any:
         """Return an argument that is known: an array, a list of arrays, or an expression that is no tensor; None for another."""
@@ -73,6 +68,15 @@ def _number(expr: Any) -> int | float | None:
     return getattr(value, "value", value) if isinstance(getattr(value, "value", value), (int, float)) else None
 
 
+def _extents(_: relax.Call, __: Any, of: Any) -> Array | None:
+    extents = of.ty.values
+    return np.array([int(extent) for extent in extents]) if extents is not None and all(map(_is_known, extents)) else None
+
+
+def _is_known(extent: Any) -> bool:
+    return isinstance(extent, tvm.tirx.IntImm)
+
+
 def _sliced(_: relax.Call, __: Any, x: Array, *rest: Any) -> Array | None:
     given = [[_number(each) for each in part] for part in rest]
     if len(given) not in {3, 4} or any(None in part for part in given):
@@ -85,18 +89,32 @@ def _sliced(_: relax.Call, __: Any, x: Array, *rest: Any) -> Array | None:
 
 
 def _taken(call: relax.Call, _: Any, x: Array, at: Array) -> Array | None:
-    is_inside = call.attrs.axis is not None and at.size and 0 <= at.min() <= at.max() < x.shape[int(call.attrs.axis)]
-    return np.take(x, at, axis=int(call.attrs.axis)) if is_inside else None
+    axis = call.attrs.axis
+    return np.take(x, at, axis=int(axis)) if axis is not None and _is_inside(at, x.shape[int(axis)]) else None
+
+
+def _gathered(call: relax.Call, _: Any, x: Array, at: Array) -> Array | None:
+    axis = int(call.attrs.axis)
+    return np.take_along_axis(x, at, axis=axis) if _is_inside(at, x.shape[axis]) else None
+
+
+def _indexed(_: relax.Call, __: Any, x: Array, at: list[Array]) -> Array | None:
+    return x[tuple(at)] if all(_is_inside(each, extent) for each, extent in zip(at, x.shape, strict=False)) else None
+
+
+def _is_inside(at: Array, extent: int) -> bool:
+    """Say whether there are indices, and all of them are of elements, counted from the first."""
+    return bool(at.size) and bool(0 <= at.min() <= at.max() < extent)
+
+
+def _power(_: relax.Call, __: Any, x: Array, exponent: Array) -> Array | None:
+    return None if np.issubdtype(exponent.dtype, np.integer) and (exponent < 0).any() else np.power(x, exponent)
 
 
 def _cumsum(call: relax.Call, _: Any, x: Array) -> Array | None:
     if call.attrs.exclusive or call.attrs.axis is None:
         return None
     return np.cumsum(x, axis=int(call.attrs.axis))
-
-
-def _indexed(_: relax.Call, __: Any, x: Array, at: list[Array]) -> Array:
-    return x[tuple(at)]
 
 
 def _elements(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -117,9 +135,11 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "relax.concat": lambda call, _, xs: np.concatenate(xs, axis=int(call.attrs.axis)),
     "relax.strided_slice": _sliced,
     "relax.take": _taken,
-    "relax.gather_elements": lambda call, _, x, at: np.take_along_axis(x, at, axis=int(call.attrs.axis)),
+    "relax.gather_elements": _gathered,
     "relax.index_tensor": _indexed,
     "relax.cumsum": _cumsum,
+    "relax.shape_to_tensor": _extents,
+    "relax.power": _power,
     "relax.where": _elements(np.where),
     **{
         f"relax.{name}": _elements(function)
@@ -128,7 +148,7 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
             "equal": np.equal, "not_equal": np.not_equal, "greater": np.greater, "greater_equal": np.greater_equal,
             "less": np.less, "less_equal": np.less_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
             "logical_not": np.logical_not, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_not": np.bitwise_not,
-            "negative": np.negative, "cos": np.cos, "sin": np.sin, "power": np.power, "divide": np.true_divide,
+            "negative": np.negative, "cos": np.cos, "sin": np.sin, "divide": np.true_divide,
         }.items()
     },
 }  # fmt: skip

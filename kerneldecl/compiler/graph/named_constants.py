@@ -8,6 +8,7 @@ A constant's name is its span: passes that keep the constant keep it, and those 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -60,9 +61,14 @@ def constant(value: Array, dtype: str, name: str = "") -> Any:
     return tvm.ir.GenericConst(found.value, found.ty, _span(name)) if name else found
 
 
+def is_array(expr: Any) -> bool:
+    """Say whether an expression is a constant array."""
+    return isinstance(expr, tvm.ir.GenericConst) and hasattr(expr.value, "numpy")
+
+
 def array_of(expr: Any) -> Array | None:
-    """Return the value of a constant; None for anything else."""
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) and hasattr(expr.value, "numpy") else None
+    """Return a copy of the value of a constant; None for anything else."""
+    return expr.value.numpy() if is_array(expr) else None
 
 
 def name_of(expr: Any) -> str:
@@ -73,8 +79,8 @@ def name_of(expr: Any) -> str:
 
 def scalar_of(expr: Any) -> float | None:
     """Return the value of a constant with one element; None for anything else."""
-    array = array_of(expr)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    array = array_of(expr) if is_array(expr) and math.prod(expr.value.shape) == 1 else None
+    return None if array is None else float(array.reshape(-1)[0])
 
 
 def _span(name: str) -> tvm.ir.Span:

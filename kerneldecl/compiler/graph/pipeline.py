@@ -13,9 +13,11 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
-from kerneldecl.compiler.graph.join_linears import JoinLinears
+from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
+from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
@@ -23,6 +25,7 @@ from kerneldecl.compiler.graph.use_rules import UseRules
 
 GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
+    EmptyReductions(),
     FoldIndices(),
     RecognizePatterns(),
     NormalizeViews(),
@@ -40,8 +43,10 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     NormalizeViews(),
     relax.transform.EliminateCommonSubexpr(),
     relax.transform.CanonicalizeBindings(),  # it leaves aliases
+    SplitLinears(),
     JoinLinears(),
     UseRules(),
+    SplitGroupNorms(),
     AccumulateInFloat32(),  # what no rule does
     SeparateGates(),  # by views, which NormalizeViews would remove
     relax.transform.DeadCodeElimination(),

@@ -6,18 +6,16 @@ Knows nothing of rules, or of what follows.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import tvm
 from tvm import relax
 from tvm.relax import op
 
 from kerneldecl.compiler.graph.named_constants import scalar_of
-from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, dtype_of, graph_pass, static_shape
 
 
-@tvm.transform.module_pass(opt_level=0, name="RecognizePatterns")
-class RecognizePatterns:
+@graph_pass
+class RecognizePatterns(Rewriter):
     """Makes one operator of rms_norm, layer_norm, gelu in both forms, silu, and the softmax that gives 0 for rows of -inf.
 
     - x * rsqrt(mean(x^2) + eps) * w, also as 1 / sqrt, and with casts to float32 around what is normalised
@@ -26,12 +24,6 @@ class RecognizePatterns:
     - torch's softmax of scores that no mask was added to: no row of them is all -inf
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _RecognizePatterns(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _RecognizePatterns(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         patterns = {
             "relax.multiply": (self._silu, self._gelu, self._rms_norm),
@@ -41,19 +33,11 @@ class _RecognizePatterns(Rewriter):
         found = (pattern(call) for pattern in patterns.get(operator, ()))
         return next((each for each in found if each is not None), call)  # an expression has no truth value
 
-    def producer(self, value: relax.Expr, operator: str) -> relax.Call | None:
-        return super().producer(self._known(value), operator)
-
-    def _known(self, value: relax.Expr) -> relax.Expr:
-        while isinstance(value, relax.Var) and isinstance(bound := self.lookup_binding(value), (relax.Var, tvm.ir.GenericConst)):
-            value = bound
-        return value
-
     def _is_same(self, a: relax.Expr, b: relax.Expr) -> bool:
-        return bool(self._known(a).same_as(self._known(b)))
+        return bool(self.known(a).same_as(self.known(b)))
 
     def _scalar(self, value: relax.Expr) -> float | None:
-        return scalar_of(self._known(value))
+        return scalar_of(self.known(value))
 
     def _factors(self, value: relax.Expr) -> tuple[float, list[relax.Expr]]:
         """Return the number and the other factors of a product; dividing by a number is multiplying by its inverse."""
@@ -68,7 +52,7 @@ class _RecognizePatterns(Rewriter):
         if quotient is not None and divisor:
             a, xs = self._factors(quotient.args[0])
             return a / divisor, xs
-        return 1.0, [self._known(value)]
+        return 1.0, [self.known(value)]
 
     def _silu(self, call: relax.Call) -> relax.Expr | None:
         for x, gate in (call.args, call.args[::-1]):
@@ -157,7 +141,7 @@ class _RecognizePatterns(Rewriter):
 
     def _without_cast(self, value: relax.Expr) -> relax.Expr:
         wide = self.producer(value, "relax.astype")
-        return wide.args[0] if wide is not None and dtype_of(wide) == "float32" else self._known(value)
+        return wide.args[0] if wide is not None and dtype_of(wide) == "float32" else self.known(value)
 
     def _layer_norm(self, call: relax.Call) -> relax.Expr | None:
         for scaled, beta in (call.args, call.args[::-1]):

@@ -1,4 +1,4 @@
-"""Owns what the passes of a graph share: a mutator over a module's Relax functions, and what is known of an expression.
+"""Owns what the passes of a graph share: a mutator over a module's Relax functions, made a pass, and what is known of an expression.
 
 Knows nothing of what is rewritten.
 """
@@ -6,6 +6,7 @@ Knows nothing of what is rewritten.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -13,9 +14,9 @@ from tvm import relax
 
 
 class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
-    """Rewrites calls of operators, from the first to the last; a subclass gives `rewritten` and has the decorator `mutator`."""
+    """Rewrites calls of operators, from the first to the last: a subclass gives `rewritten`, and `graph_pass` makes a pass of it."""
 
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule | None = None) -> None:
         super().__init__(mod)
         self._reads: Counter[Any] = Counter()
 
@@ -23,11 +24,15 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         """Return the module with its Relax functions rewritten; those that a fusion made stay as they are."""
         for var, func in mod.functions_items():
             if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
-                self._reads = _reads(func)
+                self.begin(func)
                 self.builder_.update_func(var, self.visit_expr(func))
         # A pass that looks for the producer of a value stops at a variable that is another's alias.
         tidied = relax.transform.CanonicalizeBindings()(self.builder_.get())
         return relax.transform.DeadCodeElimination()(tidied)
+
+    def begin(self, func: relax.Function) -> None:
+        """Note what the rewriting of a function needs to know of all of it."""
+        self._reads = _reads(func)
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:  # noqa: ARG002  # for subclasses
         """Return what stands for a call of an operator, whose arguments are rewritten already; the call itself to keep it."""
@@ -37,19 +42,41 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         call = super().visit_call_(call)
         return self.rewritten(call, str(call.op.name)) if isinstance(call.op, tvm.ir.Op) else call
 
-    def producer(self, value: relax.Expr, operator: str) -> relax.Call | None:
+    def call_of(self, value: relax.Expr) -> relax.Call | None:
         """Return the call of an operator that gives a value; None where another expression does."""
+        value = self.known(value)
         bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        is_operator = isinstance(bound, relax.Call) and isinstance(bound.op, tvm.ir.Op) and bound.op.name == operator
-        return bound if is_operator else None
+        return bound if isinstance(bound, relax.Call) and isinstance(bound.op, tvm.ir.Op) else None
+
+    def producer(self, value: relax.Expr, operator: str) -> relax.Call | None:
+        """Return the call of this operator that gives a value; None where another expression does."""
+        call = self.call_of(value)
+        return call if call is not None and call.op.name == operator else None
 
     def known(self, value: relax.Expr) -> relax.Expr:
-        """Return the constant that a variable stands for; the value itself where it is none."""
-        bound = self.lookup_binding(value) if isinstance(value, relax.Var) else value
-        return bound if isinstance(bound, tvm.ir.GenericConst) else value
+        """Return the constant or the first variable that a variable stands for; the value itself where it is another expression."""
+        while isinstance(value, relax.Var) and isinstance(bound := self.lookup_binding(value), (relax.Var, tvm.ir.GenericConst)):
+            value = bound
+        return value
+
+    def emitted(self, expr: relax.Expr) -> relax.Expr:
+        return self.builder_.emit(expr)
 
     def is_read_once(self, value: relax.Expr) -> bool:
         return not isinstance(value, relax.Var) or self._reads[value] <= 1
+
+
+def graph_pass(rewriter: type[Rewriter]) -> Callable[[], tvm.transform.Pass]:
+    """Return the pass that rewrites a module's functions, under the rewriter's name and with its documentation."""
+    mutator = relax.expr_functor.mutator(rewriter)
+
+    class _Pass:
+        def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+            return mutator(mod).rewritten_module(mod)
+
+    _Pass.__name__, _Pass.__doc__, _Pass.__module__ = rewriter.__name__, rewriter.__doc__, rewriter.__module__
+    made: Callable[[], tvm.transform.Pass] = tvm.transform.module_pass(_Pass, opt_level=0, name=rewriter.__name__)
+    return made
 
 
 def _reads(func: relax.Function) -> Counter[Any]:

@@ -5,27 +5,18 @@ Knows nothing of what stands before and after.
 
 from __future__ import annotations
 
-from typing import Any
-
-import tvm
 from tvm import relax
 
-from kerneldecl.compiler.graph.rewriting import Rewriter, static_shape
+from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass, static_shape
 
 
-@tvm.transform.module_pass(opt_level=0, name="SimplifyShapes")
-class SimplifyShapes:
+@graph_pass
+class SimplifyShapes(Rewriter):
     """Makes permutations that move only axes of extent 1 reshapes, which are views, and adaptive pooling to one pixel a mean.
 
     A reshape of a reshape becomes one.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        return _SimplifyShapes(mod).rewritten_module(mod)
-
-
-@relax.expr_functor.mutator
-class _SimplifyShapes(Rewriter):
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call)
         if operator == "relax.nn.adaptive_avg_pool2d":

@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
-from kerneldecl.compiler.model_import.onnx_constants import with_known_constants
+from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
-from kerneldecl.compiler.model_import.onnx_operators import OPERATORS
+from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
+from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
+from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
 _WAY_OUT = "write it with other operators"
 
@@ -32,26 +35,36 @@ def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path)
-        onnx.checker.check_model(model)
+        model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ModelError(f"not ONNX: {last_line(error)}") from None
-    except (onnx.checker.ValidationError, FileNotFoundError) as error:
-        raise ModelError(f"ONNX's own checker objects: {last_line(error)}", "export the model again") from None
-    return module_of_model(model)
+        raise ModelError(f"not ONNX: {last_line(error)}", "export the model again") from None
+    try:
+        # By its path: with its weights, a model may be larger than the 2 GB that protobuf takes.
+        onnx.checker.check_model(str(path))
+        load_weights(model, path.parent, LARGEST)
+    except (onnx.checker.ValidationError, OSError, ValueError) as error:
+        _refuse_unknown(model.graph, {*_known_operators(), *(each.name for each in onnx.defs.get_all_schemas())})
+        raise ModelError(f"ONNX's own checker objects: {' '.join(str(error).split())}", "export the model again") from None
+    return module_of_model(model, path.parent)
 
 
-def module_of_model(model: Any) -> tvm.IRModule:
-    """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported."""
+def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
+    """Return an ONNX model as a module whose constants are its weights; raise ModelError where an operator cannot be imported.
+
+    Weights that are not in the model yet are read from files in a folder, at last: what comes before has no use for them.
+    """
+    import onnx
+
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # TVM's, of renamed inputs; its converters print what they fail on
-        importer = _importer()
+        prepared, opset = _prepared(model)
         try:
-            prepared = with_known_constants(with_functions_written_out(model, importer.knows))
-        except IMPORT_ERRORS as error:
-            raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
-        opset = next((each.version for each in prepared.opset_import if each.domain in {"", "ai.onnx"}), 1)
+            if folder is not None:
+                load_weights(prepared, folder)
+        except (onnx.checker.ValidationError, OSError, ValueError) as error:
+            raise ModelError(f"its weights cannot be read: {last_line(error)}", "export the model again") from None
         try:
+            importer = _importer(_empty_inputs(prepared.graph))
             return name_by_value(importer.from_onnx(prepared.graph, opset), _weights(prepared.graph))
         except ModelError:
             raise
@@ -59,36 +72,77 @@ def module_of_model(model: Any) -> tvm.IRModule:
             raise ModelError(f"TVM's importer does not take it: {last_line(error)}", "replace the operator in the model") from None
 
 
-def _importer() -> Any:
-    """Return TVM's importer, which names the node that it fails on; a function, since TVM's module needs onnx."""
+def _prepared(model: Any) -> tuple[Any, int]:
+    """Return a model in operators that can be converted, and its opset; raise ModelError where there is none of it."""
+    import onnx
+
+    opset = next((each.version for each in model.opset_import if each.domain in {"", "ai.onnx"}), 1)
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise ModelError(f"its opset is {opset}; onnx {onnx.__version__} knows those up to {newest}", "pip install -U onnx")
+    known = _known_operators()
+    try:
+        prepared = with_known_constants(with_functions_written_out(model, known))
+        _refuse_unknown(prepared.graph, known)
+        sentence, way_out = refusal(prepared)
+    except ModelError:
+        raise
+    except IMPORT_ERRORS as error:
+        raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
+    if sentence:
+        raise ModelError(sentence, way_out)
+    return prepared, opset
+
+
+def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Return TVM's importer, with converters of ours; a function, since TVM's module needs onnx."""
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    known = onnx_frontend._get_convert_map()  # noqa: SLF001  # TVM has no public way to ask
-
     class Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]  # TVM is untyped
-        def knows(self, operator: str) -> bool:
-            return operator in {"Constant", "If"} or operator in known or operator in OPERATORS
-
         def _check_for_unsupported_ops(self, graph: Any) -> None:
-            _refuse_unknown(graph, self.knows)
+            """Do nothing: what is unknown is refused before."""
 
         def _convert_operator(self, operator: str, inputs: Any, attrs: dict[str, Any], opset: int) -> Any:
-            if operator in OPERATORS:
-                return self.bb.normalize(OPERATORS[operator](self.bb, list(inputs), attrs))
-            return super()._convert_operator(operator, inputs, attrs, opset)
+            convert = OPERATORS.get(operator) or CORRECTED.get(operator)
+            found = convert(self.bb, list(inputs), attrs) if convert is not None else None
+            if found is not None:
+                return self.bb.normalize(found)
+            given, written = PREPARED.get(operator, _as_given)(list(inputs), attrs)
+            return super()._convert_operator(operator, onnx_frontend.onnx_input(given), dict(written), opset)
 
         def _construct_nodes(self, graph: Any) -> None:
             for node in graph.node:
                 with _naming(node):
                     super()._construct_nodes(_Nodes([node]))
+            for output in graph.output:
+                found = self._nodes[output.name]
+                if isinstance(found.ty, relax.ShapeType):  # a model returns tensors
+                    self._nodes[output.name] = self.bb.emit(relax.op.shape_to_tensor(found))
 
-    return Importer({}, "float32")
+    return Importer(shapes, "float32")
 
 
-def _refuse_unknown(graph: Any, knows: Callable[[str], bool]) -> None:
-    unknown = {node.op_type: node for node in reversed(graph.node) if not knows(node.op_type)}
+def _known_operators() -> frozenset[str]:
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    return frozenset({"Constant", "If", *onnx_frontend._get_convert_map(), *OPERATORS})  # noqa: SLF001  # TVM has no public way to ask
+
+
+def _as_given(inputs: list[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    return inputs, attrs
+
+
+def _empty_inputs(graph: Any) -> dict[str, list[int]]:
+    """Return the shapes of static inputs without elements: TVM takes an extent of 0 for an unknown one."""
+    shapes = {each.name: each.type.tensor_type.shape.dim for each in graph.input}
+    static = {name: [dim.dim_value for dim in dims] for name, dims in shapes.items() if all(dim.HasField("dim_value") for dim in dims)}
+    return {name: shape for name, shape in static.items() if 0 in shape}
+
+
+def _refuse_unknown(graph: Any, known: Collection[str]) -> None:
+    unknown = {node.op_type: node for node in reversed(graph.node) if node.op_type not in known or node.domain not in DOMAINS}
     if unknown:
-        places = ", ".join(_place(node) for node in reversed(unknown.values()))
+        places = ", ".join(place(node) for node in reversed(unknown.values()))
         raise ModelError(f"no converter for ONNX's operator {places}", _WAY_OUT)
 
 
@@ -100,7 +154,7 @@ def _naming(node: Any) -> Iterator[None]:
     except ModelError:
         raise
     except IMPORT_ERRORS as error:
-        raise ModelError(f"TVM's importer does not take ONNX's operator {_place(node)}: {last_line(error)}", _WAY_OUT) from None
+        raise ModelError(f"TVM's importer does not take ONNX's operator {place(node)}: {last_line(error)}", _WAY_OUT) from None
 
 
 class _Nodes:
@@ -108,10 +162,6 @@ class _Nodes:
 
     def __init__(self, node: Sequence[Any]) -> None:
         self.node = node
-
-
-def _place(node: Any) -> str:
-    return f"{node.op_type} (node {node.name or 'that gives ' + ', '.join(node.output)})"
 
 
 def _weights(graph: Any) -> Iterator[tuple[str, Any]]:

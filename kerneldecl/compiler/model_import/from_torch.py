@@ -5,9 +5,11 @@ Knows nothing of other formats, nor of what follows the import.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,35 @@ def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
         import torch
     except ImportError:
         raise ModelError("the package torch is not installed", "pip install torch, or export the model as ONNX") from None
+    way_out = "save it with torch.export.save of this torch"
+    if not zipfile.is_zipfile(path):
+        raise ModelError("not a zip archive, or not a whole one", way_out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of its own deprecated functions
-        try:
-            program = torch.export.load(path)
-        except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
-            raise ModelError(
-                f"not a program that torch {torch.__version__} can read: {last_line(error)}",
-                "save it with torch.export.save of this torch",
-            ) from None
+        with _logged() as errors:
+            try:
+                program = torch.export.load(path)
+            except (zipfile.BadZipFile, *IMPORT_ERRORS) as error:
+                reason = last_line(errors[0] if errors else error).partition(". This is an internal")[0]
+                raise ModelError(f"not a program that torch {torch.__version__} can read: {reason}", way_out) from None
         return module_of_program(program, dims)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[Any]]:
+    """Collect the errors that torch logs with a traceback, before it raises one that says no more than that it has logged one."""
+    errors: list[Any] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend([record.exc_info[1]] if record.exc_info else [])
+        return False
+
+    logger = logging.getLogger("torch.export")
+    logger.addFilter(keep)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(keep)
 
 
 def module_of_program(program: Any, dims: Sequence[str] = ()) -> tvm.IRModule:

@@ -13,7 +13,7 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.float32_accumulation import WIDE, dtype_of, rewritten_module, widened
+from kerneldecl.compiler.graph.float32_accumulation import WIDE, dtype_of, widened
 
 HalfDtype = Literal["float16", "bfloat16"]
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
@@ -56,7 +56,11 @@ class HalfPrecision:
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
         folded = tvm.transform.Sequential(_IN_FLOAT32)(mod)
-        return rewritten_module(_HalfPrecision(folded, self.dtype), folded)
+        half = _HalfPrecision(folded, self.dtype)
+        for var, func in folded.functions_items():
+            if isinstance(func, relax.Function) and not (func.attrs or {}).get("Primitive"):
+                half.builder_.update_func(var, half.visit_expr(func))
+        return half.builder_.get()
 
 
 def half_precision(mod: tvm.IRModule, dtype: str) -> tvm.IRModule:

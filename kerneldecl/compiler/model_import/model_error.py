@@ -37,9 +37,14 @@ IMPORT_ERRORS = (
 """What TVM's importers, onnx and torch raise of a model that they cannot take: they have no class of their own for it."""
 
 
+_OMITTED = "# Metadata omitted. Use show_meta=True in script() method to show it."
+
+
 def last_line(error: Exception) -> str:
     """Return the last line of an error's text, with its type where the text alone says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("# from tvm")]
     if not lines:
         return type(error).__name__
+    if _OMITTED in lines[-1]:  # a sentence of TVM's, with a script in it
+        return " ".join(lines).replace(_OMITTED, "")[:300]
     return f"no {lines[-1]}" if isinstance(error, KeyError) else lines[-1][:300]

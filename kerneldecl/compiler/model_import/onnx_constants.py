@@ -6,6 +6,7 @@ Knows nothing of TVM.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 LARGEST = 1 << 16
@@ -26,7 +27,12 @@ def with_known_constants(model: Any) -> Any:
     kept = []
     folded = onnx.ModelProto()
     folded.CopyFrom(model)
-    for node in model.graph.node:
+    waiting = deque(model.graph.node)
+    while waiting:
+        node = waiting.popleft()
+        if node.op_type == "If" and node.input[0] in values:
+            waiting.extendleft(reversed(_branch(node, bool(values[node.input[0]].item()))))
+            continue
         found = None if outputs & set(node.output) else _value(node, values, shapes, model)
         if found is None:
             kept.append(node)
@@ -36,6 +42,17 @@ def with_known_constants(model: Any) -> Any:
     del folded.graph.node[:]
     folded.graph.node.extend(kept)
     return folded
+
+
+def _branch(node: Any, condition: bool) -> list[Any]:
+    """Return the nodes of the branch that an If takes, and those that name its results; ONNX wants names unique in all of a graph."""
+    import onnx
+
+    name = "then_branch" if condition else "else_branch"
+    branch = next(attribute.g for attribute in node.attribute if attribute.name == name)
+    weights = [onnx.helper.make_node("Constant", [], [each.name], value=each) for each in branch.initializer]
+    results = [onnx.helper.make_node("Identity", [inner.name], [outer]) for inner, outer in zip(branch.output, node.output, strict=True)]
+    return [*weights, *branch.node, *results]
 
 
 def _static_shapes(model: Any) -> dict[str, tuple[int, ...]]:

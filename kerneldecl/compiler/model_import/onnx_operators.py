@@ -9,9 +9,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.relax import op
 
+from kerneldecl.compiler.graph.named_constants import array_of
+from kerneldecl.compiler.model_import import onnx_elementwise, onnx_reductions, onnx_resize, onnx_shapes
+from kerneldecl.compiler.model_import.onnx_elementwise import text
 from kerneldecl.compiler.model_import.onnx_recurrent import recurrent
 
 
@@ -74,17 +78,13 @@ def _convolved(builder: Any, x: Any, w: Any, attrs: Mapping[str, Any]) -> Any:
     """Return the convolution of int32 images and weights."""
     spatial = x.ty.ndim - 2
     operators = {1: (op.nn.conv1d, "NCW", "OIW"), 2: (op.nn.conv2d, "NCHW", "OIHW"), 3: (op.nn.conv3d, "NCDHW", "OIDHW")}
-    if _text(attrs.get("auto_pad", "NOTSET")) not in {"NOTSET", "VALID"}:
+    if text(attrs.get("auto_pad", "NOTSET")) not in {"NOTSET", "VALID"}:
         raise NotImplementedError("auto_pad; give pads")
     convolve, data_layout, kernel_layout = operators[spatial]
     window = {name: list(attrs.get(given, [1] * spatial)) for name, given in (("strides", "strides"), ("dilation", "dilations"))}
     padding, groups = list(attrs.get("pads", [0] * 2 * spatial)), int(attrs.get("group", 1))
     layouts = {"data_layout": data_layout, "kernel_layout": kernel_layout, "out_dtype": "int32"}
     return builder.emit(convolve(x, w, padding=padding, groups=groups, **window, **layouts))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _conv_integer(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -102,11 +102,63 @@ def _q_linear_conv(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]
     return _requantized(builder, sums, scale, y_zero)
 
 
-OPERATORS: Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
+def _non_max_suppression(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    """Return NonMaxSuppression's inputs as TVM's converter wants them: constants, and a threshold that suppresses what reaches it."""
+    boxes, scores, most, iou, score = [*inputs, *[None] * 3][:5]
+    if any(each is not None and array_of(each) is None for each in (most, iou, score)):
+        raise NotImplementedError("its limits are no constants")
+    threshold = np.zeros((), "float32") if iou is None else array_of(iou)
+    assert threshold is not None
+    above = np.nextafter(threshold.astype("float32"), np.float32(np.inf))
+    return [boxes, scores, most, relax.const(above, "float32"), score], attrs
+
+
+def _conv_transpose(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    return list(inputs), onnx_shapes.conv_transpose_attrs(inputs, attrs)
+
+
+def _unsqueeze(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+    """Return Unsqueeze's inputs with axes as a list: torch's exporter writes the one of its attention of grouped queries as a number."""
+    data, *rest = inputs
+    axes = array_of(rest[0]) if rest else None
+    return [data, *(rest if axes is None else [relax.const(axes.reshape(-1), "int64")])], attrs
+
+
+Converter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+OPERATORS: Mapping[str, Converter] = {
     "ConvInteger": _conv_integer,
     "OneHot": _one_hot,
     "QLinearConv": _q_linear_conv,
     "QLinearMatMul": _q_linear_matmul,
+    "Upsample": onnx_resize.upsample,
     **{kind: functools.partial(recurrent, kind) for kind in ("RNN", "GRU", "LSTM")},
 }
 """Converters by operator."""
+
+CORRECTED: Mapping[str, Converter] = {
+    "BatchNormalization": onnx_reductions.batch_normalization,
+    "BitShift": onnx_elementwise.shifted,
+    "Cast": onnx_elementwise.cast,
+    "CastLike": onnx_elementwise.cast_like,
+    "ConstantOfShape": onnx_shapes.constant_of_shape,
+    "Dropout": onnx_elementwise.dropout,
+    "Expand": onnx_shapes.expand,
+    "EyeLike": onnx_elementwise.eye_like,
+    "IsInf": onnx_elementwise.is_infinite,
+    "Mod": onnx_elementwise.remainder,
+    "Pow": onnx_elementwise.power,
+    "ReduceMax": onnx_reductions.reduce_max,
+    "ReduceMin": onnx_reductions.reduce_min,
+    "Resize": onnx_resize.resize,
+    "SpaceToDepth": onnx_shapes.space_to_depth,
+    "Split": onnx_shapes.split,
+}
+"""Converters of operators that TVM's importer has and gets wrong at times; None where its own is right."""
+
+PREPARED: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], tuple[list[Any], Mapping[str, Any]]]] = {
+    "ConvTranspose": _conv_transpose,
+    "NonMaxSuppression": _non_max_suppression,
+    "Unsqueeze": _unsqueeze,
+}
+"""Inputs and attributes with which TVM's own converter is right."""

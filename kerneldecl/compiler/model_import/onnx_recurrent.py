@@ -11,6 +11,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
+from kerneldecl.compiler.model_import.onnx_elementwise import text
+
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
@@ -29,7 +31,7 @@ def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str
             at.of(state) if state is not None else op.zeros((batch, hidden), dtype) for state in initial[: 2 if kind == "LSTM" else 1]
         ]
         parts = at.weights(kind, (weights, recurrence, bias), hidden, dtype)
-        is_reverse = direction == 1 or _text(attrs.get("direction", "forward")) == "reverse"
+        is_reverse = direction == 1 or text(attrs.get("direction", "forward")) == "reverse"
         found: list[Any] = [None] * steps
         for step in range(steps)[:: -1 if is_reverse else 1]:
             row = builder.emit(op.take(x, relax.const(step, "int64"), axis=0))
@@ -43,7 +45,7 @@ def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str
 
 def _refuse(kind: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     defaults = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[kind]
-    given = [_text(each) for each in attrs.get("activations", ())]
+    given = [text(each) for each in attrs.get("activations", ())]
     reasons = {
         "sequence_lens": len(inputs) > 4 and inputs[4] is not None,
         "peepholes": len(inputs) > 7 and inputs[7] is not None,
@@ -54,10 +56,6 @@ def _refuse(kind: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     }
     if found := [reason for reason, is_given in reasons.items() if is_given]:
         raise NotImplementedError(f"{kind} with {', '.join(found)}")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class _Direction:

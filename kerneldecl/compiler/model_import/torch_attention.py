@@ -49,9 +49,13 @@ def attention(node: Any, importer: Any) -> Any:
 
 
 def _repeated(importer: Any, x: Any, q: Any) -> Any:
-    """Return keys or values with as many heads as there are queries' heads."""
-    count = int(q.ty.shape[-3]) // int(x.ty.shape[-3])
-    return x if count == 1 else importer.block_builder.emit(relax.op.repeat(x, count, x.ty.ndim - 3))
+    """Return keys or values with as many heads as there are queries' heads, as a view that GEMMs read without a copy."""
+    emit, count, axis = importer.block_builder.emit, int(q.ty.shape[-3]) // int(x.ty.shape[-3]), x.ty.ndim - 3
+    if count == 1:
+        return x
+    *batch, heads, rows, columns = x.ty.shape
+    grouped = emit(relax.op.broadcast_to(emit(relax.op.expand_dims(x, axis + 1)), [*batch, heads, count, rows, columns]))
+    return emit(relax.op.reshape(grouped, [*batch, heads * count, rows, columns]))
 
 
 def _causal(q: Any, k: Any) -> Any:

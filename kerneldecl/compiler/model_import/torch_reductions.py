@@ -40,9 +40,25 @@ def _rms_norm(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.nn.rms_norm(x, weight, axes=list(range(-len(shape), 0)), epsilon=eps))
 
 
+def _group_norm(node: Any, importer: Any) -> Any:
+    """Convert native_group_norm(x, weight, bias, n, channels, pixels, groups, eps); TVM's takes neither bfloat16 nor absent weights."""
+    x, weight, bias, _, channels, _, groups, eps = importer.retrieve_args(node)
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype.dtype)
+    narrow = dtype == "bfloat16"
+    given = [
+        x,
+        relax.op.ones((channels,), dtype) if weight is None else weight,
+        relax.op.zeros((channels,), dtype) if bias is None else bias,
+    ]
+    wide = [emit(relax.op.astype(each, "float32")) for each in given] if narrow else given
+    norm = emit(relax.op.nn.group_norm(*wide, groups, 1, list(range(2, x.ty.ndim)), eps))
+    return emit(relax.op.astype(norm, dtype)) if narrow else norm
+
+
 REDUCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     **{f"any.{overload}": _truth(of_all=False) for overload in ("default", "dim", "dims")},
     **{f"all.{overload}": _truth(of_all=True) for overload in ("default", "dim", "dims")},
+    "native_group_norm.default": _group_norm,
     "rms_norm.default": _rms_norm,
 }
 """Converters by the names of torch's operators."""

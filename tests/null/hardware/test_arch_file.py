@@ -50,11 +50,20 @@ CLOCKS = {
     "h100-pcie": (1755000, 1593000, 5120),
     "h100-sxm": (1980000, 2619000, 5120),
     "h200": (1980000, 3201000, 6144),
+    "rtx-2080-ti": (1545000, 7000000, 352),
+    "rtx-3080": (1710000, 9501000, 320),
+    "rtx-4080": (2505000, 11201000, 256),
+    "rtx-5090": (2407000, 14001000, 512),
+    "a6000": (1800000, 8001000, 384),
+    "h100-nvl": (1785000, 2619000, 6016),
+    "gh200": (1980000, 2619000, 6144),
+    "orin": (1301000, 3200000, 256),
+    "b100": (1584000, 3996000, 7680),
     "b200": (1980000, 3996000, 7680),
 }
 GPUS = sorted(CLOCKS)
 # CUDA cores per SM by major compute capability.
-CORES = {7: 64, 8: 128, 9: 128, 10: 128}
+CORES = {7: 64, 8: 128, 9: 128, 10: 128, 12: 128}
 
 
 def load(name: str) -> tuple[Arch, Gpu]:
@@ -96,11 +105,11 @@ def test_peak_of_the_cuda_cores_is_that_of_their_number_and_clock(name: str) -> 
 def test_tensor_cores_do_a_power_of_two_of_operations_per_clock(name: str) -> None:
     """Catch a figure with sparsity, one of another board, a slipped digit."""
     _, gpu = load(name)
-    # On Hopper and Blackwell, tensor cores are rated at a clock up to 8 % below that of CUDA cores.
+    # On Hopper and Blackwell, tensor cores are rated at a clock below that of CUDA cores: by 8 %, by 13 % on the H100 NVL.
     for dtype, rate in gpu.tensor_flops_per_s:
         per_clock = rate / gpu.sm_count / gpu.clock_hz
         nearest = min((2**power for power in range(6, 16)), key=lambda known: abs(known - per_clock))
-        assert per_clock == pytest.approx(nearest, rel=0.09), dtype
+        assert per_clock == pytest.approx(nearest, rel=0.14), dtype
 
 
 def test_instructions_come_with_their_generations() -> None:
@@ -223,6 +232,12 @@ MISTAKES = {
     ),
     "target without L2": ("l2_cache_size_bytes = 62914560", "", "key l2_cache_size_bytes of [tvm_target] is missing", ""),
     "toolkit as a number": ('cuda_min = "11.8"', "cuda_min = 11.8", 'cuda_min is 11.8; expected a version in quotes, such as "12.9"', ""),
+    "tags as text": (
+        'cuda_min = "11.8"',
+        'tvm_tags = "nvidia/h200"\ncuda_min = "11.8"',
+        'tvm_tags is "nvidia/h200"; expected a list of TVM\'s target tags, such as ["nvidia/nvidia-t4"]',
+        "",
+    ),
     "no toolkit": ('cuda_min = "11.8"', "", "key cuda_min is missing", ""),
     "kind": (
         'kind = "cuda"\nmodel',
@@ -319,22 +334,22 @@ def driver_gpu(name: str) -> DriverGpu:
 def test_a_proposal_for_a_known_gpu_agrees_with_its_file(name: str) -> None:
     arch, gpu = load(name)
     proposed = read_arch(name, proposed_arch(driver_gpu(name)).encode(), "archs/new.toml")
-    assert dataclasses.replace(proposed, gpu=gpu) == arch
+    assert dataclasses.replace(proposed, gpu=gpu, tvm_tags=arch.tvm_tags) == arch
     for field in dataclasses.fields(Gpu):
         found, known = getattr(proposed.the_gpu, field.name), getattr(gpu, field.name)
         if field.type == "Rates":
             # Vendors rate tensor cores at a lower clock than the driver names.
-            assert dict(found) == pytest.approx(dict(known), rel=0.1), field.name
+            assert dict(found) == pytest.approx(dict(known), rel=0.16), field.name
         elif field.name != "launch_secs":
             assert found == (pytest.approx(known, rel=0.05) if isinstance(known, float) else known), field.name
 
 
 def test_a_proposal_for_an_unknown_generation_names_the_one_that_it_is_based_on() -> None:
-    ampere = dataclasses.replace(driver_gpu("a10"), model='NVIDIA "Orin"', compute_capability_minor=7)
+    ampere = dataclasses.replace(driver_gpu("a10"), model='NVIDIA "Next"', compute_capability_minor=8)
     text = proposed_arch(ampere)
-    assert "Nothing is known of compute capability 8.7; rates and toolkits are those of 8.6" in text
-    arch = read_arch("orin", text.encode(), "archs/orin.toml")
-    assert (arch.model, dict(arch.tvm_target)["arch"], arch.the_gpu.compute_capability) == ('NVIDIA "Orin"', "sm_87", (8, 7))
+    assert "Nothing is known of compute capability 8.8; rates and toolkits are those of 8.7" in text
+    arch = read_arch("next", text.encode(), "archs/next.toml")
+    assert (arch.model, dict(arch.tvm_target)["arch"], arch.the_gpu.compute_capability) == ('NVIDIA "Next"', "sm_88", (8, 8))
     assert "Nothing is known" not in proposed_arch(driver_gpu("a10"))
 
 

@@ -168,7 +168,8 @@ CHANGES: dict[str, Edit] = {
     "library removed": remove("dist/*/box/lib/*.so"),
     "database truncated": truncate("dist/*/box/database/database_workload.json"),
     "manifest touched": rewrite("dist/*/box/manifest.json"),
-    "source removed": remove("dist/*/box/source/*.py"),
+    "objects and sources removed": remove("dist/*/box/kernels.zip"),
+    "objects and sources changed and backdated": backdated("dist/*/box/kernels.zip"),
     "artifact removed": lambda space: shutil.rmtree(space.root / "dist"),
     "stamp removed": remove(STAMP),
     "stamp cut off": truncate(STAMP),
@@ -192,7 +193,7 @@ def test_every_change_is_seen(built: Space, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [what for what in CHANGES if what.startswith(("stamp", "artifact", "library", "database", "record", "lock"))]
+    "what", [what for what in CHANGES if what.startswith(("stamp", "artifact", "library", "database", "objects", "record", "lock"))]
 )
 def test_after_damage_the_next_build_is_complete_and_the_one_after_it_is_null(built: Space, what: str) -> None:
     before = built.artifact_files(), built.read("workloads.lock")

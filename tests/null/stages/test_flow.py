@@ -670,3 +670,17 @@ def test_tuning_records_tell_where_and_when(fakes: Space) -> None:
     tuned = built.build.plan.entries[0].tuned
     assert isinstance(tuned, TuneResult)
     assert set(tuned.provenance) == {"date", "host", "kernel"}
+
+
+def test_the_candidates_of_a_failed_entry_are_shown_with_their_reasons(fakes: Space) -> None:
+    fakes.edit("templates/unrolled.py", 'times"', "times\" + ' wrong' * ('* 3.0' in mod)")
+    done = fakes.command("build", runner=FakeRunner())
+    assert done.code == 1
+    assert "`kerneldecl show ENTRY` lists its candidates" in done.out
+    shown = fakes.command("show", "large")
+    assert shown.code == 0
+    assert shown.out.count("wrong: relative error 0.5 over 0.0001") == 1 + 3, "the reason, and each candidate's"
+    assert "unrolled(unroll=4)" in shown.out
+    found = json.loads(fakes.command("show", "large", "--json").out)
+    assert [candidate["error"] for candidate in found["candidates"]] == [0.5] * 3
+    assert "lists its candidates" not in fakes.command("show", "small").out

@@ -354,7 +354,7 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 2")],
+    [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 3")],
     ids=["absent", "cut", "other"],
 )
 def test_what_is_no_bundle_is_named(tmp_path: Path, content: str | None, words: str) -> None:

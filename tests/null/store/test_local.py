@@ -21,7 +21,7 @@ from support.spaces import clean_environment
 from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import NEVER, LocalStore, Miss, Record, store_stats
 
-MANIFEST = manifest("tune", {"a": 1})
+MANIFEST = manifest("link", {"a": 1})
 RESULT = {"winner": [1, 2], "text": 'line "one"\nline two', "secs": 1.5e-4, "nested": {"x": None}}
 Damage = Callable[[Path], object]
 
@@ -32,12 +32,12 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def write(store: LocalStore, result: object = RESULT, *, is_local: bool = False) -> Path:
-    written = store.write("tune", MANIFEST, result, is_local=is_local)  # type: ignore[arg-type]
-    return store.record_path("tune", written, is_local=is_local)
+    written = store.write("link", MANIFEST, result, is_local=is_local)  # type: ignore[arg-type]
+    return store.record_path("link", written, is_local=is_local)
 
 
 def read(store: LocalStore) -> Record | Miss:
-    return store.read("tune", key(MANIFEST), is_local=False)
+    return store.read("link", key(MANIFEST), is_local=False)
 
 
 def edited(name: str, value: object) -> Damage:
@@ -84,8 +84,8 @@ DEFECTS: dict[str, tuple[Damage, str]] = {
     "other kind": (edited("kind", "lower"), "lower record"),
     "no result": (without("result"), "lacks fields"),
     "no manifest": (without("manifest"), "lacks fields"),
-    "a folder": (as_folder, "cannot be read"),
-    "unreadable": (unreadable, "cannot be read"),
+    "a folder": (as_folder, "is no regular file"),
+    "unreadable": (unreadable, "is no regular file"),
 }
 
 
@@ -131,9 +131,9 @@ def test_the_first_result_stays(store: LocalStore) -> None:
 
 
 def test_records_of_a_detected_machine_lie_apart(store: LocalStore) -> None:
-    assert write(store, is_local=True) == store.root / "local" / "tune" / f"{key(MANIFEST)}.json"
+    assert write(store, is_local=True) == store.root / "local" / "link" / f"{key(MANIFEST)}.json"
     assert read(store) is NEVER
-    assert write(store) == store.root / "record" / "tune" / f"{key(MANIFEST)}.json"
+    assert write(store) == store.root / "record" / "link" / f"{key(MANIFEST)}.json"
 
 
 def test_a_reader_never_sees_half_a_record(store: LocalStore) -> None:
@@ -143,7 +143,7 @@ def test_a_reader_never_sees_half_a_record(store: LocalStore) -> None:
 
     def keep_writing(number: int) -> None:
         while not done.is_set():
-            store.write("tune", MANIFEST, {"writer": number, "padding": "x" * 50_000}, is_local=False)
+            store.write("link", MANIFEST, {"writer": number, "padding": "x" * 50_000}, is_local=False)
 
     threads = [threading.Thread(target=keep_writing, args=(number,)) for number in (1, 2)]
     for thread in threads:
@@ -171,7 +171,7 @@ def die(*_):
 
 setattr(os, sys.argv[2], die) if sys.argv[2] == "fsync" else setattr(pathlib.Path, "replace", die)
 store = LocalStore(pathlib.Path(sys.argv[1]))
-store.write("tune", sys.argv[3], {"a": 1}, is_local=False) if sys.argv[4] == "record" else store.write_blob(b"content")
+store.write("link", sys.argv[3], {"a": 1}, is_local=False) if sys.argv[4] == "record" else store.write_blob(b"content")
 """
 
 
@@ -207,7 +207,7 @@ def test_an_unreadable_blob_is_a_miss(store: LocalStore, damage: Damage) -> None
     damage(store.blob_path(blob))
     found = store.read_blob(blob)
     assert isinstance(found, Miss)
-    assert "cannot be read" in found.reason
+    assert "is no regular file" in found.reason
 
 
 def test_files_of_the_store_can_be_read_by_others(store: LocalStore) -> None:
@@ -221,7 +221,7 @@ def test_stats_count_records_and_blobs(store: LocalStore) -> None:
     write(store, is_local=True)
     blob = store.write_blob(b"content")
     counts = {kind["kind"]: kind["count"] for kind in store_stats(store)["kinds"]}
-    assert counts == {"record/tune": 1, "local/tune": 1, "blob": 1}
+    assert counts == {"record/link": 1, "local/link": 1, "blob": 1}
     assert next(kind["bytes"] for kind in store_stats(store)["kinds"] if kind["kind"] == "blob") == 7
     store.blob_path(blob).write_bytes(b"x")
     assert len(store_stats(store)["damaged"]) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.graphs import TARGET, random
 from tvm import relax
 
 from kerneldecl.compiler.dynamic_shapes import callees
@@ -17,18 +18,15 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
+from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
+from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.graph.places import rule_of
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
+from kerneldecl.compiler.model_import.read_model import fused
 
 nn = relax.op.nn
-TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 IMAGE = (2, 6, 9, 8)
-
-
-def random(*shape: int, seed: int = 0) -> Any:
-    """Return a constant; all its values are positive, as variances are."""
-    return relax.const(np.random.default_rng(seed + sum(shape)).uniform(0.5, 1.5, shape).astype("float32"))
 
 
 def module(build: Callable[[relax.BlockBuilder, Any], Any], shape: Sequence[Any] = IMAGE) -> tvm.IRModule:
@@ -237,3 +235,72 @@ def test_a_module_of_any_number_of_images_is_rewritten_as_well() -> None:
 def test_a_module_without_convolutions_keeps_its_layout() -> None:
     mod = module(lambda _, x: relax.op.mean(x, [2, 3]))
     assert after(mod, *GRAPH_PASSES) == {"mean": 1}
+
+
+SPLIT = {"call_tir": 2, "strided_slice": 2, "reshape": 2, "multiply": 1, "add": 1}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [(relax.op.sum, 0), (relax.op.prod, 1), (relax.op.max, -np.inf), (relax.op.min, np.inf), (relax.op.mean, np.nan)],
+)
+def test_a_reduction_over_nothing_has_its_value(reduce: Callable[..., Any], expected: float) -> None:
+    mod = EmptyReductions()(module(lambda _, x: reduce(x, [1], keepdims=True), (2, 0, 3)))
+    assert operators(mod) == {}
+    np.testing.assert_array_equal(result(mod, np.zeros((2, 0, 3), "float32")), np.full((2, 1, 3), expected, "float32"))
+
+
+def test_a_gemm_over_nothing_is_zero_and_one_of_no_rows_stays() -> None:
+    assert operators(EmptyReductions()(module(lambda _, x: relax.op.matmul(x, random(0, 4)), (2, 0)))) == {}
+    assert operators(EmptyReductions()(module(lambda _, x: relax.op.matmul(x, random(5, 4)), (0, 5)))) == {"matmul": 1}
+
+
+def test_a_length_that_the_model_computes_is_there_before_what_has_it() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        count = builder.emit(relax.op.astype(builder.emit(relax.op.max(x, [0], keepdims=True)), "int64"))
+        extent = tvm.tirx.Var("n", "int64")
+        builder.match_cast(builder.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([extent]))
+        places = builder.emit(relax.op.astype(builder.emit(relax.op.arange(0, extent, 1, "int64")), "float32"))
+        return relax.op.multiply(places, builder.emit(relax.op.sum(x)))
+
+    x = np.array([1, 4, 2], "float32")
+    np.testing.assert_array_equal(result(fused(module(build, (3,)), TARGET), x), np.arange(4, dtype="float32") * 7)
+
+
+@pytest.mark.parametrize(("shape", "channel"), [((2, 6, 9, 8), 1), ((2, 9, 8, 6), 3), ((3, 6, 11), 1), ((1, 6, 2, 3, 4), 1)])
+def test_a_group_norm_is_sums_of_channels_and_a_scale_and_a_shift(shape: tuple[int, ...], channel: int) -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        axes = [axis for axis in range(1, len(shape)) if axis != channel]
+        return builder.emit(nn.group_norm(x, random(6), random(6, seed=1), 3, channel, axes, 1e-3))
+
+    assert after(module(build, shape), SplitGroupNorms(), shape=shape) == SPLIT
+
+
+def test_an_instance_norm_is_one_of_a_channel_each_also_over_the_axis_of_one_image() -> None:
+    for axes in ([2, 3], [0, 2, 3]):
+        norm = module(lambda _, x, axes=axes: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (1, 6, 9, 8))
+        assert after(norm, SplitGroupNorms(), shape=(1, 6, 9, 8)) == SPLIT
+
+
+@pytest.mark.parametrize(("images", "axes"), [(2, [0, 2, 3]), (2, [2]), ("n", [2, 3])])
+def test_norms_over_other_axes_and_of_any_number_of_images_stay(images: Any, axes: list[int]) -> None:
+    images = tvm.tirx.Var("n", "int64") if images == "n" else images
+    norm = module(lambda _, x: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (images, 6, 9, 8))
+    assert after(norm, SplitGroupNorms()) == {"instance_norm": 1}
+
+
+def test_group_norms_between_convolutions_have_their_layout() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        first = builder.emit(nn.conv2d(x, random(6, 6, 3, 3), padding=1))
+        norm = builder.emit(nn.silu(builder.emit(nn.group_norm(first, random(6), random(6, seed=1), 2, 1, [2, 3]))))
+        return nn.conv2d(norm, random(4, 6, 1, 1))
+
+    transposes = 4  # of the image, of two weights, and of the result
+    assert after(module(build), ChannelsLast()) == {"permute_dims": transposes, "conv2d": 2, "group_norm": 1, "silu": 1}
+
+
+def test_a_gemm_of_a_vector_that_is_a_view_and_one_of_two_batch_axes_stay() -> None:
+    vector = module(lambda builder, x: relax.op.matmul(builder.emit(relax.op.reshape(x, (72,))), random(72, 5)), (9, 8))
+    assert after(vector, *GRAPH_PASSES, shape=(9, 8))
+    heads = module(lambda builder, x: relax.op.matmul(builder.emit(relax.op.permute_dims(x, [0, 2, 1, 3])), random(8, 5)))
+    assert after(heads, *GRAPH_PASSES)

@@ -110,3 +110,15 @@ def shifted(x: T.Buffer((8,), "int8"), by: T.Buffer((8,), "int8"), out: T.Buffer
 
 def test_shifts_are_within_a_word() -> None:
     assert allowed_values(shifted) == {1: Allowed(0, 7)}
+
+
+@T.prim_func(s_tir=True)
+def raised(x: T.Buffer((8,), "float32"), n: T.Buffer((8,), "int32"), out: T.Buffer((8,), "float32")) -> None:
+    for i in range(8):
+        with T.sblock("out"):
+            v = T.axis.spatial(8, i)
+            out[v] = T.pow(x[v], T.Cast("float32", n[v]))
+
+
+def test_whole_exponents_are_small() -> None:
+    assert allowed_values(raised) == {1: Allowed(0, 3)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -125,3 +126,49 @@ def test_an_onnx_model_agrees_with_onnxruntime(tmp_path: Path) -> None:
     made.run("build")
     made.run("compile", "net.onnx")
     assert "1 of 1 outputs agree with onnxruntime" in made.run("verify", "net.so", "--against", "net.onnx").stdout
+
+
+def onnx_mlp(path: Path) -> Path:
+    """Write an ONNX model of a norm, a linear layer and a softmax, in float32."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    rng = np.random.default_rng(4)
+    weights = {"scale": (32,), "bias": (32,), "w": (32, 48)}
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["n"], axis=-1),
+        helper.make_node("MatMul", ["n", "w"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["y"], axis=-1),
+    ]
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [4, 32]), ("y", [4, 48]))]
+    initializers = [numpy_helper.from_array(rng.standard_normal(shape, dtype="float32"), name) for name, shape in weights.items()]
+    graph = helper.make_graph(nodes, "net", shapes[:1], shapes[1:], initializers)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("source", "dtype"), [("small.pt2", "float16"), ("small.pt2", "bfloat16"), ("net.onnx", "float16")])
+def test_a_model_is_made_half_precision(tmp_path: Path, source: str, dtype: str) -> None:
+    made = Space(tmp_path).write({"workloads.toml": WORKLOADS})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about itself
+        torch.export.save(program(1), made.root / "small.pt2")
+    onnx_mlp(made.root / "net.onnx")
+    made.run("extract", source, "--dtype", dtype)
+    declared = tomllib.loads(made.read("workloads.toml"))["workload"]
+    by_rule = {entry["rule"]: entry for entry in declared}
+    assert by_rule["matmul"]["dtype"] == dtype
+    assert by_rule["matmul"].get("accum_dtype", "float32") == "float32"
+    assert by_rule["layer_norm"]["dtype"] == dtype  # the rule computes in float32
+    if source.endswith(".onnx"):
+        assert by_rule["softmax"]["dtype"] == dtype
+        assert by_rule["softmax"].get("accum_dtype", "float32") == "float32"
+    made.run("build")
+    report = made.run("compile", source, "--dtype", dtype).stdout
+    assert "miss" not in report, "what is compiled is what was extracted"
+    library = Path(source).with_suffix(".so").name
+    made.run("run", library, "--input", "random", "--output", "out")
+    outputs = [np.load(path) for path in sorted((made.root / "out").iterdir())]
+    assert all(np.isfinite(output).all() for output in outputs)
+    assert {output.dtype.name for output in outputs} == {{"float16": "float16", "bfloat16": "float32"}[dtype]}  # NumPy has no bfloat16
+    count = len(outputs)
+    assert f"{count} of {count} outputs agree with" in made.run("verify", library, "--against", source).stdout

@@ -66,18 +66,18 @@ def relu(shape: tuple[int, ...], dtype: str = "float32") -> Any:
     [
         ("h200", "h200"),
         ("t4", "t4"),
-        ("cuda -arch=sm_75", "t4"),
+        ("cuda -arch=sm_70", "v100"),
         ({"kind": "cuda", "arch": "sm_70"}, "v100"),
-        (tvm.target.Target({"kind": "cuda", "arch": "sm_100"}), "b200"),
+        (tvm.target.Target({"kind": "cuda", "arch": "sm_120"}), "rtx-5090"),
         ("nvidia/geforce-rtx-4090", "rtx-4090"),
-        ({"kind": "cuda", "arch": "sm_90a", "l2_cache_size_bytes": 62914560}, "h200"),
+        ({"kind": "cuda", "arch": "sm_75", "l2_cache_size_bytes": 4194304}, "t4"),
     ],
 )
 def test_targets_name_a_gpu_in_many_ways(target: Any, name: str) -> None:
     assert CUDA(target).arch.name == name
 
 
-@pytest.mark.parametrize("name", ["t4", "rtx-4090", "h200", "b200"])
+@pytest.mark.parametrize("name", ["t4", "rtx-4090", "h100-pcie", "h100-sxm", "h200", "b100", "b200"])
 def test_an_archs_own_target_leads_back_to_it(name: str) -> None:
     arch = CUDA(name)
     assert CUDA(arch.target).arch == arch.arch
@@ -87,7 +87,8 @@ def test_an_archs_own_target_leads_back_to_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("cuda -arch=sm_90", r"can be h100-pcie, h100-sxm, h200; name one of them, such as CUDA\(\"h100-pcie\"\)"),
+        ("cuda -arch=sm_90", r"can be gh200, h100-nvl, h100-pcie, h100-sxm, h200; name one of them, such as CUDA\(\"gh200\"\)"),
+        ({"kind": "cuda", "arch": "sm_90a", "l2_cache_size_bytes": 62914560}, "can be gh200, h100-nvl, h200; name one of them"),
         ("cuda", "names no GPU and this machine has none; expected one of a10, "),
         ({"kind": "cuda", "arch": "sm_61"}, r"no arch has compute capability 6\.1; expected one of a10, "),
         ({"kind": "cuda", "arch": "gfx90a"}, 'arch gfx90a is none of NVIDIA\'s; expected such as "sm_90"'),
@@ -124,8 +125,10 @@ def test_the_gpu_here_settles_what_a_compute_capability_leaves_open(monkeypatch:
     assert CUDA("cuda").arch.name == "h200"
     assert CUDA("cuda -arch=sm_90").arch.name == "h200"
     assert CUDA("h100-pcie").arch.name == "h100-pcie", "a name is a name"
-    assert CUDA({"kind": "cuda", "arch": "sm_75"}).arch.name == "t4"
-    assert [arch.name for arch in device.archs_of(CUDA("h100-sxm").target)] == ["h100-pcie", "h100-sxm"], "another size of L2"
+    assert CUDA({"kind": "cuda", "arch": "sm_70"}).arch.name == "v100"
+    assert CUDA(CUDA("h100-sxm").target).arch.name == "h100-sxm", "so is the target of a name"
+    one_of = {"kind": "cuda", "arch": "sm_90", "l2_cache_size_bytes": 52428800}
+    assert [arch.name for arch in device.archs_of(one_of)] == ["h100-pcie", "h100-sxm"], "another size of L2"
 
 
 def test_a_gpu_without_an_arch_file_has_the_drivers_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +329,7 @@ def test_functions_that_cannot_be_called_by_arrays_are_refused(extent: Any) -> N
     y = te.compute((n,), lambda i: x[i] * 2.0, name="Y")
     func = te.create_prim_func([y, x] if extent == 4 else [x, y])
     with pytest.raises(ValueError, match=r"extent|not its last ones"):
-        apply_and_build(func, [Config(Candidate.of("gpu_fallback", {"threads": 32}), 1e-6)], "h200")
+        apply_and_build(func, [Config(Candidate.of("gpu_fallback", {"threads": 32, "across": False}), 1e-6)], "h200")
 
 
 def test_building_nothing_is_refused() -> None:

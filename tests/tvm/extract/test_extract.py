@@ -17,6 +17,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from support.in_this_process import InThisProcess
 from support.spaces import REPOSITORY, Space
 from tvm import relax
 
@@ -30,7 +31,6 @@ from kerneldecl.extract.extract import extract_model
 from kerneldecl.model import Signature
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_rule
-from kerneldecl.runners import worker
 
 RELAX = """\
 from tvm import relax
@@ -104,19 +104,6 @@ def space(tmp_path: Path) -> Space:
 
 
 Extract = Callable[[str], dict[str, Any]]
-
-
-class InThisProcess:
-    """A worker that is none: each real one imports TVM first."""
-
-    def __init__(self, _: Any) -> None:
-        pass
-
-    def call(self, request: dict[str, Any], _: float) -> dict[str, Any]:
-        return worker._answered(request)
-
-    def stop(self) -> None:
-        sys.modules.pop("nets", None)  # another test has another one
 
 
 @pytest.fixture

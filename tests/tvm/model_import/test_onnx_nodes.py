@@ -5,23 +5,13 @@ Knows nothing of kernels: TVM alone compiles the models.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
-import numpy as np
 import onnx
 import pytest
-import tvm
-from onnx import numpy_helper
-from onnx.backend.test.loader import load_model_tests
-from tvm import relax
+from support.onnx_nodes import cases, difference, with_constants
 
 from kerneldecl.compiler.model_import.from_onnx import module_of_model
 from kerneldecl.compiler.model_import.model_error import ModelError
-from kerneldecl.compiler.model_import.read_model import fused
 
-CONSTANTS = frozenset({"axes", "axis", "depth"})
-"""Inputs that models have as initializers and the tests as inputs: TVM's importer wants them known."""
 OPERATORS = {
     "Attention": ("test_attention_4d_gqa", "test_attention_4d_causal"),
     "ConvInteger": ("test_convinteger_with_padding", "test_convinteger_without_padding"),
@@ -45,37 +35,19 @@ REFUSED = {
 """Node tests that cannot be imported, and the sentence that says why. Who closes a gap takes its line away."""
 
 
-@functools.cache
-def cases() -> dict[str, Any]:
-    with np.errstate(all="ignore"):
-        return {case.name: case for case in load_model_tests(kind="node")}
-
-
-def with_constants(case: Any) -> tuple[Any, list[Any]]:
-    model = onnx.ModelProto()
-    model.CopyFrom(case.model)
-    args = []
-    inputs = list(case.model.graph.input)
-    del model.graph.input[:]
-    for info, value in zip(inputs, case.data_sets[0][0], strict=True):
-        if info.name in CONSTANTS:
-            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), info.name))
-        else:
-            model.graph.input.append(info)
-            args.append(value)
-    return model, args
-
-
 @pytest.mark.parametrize("name", [name for names in OPERATORS.values() for name in names])
 def test_a_node_gives_what_onnx_expects(name: str) -> None:
-    case = cases()[name]
-    model, args = with_constants(case)
-    machine = relax.VirtualMachine(relax.build(fused(module_of_model(model)), "llvm"), tvm.cpu())
-    found = machine["main"](*map(tvm.runtime.tensor, args))
-    outputs = [found] if hasattr(found, "numpy") else list(found)
-    for ours, expected in zip(outputs, case.data_sets[0][1], strict=True):
-        assert ours.dtype == expected.dtype
-        np.testing.assert_allclose(ours.numpy(), expected, rtol=case.rtol, atol=1e-5)
+    assert not difference(cases()[name], *with_constants(cases()[name]))
+
+
+def test_an_axis_may_be_a_number() -> None:
+    """As torch's exporter writes it, which runtimes accept."""
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in (("x", (2, 3)), ("y", (2, 1, 3)))]
+    axis = onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [], [1])
+    node = onnx.helper.make_node("Unsqueeze", ["x", "axis"], ["y"])
+    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:], [axis])
+    mod = module_of_model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]))
+    assert [int(extent) for extent in mod["main"].ret_ty.shape] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("name", REFUSED)

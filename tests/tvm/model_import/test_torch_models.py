@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tvm
+from support.vision_models import torchvision_models
 from tvm import relax
 
 from kerneldecl.compiler.model_import.from_torch import from_torch, module_of_program, module_with_parameters
@@ -23,12 +24,7 @@ MODELS = ("resnet18", "vit", "bert", "llama", "attention", "lstm")
 
 
 def images(name: str) -> tuple[Any, tuple[Any, ...]]:
-    for operator in ("nms", "qnms"):  # a torchvision built for CUDA lacks its operators beside a CPU torch
-        try:
-            torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:
-            break
-    models = pytest.importorskip("torchvision.models", reason="the model is torchvision's")
+    models = torchvision_models()
     if name == "resnet18":
         return models.resnet18(num_classes=10), (torch.randn(1, 3, 64, 64),)
     model = models.VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128, num_classes=10)
@@ -37,6 +33,7 @@ def images(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def words(name: str) -> tuple[Any, tuple[Any, ...]]:
+    torchvision_models()  # transformers imports torchvision
     transformers = pytest.importorskip("transformers", reason="the model is transformers'")
     sizes = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     if name == "bert":
@@ -60,6 +57,13 @@ class Masked(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, q: Any, mask: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+class Grouped(torch.nn.Module):  # type: ignore[misc]
+    """Attention of four heads of queries, two for each head of keys and values."""
+
+    def forward(self, q: Any, k: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
 
 
 def model_of(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -115,6 +119,13 @@ def test_a_model_made_half_precision_is_as_exact_as_torchs(name: str, dtype: str
     ours = computed(mod, args)
     assert ours.dtype == theirs.dtype
     assert error_of(ours, exact) <= 2 * error_of(theirs, exact)
+
+
+def test_keys_of_grouped_queries_are_a_view() -> None:
+    args = (torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8))
+    mod = module_of_program(torch.export.export(Grouped(), args))
+    assert "R.repeat" not in mod.script()
+    assert error_of(computed(mod, args), Grouped()(*args)) <= 1e-6
 
 
 def linear(dtype: str) -> Any:

@@ -6,17 +6,24 @@ Knows nothing of how a database is written.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from support.compilers import needs_nvcc
 from support.spaces import Space
 from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
+
+from kerneldecl.relax.prebuilt import read_prebuilt, register_intrinsics
+from kerneldecl.relax.prebuilt import target_of as target_of_artifact
 
 RNG = np.random.default_rng(11)
 
@@ -99,6 +106,80 @@ def test_a_module_of_another_shape_is_left_as_it_is(built_real: Space) -> None:
         applied = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(LEGALIZED[0](Other))
     functions = [func for func in applied.functions.values() if isinstance(func, tvm.tirx.PrimFunc)]
     assert not any(func.attrs.get("tirx.is_scheduled", False) for func in functions)
+
+
+STOCK = """
+import sys
+sys.modules["kerneldecl"] = None  # makes its import fail
+import tvm
+from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+database = JSONDatabase(work_dir=sys.argv[1])
+for record in database.get_all_tuning_records():
+    schedule = tvm.s_tir.Schedule(record.workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    found = database.query_tuning_record(record.workload.mod, record.target, "main")
+    print(len(schedule.trace.insts) > 0, record.run_secs is not None, found is not None)
+"""
+TENSOR_CORES = """\
+edition = 1
+
+[artifact]
+name = "mini"
+version = "0.1.0"
+
+[target.gpu]
+arch = "h200"
+
+[defaults]
+top_k = 1
+
+[[workload]]
+name = "add"
+rule = "elementwise"
+op = "add"
+shape = [64, 64]
+
+[[workload]]
+name = "gemm"
+rule = "matmul"
+policy = "gpu_matmul_tc"
+m = 128
+n = 128
+k = 128
+dtype = "float16"
+"""
+
+
+def read_by_tvm_alone(folder: Path) -> list[str]:
+    """Return a line for each record: whether its trace applies, whether it has times, whether TVM's lookup finds it."""
+    done = subprocess.run([sys.executable, "-c", STOCK, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_stock_tvm_opens_the_database_and_applies_every_record(built_real: Space) -> None:
+    manifest = json.loads((built_real.artifact() / "manifest.json").read_text())
+    assert read_by_tvm_alone(built_real.artifact() / "database") == ["True True True"] * 2 * len(manifest["entries"])
+    assert not (built_real.artifact() / "database_intrinsics").exists()
+
+
+@needs_nvcc
+def test_schedules_that_name_intrinsics_stand_in_a_second_database(tmp_path: Path) -> None:
+    space = Space(tmp_path / "gpu").write({"workloads.toml": TENSOR_CORES})
+    space.run("build", "--no-measure")
+    folder = space.artifact("gpu")
+    assert read_by_tvm_alone(folder / "database") == ["True False False"] * 2, "the addition, which nobody has measured"
+    with pytest.raises(AssertionError, match=r"TensorIntrin 'kd\..* is not registered"):
+        read_by_tvm_alone(folder / "database_intrinsics")
+    register_intrinsics()
+    records = JSONDatabase(work_dir=str(folder / "database_intrinsics")).get_all_tuning_records()
+    assert [any(step.kind.name == "Tensorize" for step in record.trace.insts) for record in records] == [True] * 2
+    assert [record.run_secs for record in records] == [None] * 2
+    kernels = read_prebuilt(folder, target_of_artifact(folder)).kernels
+    assert sorted(entry for kernel in kernels for entry in kernel.entries) == ["add", "gemm"]
+    entries = json.loads((folder / "manifest.json").read_text())["entries"]
+    assert all(entry["run_secs"] is None and entry["predicted_secs"] > 0 for entry in entries)
 
 
 def test_the_database_holds_the_times_of_the_winners(built_real: Space) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import tvm
+from support.in_this_process import InThisProcess
 from support.relax_functions import UNSCHEDULED, Model, models
 from support.spaces import REAL, Space
 from tvm import relax
@@ -20,23 +20,9 @@ from kerneldecl.arrays import aligned
 from kerneldecl.errors import DeclarationError
 from kerneldecl.extract.extract import extract_model
 from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline
-from kerneldecl.runners import worker
 
 HEAD = REAL["workloads.toml"].split("[defaults]")[0] + "[defaults]\ntop_k = 1\n"
 MODELS = {each.name: each for each in models()}
-
-
-class InThisProcess:
-    """A worker that is none: each real one imports TVM first."""
-
-    def __init__(self, _: object) -> None:
-        pass
-
-    def call(self, request: dict[str, Any], _: float) -> dict[str, Any]:
-        return worker._answered(request)
-
-    def stop(self) -> None:
-        pass
 
 
 def suppress_no_entry(each: Model) -> contextlib.AbstractContextManager[object]:

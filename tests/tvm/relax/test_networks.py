@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from bench_support.networks.definitions import Network, NumpyOps, Weights, mlp_network, networks, small_networks
-from bench_support.networks.relax_ops import module_of
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from support.networks.definitions import Network, NumpyOps, Weights, mlp_network, networks, small_networks
+from support.networks.relax_ops import module_of
 from support.spaces import REAL, Space
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from support.vision_models import torchvision_models
 from tvm import relax
 
 from kerneldecl.compiler.actions import extract
@@ -19,13 +20,7 @@ from kerneldecl.compiler.model_import import read_model
 from kerneldecl.declare.toml_keys import is_name
 
 torch = pytest.importorskip("torch", reason="the models are torch's")
-try:
-    import torchvision  # noqa: F401  # transformers imports it where it is installed
-except RuntimeError:  # a build for CUDA beside torch for the CPU: its C++ operators are missing
-    for _operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-except ImportError:
-    pass
+torchvision_models()  # transformers imports torchvision
 transformers = pytest.importorskip("transformers", reason="the models are its classes")
 
 
@@ -158,11 +153,32 @@ def test_names_are_short_places_in_the_model(saved: dict[str, Path], tmp_path: P
     assert len(set(names)) == len(names)
     assert all(is_name(name) and len(name) <= LONGEST and not name.startswith("fused") for name in names)
     wanted = {
-        "bert": {"encoder.layer.0.attention.self.qkv", "encoder.layer.0.intermediate.dense", "embeddings.LayerNorm"},
-        "llama": {"layers.0.self_attn.qkv_proj", "layers.0.mlp.gate_up_proj", "layers.0.mlp.down_proj", "layers.0.self_attn.rotary"},
+        "bert": {"encoder.layer.0.attention.self.query", "encoder.layer.0.intermediate.dense", "embeddings.LayerNorm"},
+        "llama": {"layers.0.self_attn.q_proj", "layers.0.mlp.gate_proj", "layers.0.mlp.down_proj", "layers.0.self_attn.rotary"},
         "vit": {"self_attention.out_proj", "ln_1", "mlp.0", "mlp.2"},
     }[file.partition(".")[0]]
     assert wanted <= {re.sub(r"^model\.", "", name) for name in names}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("file", "transposes"), [("bert.pt2", 0), ("bert.onnx", 0), ("vit.pt2", 0), ("vit.onnx", 0), ("llama.pt2", 1)])
+def test_attention_needs_no_transposes(saved: dict[str, Path], tmp_path: Path, file: str, transposes: int) -> None:
+    functions = extract(str(tmp_path), str(saved[file]))["functions"]
+    moves = [each for each in functions if each["rule"] == "transpose" or "transpose" in each["name"]]
+    assert len(moves) == transposes, "Llama has one behind attention, whose heads share keys"
+    (context,) = (each["attrs"] for each in functions if each["name"].endswith("context"))
+    assert context["heads"] == 2
+    assert context["interleaved"] == ("b" if transposes else "bc")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gates_and_rotary_embeddings_are_standard_rules(saved: dict[str, Path], tmp_path: Path) -> None:
+    functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["llama.pt2"]))["functions"]}
+    gate, up = (functions[f"layers.0.mlp.{name}_proj"]["attrs"].get("epilogue", ()) for name in ("gate", "up"))
+    assert sorted([*gate, *up]) == ["mul", "silu"]
+    queries, keys = (each["attrs"] for each in functions.values() if each["rule"] == "rotary")
+    assert (queries["heads"], keys["heads"]) == (4, 2)
+    assert queries["interleaved"] == keys["interleaved"] == "x"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -170,7 +186,7 @@ def test_an_encoder_layer_is_eight_standard_functions(saved: dict[str, Path], tm
     functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["bert.pt2"]))["functions"]}
     epilogues = {name: each["attrs"].get("epilogue") for name, each in functions.items() if each["rule"] == "matmul"}
     assert {name.removeprefix("encoder.layer.0."): steps for name, steps in epilogues.items()} == {
-        "attention.self.qkv": ("bias",),
+        "attention.self.query": ("bias",),
         "attention.self.scores": ("scale",),
         "attention.self.context": None,
         "attention.output.dense": ("bias", "add"),
@@ -267,10 +283,9 @@ def test_masks_of_an_input_are_made_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["schedule", "binary"])
 @pytest.mark.parametrize("file", ["bert.pt2", "llama.pt2"])
-def test_a_deployed_model_computes_what_torch_does(
-    made: dict[str, Any], saved: dict[str, Path], tmp_path: Path, file: str, mode: Any
+def test_a_model_deployed_with_schedules_computes_what_torch_does(
+    made: dict[str, Any], saved: dict[str, Path], tmp_path: Path, file: str
 ) -> None:
     from kerneldecl.api import build
     from kerneldecl.extract.extract import extract_model
@@ -282,9 +297,9 @@ def test_a_deployed_model_computes_what_torch_does(
     build(tmp_path)
     (artifact,) = tmp_path.glob("dist/*/host")
     target = target_of(artifact)
-    passes = pipeline(artifact, target, mode)
+    passes = pipeline(artifact, target, "schedule")
     executable = relax.build(read_model.read_model(str(saved[file])), target, relax_pipeline=passes, tir_pipeline=TIR_PIPELINE)
-    export_model(executable, tmp_path / "model.so", artifact if mode == "binary" else None)
+    export_model(executable, tmp_path / "model.so")
     (given,) = made[file.partition(".")[0]][1]
     result = load_model(tmp_path / "model.so")["main"](tvm.runtime.tensor(given.numpy()))
     np.testing.assert_allclose((result if hasattr(result, "numpy") else result[0]).numpy(), expected_of(made, file), atol=2e-5, rtol=1e-4)

@@ -122,7 +122,7 @@ def test_a_request_has_a_limit(space: Space, worker: Worker, way: str) -> None:
 
 def test_an_exception_of_a_candidate_is_reported_by_its_last_line(space: Space, worker: Worker) -> None:
     misbehaving(space, "raise")
-    assert worker.call(build_request(space, "raise"), 60)["failure"] == "ValueError: Boom"
+    assert worker.call(build_request(space, "raise"), 60)["failure"] == "templates/misbehaving.py:24: ValueError: Boom"
 
 
 def test_what_a_candidate_prints_is_no_answer(space: Space, worker: Worker) -> None:
@@ -151,7 +151,7 @@ def test_bad_candidates_are_kept_with_their_reasons_and_a_good_one_wins(space: S
     assert reasons.pop("wrong").startswith("wrong: relative error ")
     assert reasons == {
         "crash": "its process was killed by SIGSEGV",
-        "raise": "ValueError: Boom",
+        "raise": "templates/misbehaving.py:24: ValueError: Boom",
         "none": "the template does not apply",
         "hang": "took more than 8 s",
         "print": "",

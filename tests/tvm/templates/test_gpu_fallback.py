@@ -38,11 +38,14 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "points": (lambda _, x, i: op.gather_nd(x, i), [((10, 4), FLOATS), ((3, 2), INTS)]),
     "arg_max": (lambda _, x: op.argmax(x, 1), [((10, 40), FLOATS)]),
     "arg_max_of_all": (lambda _, x: op.argmax(x), [((10, 40), FLOATS)]),
-    "group_norm": (lambda _, x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2, 3]), [((2, 16, 6, 6), FLOATS), ((16,), FLOATS), ((16,), FLOATS)]),
-    "instance_norm": (lambda _, x, g, b: op.nn.instance_norm(x, g, b, 1, [2, 3]), [((2, 8, 6, 6), FLOATS), ((8,), FLOATS), ((8,), FLOATS)]),
+    "group_norm": (lambda _, x, g, b: op.nn.group_norm(x, g, b, 4, 1, [2]), [((2, 16, 20, 6), FLOATS), ((16,), FLOATS), ((16,), FLOATS)]),
+    "instance_norm": (lambda _, x, g, b: op.nn.instance_norm(x, g, b, 1, [2]), [((2, 8, 40, 3), FLOATS), ((8,), FLOATS), ((8,), FLOATS)]),
     "split": (lambda _, x: op.split(op.nn.relu(x), 3, 1), [((10, 42), FLOATS)]),
     "where": (lambda _, a, x, y: op.where(a, x, y), [((10, 8), "bool"), ((10, 8), FLOATS), ((10, 8), FLOATS)]),
 }
+
+LONG = ("arg_max", "arg_max_of_all", "group_norm", "instance_norm")
+"""Cases whose reductions are long enough for a whole thread block."""
 
 
 def function(case: str) -> Any:
@@ -53,14 +56,15 @@ def function(case: str) -> Any:
     return func
 
 
-def scheduled(func: Any) -> Any:
+def scheduled(func: Any, across: bool | None = None) -> Any:
+    """Return the function as its first proposal schedules it, or the first where threads reduce together, or where they do not."""
     mod = canonical_module(func)
-    (proposal,) = gpu_fallback.propose(iter_space(mod), H200, 1)
-    return template.apply(mod, dict(proposal.candidate.params), H200)
+    found = [dict(proposal.candidate.params) for proposal in gpu_fallback.propose(iter_space(mod), H200, 10)]
+    return template.apply(mod, next(params for params in found if across in {None, params["across"]}), H200)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_first_proposal_computes_what_the_function_does(case: str) -> None:
+@pytest.mark.parametrize(("case", "across"), [*((case, False) for case in CASES), *((case, True) for case in LONG)])
+def test_what_is_proposed_computes_what_the_function_does(case: str, *, across: bool) -> None:
     func = function(case)
     args = [Arg(param.name, shape, dtype) for param, (shape, dtype) in zip(func.params, signature_of(func), strict=True)]
     count, rng, allowed = len(CASES[case][1]), np.random.default_rng(2), allowed_values(func)
@@ -69,7 +73,7 @@ def test_the_first_proposal_computes_what_the_function_does(case: str) -> None:
         for at, arg in enumerate(args[:count])
     ]
     outputs = [tvm.runtime.tensor(poisoned(arg)) for arg in args[count:]]
-    kernel = tvm.tirx.build(serial(scheduled(func).mod), target=tvm.target.Target("llvm"))["main"]
+    kernel = tvm.tirx.build(serial(scheduled(func, across).mod), target=tvm.target.Target("llvm"))["main"]
     kernel(*map(tvm.runtime.tensor, inputs), *outputs)
     for got, want in zip(outputs, expected_outputs(func, inputs, args[count:]), strict=True):
         assert relative_error(got.numpy(), want) < 1e-4

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemv_i4_float16": ("gpu_gemv", "gemv_i4", {"n": 512, "k": 1024, "dtype": "float16"}, {**ROWS, "tile": 1, "width": 16, "unroll": 1}),
     "gemv_i4_float32": ("gpu_gemv", "gemv_i4", {"n": 512, "k": 1024}, {**ROWS, "tile": 1, "width": 16, "unroll": 1}),
     "gemv_i4_pairs": ("gpu_gemv", "gemv_i4", {"n": 64, "k": 4096, "dtype": "float16"}, {**ROWS, "tile": 2, "width": 16, "unroll": 2}),
-    "fallback_float32": ("gpu_fallback", "softmax", {"shape": (64, 128), "axis": 0}, {"threads": 64}),
+    "fallback_float32": ("gpu_fallback", "softmax", {"shape": (64, 128), "axis": 0}, {"threads": 64, "across": False}),
     "tc_float16": ("gpu_matmul_tc", "matmul", {**MATMUL, "layout": "nt", "dtype": "float16"}, TENSOR),
     "tc_float16_accum": ("gpu_matmul_tc", "matmul", {**MATMUL, "dtype": "float16", "accum_dtype": "float16"}, TENSOR),
     "tc_bfloat16": ("gpu_matmul_tc", "matmul", {**MATMUL, "layout": "tn", "dtype": "bfloat16", "epilogue": ("bias", "relu")}, TENSOR),

@@ -53,6 +53,7 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 OF_EACH_KIND = (
     "nn",
     "tt",
+    "context of interleaved heads",
     "prefetched by clusters",
     "int8",
     "e4m3",

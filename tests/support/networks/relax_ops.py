@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench_support.networks.definitions import Network, Shape
 from tvm import relax
 from tvm.relax import op
+
+from support.networks.definitions import Network, Shape
 
 
 def module_of(network: Network) -> Any:

@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import pytest
+import torch
 
 _OPERATORS = [f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")]
-"""Operators that torchvision registers the shapes of when it is imported, and no model calls."""
+"""Operators that torchvision registers the shapes of when it is imported, and no classifier calls."""
 _kept: list[Any] = []
 
 
-def models() -> ModuleType:
-    """Return torchvision.models; skip the test where torch or torchvision is missing."""
-    reason = "pip install -e '.[models]'"
-    torch = pytest.importorskip("torch", reason=reason)
+def torchvision_models() -> Any:
+    """Return torchvision.models; raise ImportError where torchvision is missing.
+
+    transformers imports torchvision where it is installed: call this before it.
+    """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        pytest.skip(reason)
-    if not hasattr(torch.ops.torchvision, "nms") and not _operators_load(torch, Path(spec.origin).parent):
+        raise ImportError("torchvision is not installed")
+    if not hasattr(torch.ops.torchvision, "nms") and not _operators_load(Path(spec.origin).parent):
         library = torch.library.Library("torchvision", "DEF")
         for operator in _OPERATORS:
             library.define(operator)
-        _kept.append(library)  # its end would take the operator back
+        _kept.append(library)  # its end would take the operators back
     import torchvision.models
 
-    found: ModuleType = torchvision.models
-    return found
+    return torchvision.models
 
 
-def _operators_load(torch: Any, package: Path) -> bool:
+def _operators_load(package: Path) -> bool:
     """Say whether torchvision's compiled operators load beside this torch."""
     for library in package.glob("_C*.so"):
         try:

@@ -1,4 +1,4 @@
-"""Owns the networks that tests and benchmarks share: each one's function, in terms of few operations, its inputs and weights.
+"""Owns networks written by hand in the kernels' own layouts: each one's function, of few operations, its inputs and weights.
 
 Knows nothing of compilers. A network is a function of `ops`, an object with the operations (those in NumPy are here), of
 its inputs by name, and of `weight`, which returns the weight of a name and a shape as the operations' type of tensor.

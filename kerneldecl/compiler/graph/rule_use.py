@@ -1,0 +1,85 @@
+"""Owns a standard rule in place of operators: its attributes and operands, and whether the rule takes them.
+
+Knows nothing of which operators rules stand for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+
+from kerneldecl.compiler.graph.dataflow import Dataflow
+from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
+from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
+from kerneldecl.plugins.find import STANDARD
+from kerneldecl.rule import Rule
+
+HALVES = frozenset({"float16", "bfloat16"})
+FLOATS = HALVES | {"float32", "float64"}
+
+
+@dataclass(frozen=True)
+class Use:
+    """A rule in place of the operators that end in a variable."""
+
+    rule: str
+    attrs: Mapping[str, Any]
+    operands: tuple[relax.Expr, ...]
+    replaced: tuple[relax.Var, ...] = ()
+    """Variables before the last one, which nothing else reads."""
+    is_viewed: bool = False
+    """Whether operands and result have other shapes in the model than in the rule: reshapes are between."""
+
+    @property
+    def instance(self) -> Rule:
+        return _standard(self.rule).rule(**self.attrs)
+
+    def is_accepted(self, last: relax.Var) -> bool:
+        """Say whether the rule takes the attributes, with the arguments that the operators have."""
+        standard = _standard(self.rule)
+        if any(standard.attributes[name].read(value)[1] for name, value in self.attrs.items()):
+            return False
+        instance = self.instance
+        if any(instance.problems()):
+            return False
+        got = [(static_shape(each), dtype_of(each)) for each in (*self.operands, last)]
+        wanted = [(arg.shape, arg.dtype) for arg in instance.signature().args]
+        return _sizes(got) == _sizes(wanted) if self.is_viewed else got == wanted
+
+
+def _sizes(args: list[tuple[Any, str]]) -> list[tuple[int, str]]:
+    return [(math.prod(shape), dtype) for shape, dtype in args if shape is not None]
+
+
+@dataclass
+class Found:
+    """A function, the rules found in it so far, by the last variable that each gives, and all variables that they give or replace."""
+
+    graph: Dataflow
+    uses: dict[relax.Var, Use]
+    taken: set[relax.Var]
+
+    def add(self, last: relax.Var, use: Use) -> None:
+        if use.is_accepted(last):
+            self.uses[last] = use
+            self.taken |= {last, *use.replaced}
+
+
+def dtype_attr(dtype: str) -> dict[str, str]:
+    """Return the attribute `dtype` unless it is the default."""
+    return {} if dtype == "float32" else {"dtype": dtype}
+
+
+def out_attr(attrs: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """Return the attribute `out_dtype` unless it is the dtype of the operands."""
+    return {} if dtype == attrs.get("dtype", "float32") else {"out_dtype": dtype}
+
+
+@functools.cache
+def _standard(rule: str) -> RuleAttributes:
+    return rule_attributes(STANDARD, rule)

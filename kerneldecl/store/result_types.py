@@ -1,0 +1,117 @@
+"""Owns what a record's result must look like before anybody relies on it: its fields and their types, by kind of record.
+
+Knows nothing of what the fields are for. A record is a file that others wrote: a field that becomes a file's name or a number must
+be one. Trials and iteration spaces are checked where they are read (`results`): a plan of ten thousand entries parses none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kerneldecl.store.inside import is_digest
+from kerneldecl.store.keys import symbol
+
+Check = Callable[[Any], bool]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in {int, float} and math.isfinite(value)  # type: ignore[arg-type]  # just checked
+
+
+def _is_number_or_none(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+
+
+def is_candidate(value: object) -> bool:
+    """Say whether a value is a candidate in JSON: its template's name is an identifier, for it names a file."""
+    if not isinstance(value, dict) or not isinstance(value.get("params"), dict):
+        return False
+    return isinstance(value.get("template"), str) and value["template"].isidentifier()
+
+
+def is_argument(value: object) -> bool:
+    """Say whether a value is an argument in JSON, with positive extents."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get("dtype"), str):
+        return False
+    shape = value.get("shape")
+    return isinstance(shape, list) and all(type(extent) is int and extent > 0 for extent in shape)
+
+
+def _is_signature(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(value.get(side), list) and all(map(is_argument, value[side])) for side in ("inputs", "outputs"))
+
+
+_WINNER: Mapping[str, Check] = {
+    "computation": is_digest,
+    "symbol": _is_text,
+    "tolerance": _is_number,
+    "policy": _is_text,
+    "winner": is_candidate,
+    "is_measured": _is_flag,
+    "run_secs": _is_number,
+    "error": _is_number_or_none,
+    "tied": _is_count,
+    "build_key": is_digest,
+    "object": is_digest,
+    "database": is_digest,
+    "source": is_digest,
+    "trials": _are_tables,
+    "provenance": _are_texts,
+}
+FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "lower": {
+        "computation": is_digest,
+        "signature": _is_signature,
+        "flops": _is_number,
+        "least_bytes": _is_number,
+        "tolerance": _is_number,
+        "space": _is_table,
+    },
+    "tune": _WINNER,
+    "rank": _WINNER,
+    "build": {"code_digest": is_digest, "code_bytes": _is_count},
+    "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text},
+}
+"""Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
+
+
+def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
+    """Return the first field that is not what records of the kind have there; empty where all are."""
+    for name, is_right in FIELDS.get(kind, {}).items():
+        if name not in result or not is_right(result[name]):
+            return name
+    if kind in {"tune", "rank"} and result["symbol"] != symbol(result["computation"]):
+        return "symbol"
+    return ""
