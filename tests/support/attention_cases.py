@@ -53,6 +53,7 @@ ATTENTIONS: dict[str, Case] = {
     "powers on CUDA cores": ({"causal": True, "queries": 70}, {"fma_powers": 3}),
     "clusters of heads": ({"causal": True, "queries": 150, "heads": 4, "kv_heads": 1}, {"cluster": 2, "heads_together": 4}),
     "clusters of rows": ({"queries": 300, "heads": 3}, {"cluster": 2, "block_n": 48, "stages": 3}),
+    "four consumers": ({"queries": 300, "keys": 300, "heads": 1}, {"consumers": 4, "block_n": 32}),
     "in turns by scores": ({"causal": True, "queries": 200}, {"pingpong": 2}),
     "two ahead": ({"queries": 100, "keys": 500}, {"overlap": 2, "pingpong": 0}),
     "two ahead, causal": ({"causal": True, "queries": 300, "keys": 300}, {"overlap": 2, "pingpong": 0, "stages": 3}),
