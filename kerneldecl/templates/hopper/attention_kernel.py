@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_consumer import consume
-from kerneldecl.templates.hopper.attention_producer import Smem, produce
+from kerneldecl.templates.hopper.attention_producer import Smem, prefetch_first, produce
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.tma import ENCODE
 
@@ -41,6 +41,18 @@ def _init_barriers(params, smem):
 
 
 @T.inline
+def _wait_for_preceding(kernel, maps, cta, is_first_warp):
+    """Wait until the preceding kernel has ended, and prefetch what is loaded first meanwhile."""
+    # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+    T.ptx.griddepcontrol.launch_dependents()
+    if is_first_warp:
+        if T.cuda.elect_sync():
+            prefetch_first(kernel, maps, cta)
+        T.cuda.warp_sync()
+    T.ptx.griddepcontrol.wait()
+
+
+@T.inline
 def _run(kernel, maps, ids):
     """Have a CTA's first warpgroup be the producer, and the others consumers."""
     params = T.meta_var(kernel.params)
@@ -60,9 +72,7 @@ def _run(kernel, maps, ids):
     smem = T.meta_var(Smem(q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty))
     _init_barriers(params, smem)
     if params.pdl == 1:
-        # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
-        T.ptx.griddepcontrol.launch_dependents()
-        T.ptx.griddepcontrol.wait()
+        _wait_for_preceding(kernel, maps, cta, (group == 0) & (warp == 0))
     producer_registers, consumer_registers = meta_vars(params.maxnreg)
     if group == 0:
         if producer_registers > 0:

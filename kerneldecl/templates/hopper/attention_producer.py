@@ -14,7 +14,7 @@ from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.epilogue import meta_vars
-from kerneldecl.templates.hopper.tma import LOAD, MULTICAST
+from kerneldecl.templates.hopper.tma import LOAD, MULTICAST, PREFETCH
 
 
 class Smem(NamedTuple):
@@ -128,6 +128,25 @@ def _load_queries(kernel, smem, tensor_map, state, tile):
         smem.q_full.arrive(index, kernel.q_elements * ITEM_BYTES)
         _load_boxes((smem.q, index, kernel.qk_chunks), tensor_map, smem.q_full.ptr_to([index]), at, MMA_TILE_ROWS * CHUNK)
     state.advance()
+
+
+@T.inline
+def prefetch_first(kernel, maps, cta):
+    """Have one thread prefetch to L2 what a CTA loads first: its queries, and its part of a block of keys and of values.
+
+    A prefetch is no access: it changes nothing, and what the preceding kernel still writes goes through the same cache.
+    """
+    q_map, k_map, v_map = meta_vars(maps[:3])
+    tile = Tile(kernel, cta, 0)
+    first = T.meta_var((tile.blocks - 1) * kernel.params.block_n + cta[1] * kernel.box_rows)
+    kv_head = T.meta_var(tile.head // kernel.spec.group)
+    for chunk in T.unroll(kernel.qk_chunks):
+        for consumer in T.unroll(kernel.params.consumers):
+            row = T.meta_var(tile.row + consumer * MMA_TILE_ROWS)
+            T.ptx[PREFETCH.format(4)](T.address_of(q_map), chunk * CHUNK, row, tile.head, tile.batch)
+        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * CHUNK, first, kv_head, tile.batch)
+    for chunk in T.unroll(kernel.v_chunks):
+        T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, kv_head, tile.batch)
 
 
 @T.inline
