@@ -288,6 +288,7 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
             rf"mbarrier\.test_wait\.parity{_SCOPES}\.shared(::cta)?\.b64",
             lambda i: f"{i.operands[0]} = machine::barrier_test({', '.join(i.operands[1:3])})",
         ),
+        (r"bar\.warp\.sync", lambda _: "machine::sync_warp()"),
         (r"elect\.sync", lambda i: f"{i.operands[0].split('|')[1]} = machine::elected()"),
         (r"bar(rier)?(\.cta)?\.sync(\.aligned)?", lambda i: _named(i, is_waiting=True)),
         (r"bar(rier)?(\.cta)?\.arrive(\.aligned)?", lambda i: _named(i, is_waiting=False)),

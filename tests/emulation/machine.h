@@ -170,6 +170,7 @@ uint32_t pack(T high, T low) {
 #define blockIdx (machine::self->block)
 #define blockDim (machine::self->block_extent)
 #define gridDim (machine::self->grid_extent)
+#define CUDART_INF_F INFINITY
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -219,6 +220,10 @@ T __shfl_up_sync(unsigned, T value, int by, int width = 32) {
   unsigned own = machine::self->rank_in_cta % 32;
   return shuffled(value, int(own % width) >= by ? own - by : own);
 }
+inline int __any_sync(unsigned mask, int value) {
+  for (int by = 16; by; by /= 2) value |= __shfl_xor_sync(mask, value, by);
+  return value != 0;
+}
 template <class T>
 T atomicAdd(T* address, T value) {
   return machine::atomic(address, [=](T before) { return before + value; });
@@ -230,6 +235,16 @@ T atomicExch(T* address, T value) {
 template <class T>
 T atomicCAS(T* address, T compare, T value) {
   return machine::atomic(address, [=](T before) { return before == compare ? value : before; });
+}
+inline int __float_as_int(float x) {
+  int word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+inline float __int_as_float(int x) {
+  float value;
+  std::memcpy(&value, &x, sizeof value);
+  return value;
 }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }

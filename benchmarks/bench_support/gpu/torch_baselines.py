@@ -5,6 +5,7 @@ Knows nothing of kerneldecl's kernels or of timing.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -137,6 +138,30 @@ def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], gamma, attrs["eps"])
 
 
+def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    """Compute head by head: all scores in float64 would not fit."""
+    q, k, v = (x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3])
+    group, diagonal = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=torch.float64)
+    for batch, head in itertools.product(range(q.shape[0]), range(q.shape[1])):
+        for start in range(0, q.shape[2], ATTENTION_ROWS):
+            rows = slice(start, start + ATTENTION_ROWS)
+            scores = (q[batch, head, rows].double() @ k[batch, head // group].double().mT) * _attention_scale(attrs)
+            if attrs["causal"]:
+                seen = torch.ones_like(scores, dtype=torch.bool).tril_(diagonal + start)
+                scores.masked_fill_(~seen, -math.inf)
+            out[batch, head, rows] = torch.softmax(scores, -1).nan_to_num_() @ v[batch, head // group].double()
+    return out if attrs["layout"] == "bhsd" else out.transpose(1, 2)
+
+
+ATTENTION_ROWS = 4096
+"""Rows of queries whose scores the reference has in memory at once."""
+
+
+def _attention_scale(attrs: Attrs) -> float:
+    return float(attrs["scale"] or attrs["head_dim"] ** -0.5)
+
+
 _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "matmul": _matmul_reference,
     "gemv": _gemv_reference,
@@ -148,6 +173,7 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "layer_norm": lambda attrs, inputs: _layer_norm(attrs, *(x.double() for x in inputs)),
     "rms_norm": lambda attrs, inputs: _rms_norm(attrs, *(x.double() for x in inputs)),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
+    "attention": _attention_reference,
 }
 
 
@@ -247,6 +273,26 @@ def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
 
 
+def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's fused attention by each of its back ends; those that refuse it fail when they are called."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    is_bhsd, has_groups = attrs["layout"] == "bhsd", attrs["kv_heads"] not in {0, attrs["heads"]}
+
+    def attend(i: int, backend: Any) -> Tensor:
+        q, k, v = (x if is_bhsd else x.transpose(1, 2) for x in sets[i][:3])
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=attrs["causal"], scale=_attention_scale(attrs), enable_gqa=has_groups)
+        return out if is_bhsd else out.transpose(1, 2)
+
+    if attrs["mask"] or (attrs["causal"] and attrs["keys"] not in {0, attrs["queries"]}):
+        return {}  # torch's causal mask is aligned to the first query and key
+    return {
+        "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
+        "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),
+    }
+
+
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "matmul": _matmul_baselines,
     "gemv": _gemv_baselines,
@@ -258,4 +304,5 @@ _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "layer_norm": lambda attrs, sets: {"layer_norm": lambda i: _layer_norm(attrs, *sets[i][:-1])},
     "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: _rms_norm(attrs, *sets[i][:-1])},
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
+    "attention": _attention_baselines,
 }

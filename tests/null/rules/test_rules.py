@@ -34,7 +34,8 @@ def shown(arg: Arg) -> str:
 
 def test_every_operator_is_there() -> None:
     assert set(NAMES) >= {
-        "conv2d", "elementwise", "gemv", "gemv_i4", "layer_norm", "matmul", "reduce", "rms_norm", "softmax", "tensor_ir", "transpose",
+        "attention", "conv2d", "elementwise", "gemv", "gemv_i4", "layer_norm", "matmul", "reduce", "rms_norm", "softmax", "tensor_ir",
+        "transpose",
     }  # fmt: skip
 
 
@@ -80,6 +81,14 @@ SIGNATURES = [
     (
         rule("matmul", m=2, n=3, k=5, dtype="float16", out_dtype="float32", epilogue=("bias",)),
         "A[2,5]float16 B[5,3]float16 bias[3]float32 -> C[2,3]float32",
+    ),
+    (
+        rule("attention", batch=2, heads=4, kv_heads=2, queries=3, keys=5, head_dim=8, value_dim=6, mask=True),
+        "Q[2,4,3,8]float16 K[2,2,5,8]float16 V[2,2,5,6]float16 mask[3,5]float16 -> O[2,4,3,6]float16",
+    ),
+    (
+        rule("attention", batch=2, heads=4, queries=3, head_dim=8, layout="bshd", dtype="bfloat16"),
+        "Q[2,3,4,8]bfloat16 K[2,3,4,8]bfloat16 V[2,3,4,8]bfloat16 -> O[2,3,4,8]bfloat16",
     ),
     (rule("gemv", n=2, k=3), "W[2,3]float32 x[3]float32 -> y[2]float32"),
     (rule("gemv", n=2, k=3, layout="t", dtype="uint8"), "W[3,2]uint8 x[3]uint8 -> y[2]int32"),
@@ -149,6 +158,8 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
             ["out_dtype int8 is narrower than accum_dtype int32: results would wrap around"],
         ),
         (rule("gemv", n=1, k=1, out_dtype="int32"), ["out_dtype int32 would cut off the fractions that accum_dtype float32 keeps"]),
+        (rule("attention", batch=1, heads=4, kv_heads=3, queries=1, head_dim=8), ["heads 4 is no multiple of kv_heads 3"]),
+        (rule("attention", batch=1, heads=4, queries=1, head_dim=8, scale=-1.0), ["scale -1.0 is negative"]),
         (rule("gemv_i4", n=1, k=100), ["group 128 does not divide k 100"]),
         (rule("gemv_i4", n=1, k=9, group=3), ["group 3 is odd, but two weights share a byte"]),
         (rule("conv2d", **CONV, groups=4), ["groups 4 does not divide f 6"]),
@@ -192,6 +203,11 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
         # gelu: times 1/sqrt 2, erf, times 1/2, plus 1/2, times x. silu: sigmoid, times x.
         (rule("matmul", m=2, n=3, k=5, epilogue=("gelu", "add", "silu")), 60 + 6 * (5 + 1 + 2), 124 + 24),
         (rule("matmul", m=2, n=3, k=5, dtype="int8"), 60, 10 + 15 + 24),
+        # 2 x 4 heads of 3 x 5 pairs, each 8 and 6 multiply-adds; 24 rows of queries, 20 of keys.
+        (rule("attention", batch=2, heads=4, kv_heads=2, queries=3, keys=5, head_dim=8, value_dim=6), 8 * 15 * 28, 2 * 44 * 14),
+        # The queries see 3, 4 and 5 keys; of 5 queries and 3 keys, the last three see 1, 2 and 3.
+        (rule("attention", batch=1, heads=1, queries=3, keys=5, head_dim=8, causal=True), 12 * 32, 2 * 16 * 8),
+        (rule("attention", batch=1, heads=1, queries=5, keys=3, head_dim=8, causal=True), 6 * 32, 2 * 16 * 8),
         (rule("gemv", n=2, k=3), 12, 4 * (6 + 3 + 2)),
         # A weight costs minus 8, times scale, times x, plus. Two weights a byte, one scale for each 4.
         (rule("gemv_i4", n=2, k=8, group=4, dtype="float16"), 64, 8 + 2 * 4 + 2 * 8 + 2 * 2),

@@ -1,0 +1,172 @@
+"""Owns the comparison of attention on wgmma with torch's back ends (cuDNN, FlashAttention), and its goals.
+
+Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
+verified against torch in float64, and all contenders are timed, interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from bench_support.gpu.comparison import ERRORS, GpuProcess, Row, arguments_of, described, gpu_described, kernel_call
+from bench_support.gpu.figures import each, figure
+from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
+from bench_support.table import machine, show, show_machine, write_json
+from gpu import clocks, entries_of
+
+ROOT = Path(__file__).parent / "attention"
+POLICY = TEMPLATE = "wgmma_attention"
+LIMIT_SECS = 60.0
+"""Seconds after which an entry is given up: a kernel hangs."""
+FIGURES = (
+    ("prefill", "prefill of 4096 and more: slowest, of cuDNN", 1.00, min),
+    ("prefill", "prefill of 4096 and more: geometric mean, of cuDNN", 1.03, geometric_mean),
+    ("short", "prefill of 512 to 2048: slowest, of cuDNN", 1.10, min),
+    ("head64", "heads of 64: slowest, of cuDNN", 1.05, min),
+    ("head256", "heads of 256: slowest, of cuDNN", 1.00, min),
+    ("encoder", "encoders and diffusion: slowest, of torch's best", 1.15, min),
+)
+"""Tag, name of the figure, goal for their time by ours, and how the entries are combined."""
+
+
+def candidate_of(text: str) -> Any:
+    """Return the candidate that a line of parameters describes: `consumers=2 block_n=128 …`."""
+    from kerneldecl.model import Candidate
+
+    pairs = (part.split("=") for part in text.split())
+    return Candidate.of(TEMPLATE, {name: int(value) for name, value in pairs})
+
+
+def built(entry: Entry, candidate: Any, folder: str) -> Built:
+    """Return a candidate's library, or why there is none."""
+    try:
+        return build_candidate(entry, candidate, folder)
+    except Exception as error:  # noqa: BLE001  a candidate that cannot be built is a result
+        return Built(label_of(candidate), failure=f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def raced(entry: Entry, kernels: Sequence[Built], rounds: int) -> Row:
+    """Return the times of all candidates and rivals that are right, and why the others are not timed."""
+    from bench_support.gpu.timing import interleaved, median, ratio
+    from bench_support.gpu.torch_baselines import baselines
+
+    arguments = arguments_of(entry)
+    calls = {f"torch {name}": call for name, call in baselines(entry.workload.rule, dict(entry.workload.attrs), arguments.sets).items()}
+    failures = {kernel.label: kernel.failure for kernel in kernels if kernel.failure}
+    calls |= {kernel.label: kernel_call(kernel, arguments.sets) for kernel in kernels if not kernel.failure}
+    errors, replays = {}, {}
+    for name, call in calls.items():
+        try:
+            errors[name] = arguments.error(call)
+            replays[name] = arguments.replay(call)
+        except ERRORS as error:
+            failures[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    samples = interleaved(replays, rounds)
+    secs = {name: median(each) for name, each in samples.items()}
+    ours = {name: secs[name] for name in secs if not name.startswith("torch ")}
+    best = min(ours, key=ours.__getitem__, default="")
+    ratios = {name: ratio(samples[name], samples[best]) for name in secs if best and name.startswith("torch ")}
+    row = {"all_secs": secs, "errors": errors, "failures": failures, "best": best, "ratios": ratios}
+    return {**row, "secs": secs[best]} if best else row
+
+
+def table_row(row: Row) -> Row:
+    """Return the table's columns for a row: ratios are theirs by ours, over 1 means that ours is faster."""
+    best, secs = row.get("best", ""), row.get("all_secs", {})
+    if not best:
+        return {"entry": row["entry"], "failure": row.get("failure") or next(iter(row.get("failures", {}).values()), "")}
+    ours = [value for name, value in secs.items() if not name.startswith("torch ")]
+    return {
+        "entry": row["entry"],
+        "us": secs[best] * 1e6,
+        "TFLOP/s": row["flops"] / secs[best] / 1e12,
+        **{name.removeprefix("torch "): round(value, 3) for name, value in row["ratios"].items()},
+        "first": round(min(ours) / ours[0], 3),
+        "error": row["errors"][best],
+        "candidate": best.removeprefix(f"{POLICY} "),
+    }
+
+
+def rival(row: Row, name: str = "") -> float | None:
+    """Return the time of torch's back end of this name, or of its best, by ours."""
+    found = [value for each_name, value in row.get("ratios", {}).items() if name in each_name]
+    return min(found, default=None)
+
+
+def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the figures whose entries are among the rows."""
+    found = []
+    for tag, what, settings, combine in FIGURES:
+        tagged = [row for row in rows if tag in row["tags"]]
+        name = "cudnn" if "cuDNN" in what else ""
+        if tagged:
+            found.append(figure(what, settings, combine, each(tagged, lambda row, name=name: rival(row, name))))
+    return found
+
+
+def say(row: Row, seconds: float) -> None:
+    """Print every time and failure of an entry."""
+    print(f"[{seconds:.0f} s] {row['entry']}: {row.get('failure', '')}", flush=True)
+    for name, secs in row.get("all_secs", {}).items():
+        print(f"    {secs * 1e6:9.2f} us {row['flops'] / secs / 1e12:6.1f} TFLOP/s  error {row['errors'][name]:.2g}  {name}", flush=True)
+    for name, why in row.get("failures", {}).items():
+        print(f"    {name}: {why}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time attention on a GPU with wgmma beside torch's back ends.")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, or tag:NAME, as in `kerneldecl build`")
+    parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
+    parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="parameters of one more candidate, name=value …")
+    parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    given = parser.parse_args()
+    if find_spec("torch") is None:
+        sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
+    start = time.perf_counter()
+    entries = entries_of(ROOT, "h200", given.only or ["*"])
+    gpu = GpuProcess()
+    about: Row = machine() | gpu.ask(gpu_described)
+    show_machine(about)
+    print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)
+    also = [candidate_of(text) for text in given.also]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        asked = [pool.submit(proposals, entry, POLICY, given.top_k) for entry in entries]
+        chosen = [dict.fromkeys([*one.result(), *also]) for one in asked]
+        waiting = [[pool.submit(built, entry, one, folder) for one in many] for entry, many in zip(entries, chosen, strict=True)]
+        for entry, kernels in zip(entries, waiting, strict=True):
+            if time.perf_counter() - start > given.seconds:
+                print(f"{entry.name}: not run, the time is over", flush=True)
+                continue
+            row = described(entry)
+            try:
+                row |= gpu.ask(raced, entry, [kernel.result() for kernel in kernels], given.rounds, limit_secs=LIMIT_SECS)
+            except RuntimeError as error:
+                row |= {"failure": str(error)}
+            rows.append(row)
+            say(row, time.perf_counter() - start)
+        pool.shutdown(cancel_futures=True)
+    gpu.close()
+    print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
+    show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
+    figures = judged(rows)
+    show("Figures", figures)
+    write_json(given.json, about, {"figures": figures, "entries": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Owns the sizes of one attention kernel on wgmma: tensor maps, descriptors, tiles and their order, instructions.
+
+Knows nothing of the kernel's statements.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
+from kerneldecl.analysis.tensor_cores import PTX_TYPES
+from kerneldecl.compiler.attention import AttentionSpec
+from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap
+
+ROW_UNITS = K_TILE_BYTES // DESCRIPTOR_UNIT
+"""A row of a chunk in the units of wgmma's descriptors."""
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
+
+    func_params: tuple[Any, ...]
+    """Q, K, V, O."""
+    spec: AttentionSpec
+    params: WgmmaAttentionParams
+    sm_count: int
+
+    @property
+    def qk_chunks(self) -> int:
+        return chunks(self.spec.head_dim)
+
+    @property
+    def v_chunks(self) -> int:
+        return chunks(self.spec.value_dim)
+
+    @property
+    def q_elements(self) -> int:
+        """Return the elements of a consumer's rows of queries in shared memory, where its results go as well."""
+        return self.qk_chunks * MMA_TILE_ROWS * CHUNK
+
+    @property
+    def k_elements(self) -> int:
+        return self.qk_chunks * self.params.block_n * CHUNK
+
+    @property
+    def v_elements(self) -> int:
+        return self.v_chunks * self.params.block_n * CHUNK
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.spec.queries // self.params.block_m)
+
+    @property
+    def key_blocks(self) -> int:
+        return -(-self.spec.keys // self.params.block_n)
+
+    @property
+    def all_heads(self) -> int:
+        return self.spec.batch * self.spec.heads
+
+    @property
+    def shares_heads(self) -> bool:
+        """Say whether CTAs of a cluster have different heads; else they have different rows."""
+        return self.spec.group % self.params.cluster == 0
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return how many clusters' tiles there are along rows and heads."""
+        cluster = self.params.cluster
+        if self.shares_heads:
+            return self.row_tiles, self.all_heads // cluster
+        return -(-self.row_tiles // cluster), self.all_heads
+
+    @property
+    def tiles(self) -> int:
+        """Return how many clusters' tiles there are."""
+        return math.prod(self.grid)
+
+    @property
+    def clusters(self) -> int:
+        return min(self.tiles, self.sm_count * self.params.ctas_per_sm // self.params.cluster)
+
+    @property
+    def waves(self) -> int:
+        return -(-self.tiles // self.clusters)
+
+    @property
+    def heads_together(self) -> int:
+        """Return how many of the grid's heads are computed before others."""
+        together = self.params.heads_together // self.params.cluster if self.shares_heads else self.params.heads_together
+        return max(1, min(together, self.grid[1]))
+
+    @property
+    def box_rows(self) -> int:
+        """Return the rows of a block of keys or values that a CTA loads, for all CTAs of its cluster."""
+        return self.params.block_n // self.params.cluster
+
+    @property
+    def scale_log2(self) -> float:
+        """Return what scores are multiplied by before powers of two are taken of them."""
+        return self.spec.scale * LOG2_E
+
+    @property
+    def masks_last_block(self) -> bool:
+        """Say whether the last block that a tile goes through has keys that not all rows see."""
+        return self.spec.is_causal or self.spec.keys % self.params.block_n != 0
+
+    # ---- registers of a consumer thread
+
+    @property
+    def scores(self) -> int:
+        return self.params.block_n // 2
+
+    @property
+    def results(self) -> int:
+        return self.spec.value_dim // 2
+
+    # ---- instructions
+
+    @property
+    def score_mma(self) -> str:
+        kind = PTX_TYPES[self.spec.dtype]
+        return f"wgmma.mma_async.sync.aligned.m64n{self.params.block_n}k{MMA_K}.f32.{kind}.{kind}"
+
+    @property
+    def value_mma(self) -> str:
+        kind = PTX_TYPES[self.spec.dtype]
+        return f"wgmma.mma_async.sync.aligned.m64n{self.spec.value_dim}k{MMA_K}.f32.{kind}.{kind}"
+
+    @property
+    def narrow(self) -> str:
+        """Return the conversion of two float32 to a register."""
+        return f"cvt.rn.{'bf16' if self.spec.dtype == 'bfloat16' else 'f16'}x2.f32"
+
+    @property
+    def score_steps(self) -> int:
+        """Return how many wgmmas multiply rows of queries and keys."""
+        return -(-self.spec.head_dim // MMA_K)
+
+    @property
+    def value_steps(self) -> int:
+        return self.params.block_n // MMA_K
+
+    @property
+    def rows_descriptor(self) -> tuple[int, int, int]:
+        """Return leading and stride offset and swizzle of Q and K, whose reduction is contiguous."""
+        return 1, SWIZZLE_ROWS * ROW_UNITS, SWIZZLES[K_TILE_BYTES]
+
+    @property
+    def values_descriptor(self) -> tuple[int, int, int]:
+        """Return those of V, whose rows are reduced: chunks of columns follow each other."""
+        return self.params.block_n * ROW_UNITS, SWIZZLE_ROWS * ROW_UNITS, SWIZZLES[K_TILE_BYTES]
+
+    def q_offset(self, step: int) -> int:
+        """Return where a step of the reduction begins in a consumer's rows of queries, in units of descriptors."""
+        return step * MMA_K // CHUNK * MMA_TILE_ROWS * ROW_UNITS + step * MMA_K % CHUNK * ITEM_BYTES // DESCRIPTOR_UNIT
+
+    def k_offset(self, step: int) -> int:
+        return step * MMA_K // CHUNK * self.params.block_n * ROW_UNITS + step * MMA_K % CHUNK * ITEM_BYTES // DESCRIPTOR_UNIT
+
+    def v_offset(self, step: int) -> int:
+        return step * MMA_K * ROW_UNITS
+
+    # ---- memory
+
+    def map(self, buffer: Any, heads: int, rows: int, columns: int, box_rows: int) -> TensorMap:
+        """Return the tensor map of an argument: boxes of so many rows of one chunk."""
+        along_row, along_head = (columns, rows * columns) if self.spec.layout == "bhsd" else (heads * columns, columns)
+        strides = tuple(stride * ITEM_BYTES for stride in (along_row, along_head, heads * rows * columns))
+        return TensorMap(
+            buffer=buffer,
+            dtype=self.spec.dtype,
+            dims=(columns, rows, heads, self.spec.batch),
+            strides_bytes=strides,
+            box=(CHUNK, box_rows, 1, 1),
+            swizzle=SWIZZLES[K_TILE_BYTES],
+        )
+
+    @property
+    def maps(self) -> tuple[TensorMap, TensorMap, TensorMap, TensorMap]:
+        spec, (q, k, v, o) = self.spec, self.func_params
+        return (
+            self.map(q, spec.heads, spec.queries, spec.head_dim, MMA_TILE_ROWS),
+            self.map(k, spec.kv_heads, spec.keys, spec.head_dim, self.box_rows),
+            self.map(v, spec.kv_heads, spec.keys, spec.value_dim, self.box_rows),
+            self.map(o, spec.heads, spec.queries, spec.value_dim, MMA_TILE_ROWS),
+        )

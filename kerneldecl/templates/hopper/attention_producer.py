@@ -1,0 +1,172 @@
+"""Owns the tiles of an attention kernel and their order, and the producer thread that loads them.
+
+Knows nothing of consumers but that they give stages back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tvm.backend.cuda.lang.pipeline import PipelineState
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
+from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.attention_config import AttentionKernel
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.hopper.tma import LOAD, MULTICAST, PREFETCH
+
+
+class Smem(NamedTuple):
+    """Shared memory of a CTA, and its barriers."""
+
+    q: Any
+    k: Any
+    v: Any
+    q_full: Any
+    """One for each consumer's rows in each stage, like `q_empty`."""
+    q_empty: Any
+    k_full: Any
+    k_empty: Any
+    v_full: Any
+    v_empty: Any
+
+
+@T.meta_class
+class Tile:
+    """The tile of a CTA, given as its cluster and its rank, in one wave: which head, which rows, how many blocks of keys they see."""
+
+    def __init__(self, kernel: AttentionKernel, cta: tuple[Any, Any], wave: Any) -> None:
+        self.kernel = kernel
+        self.linear = T.local_scalar("int32")
+        self.batch = T.local_scalar("int32")
+        self.head = T.local_scalar("int32")
+        self.row = T.local_scalar("int32")
+        self.blocks = T.local_scalar("int32")
+        self._place(*cta, wave)
+
+    @T.inline
+    def _place(self, cluster, rank, wave):
+        kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
+        rows, heads, together = T.meta_var((*kernel.grid, kernel.heads_together))
+        # Every other wave goes backwards, so that the cluster with the longest tile of one has the shortest of the next.
+        self.linear = wave * kernel.clusters + T.Select(wave % 2 == 0, cluster, kernel.clusters - 1 - cluster)
+        first = T.meta_var(self.linear // (rows * together) * together)
+        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
+        place = T.meta_var(self.linear % (rows * together))
+        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
+        row_rank, head_rank = T.meta_var((0, rank) if kernel.shares_heads else (rank, 0))
+        row_step, head_step = T.meta_var((1, params.cluster) if kernel.shares_heads else (params.cluster, 1))
+        flat = T.meta_var((first + place % size) * head_step + head_rank)
+        self.head = flat % spec.heads
+        self.batch = flat // spec.heads
+        self.row = (tile * row_step + row_rank) * params.block_m
+        if spec.is_causal:
+            last = T.meta_var(T.min(self.row + params.block_m, spec.queries) + spec.diagonal)
+            self.blocks = T.max(1, (T.min(last, spec.keys) + params.block_n - 1) // params.block_n)
+        else:
+            self.blocks = kernel.key_blocks
+
+    def exists(self) -> Any:
+        return self.linear < self.kernel.tiles
+
+    def whole_blocks(self, first_row: Any) -> Any:
+        """Return how many blocks of keys are seen whole by all rows from one on."""
+        spec, block_n = self.kernel.spec, self.kernel.params.block_n
+        whole = spec.keys // block_n
+        return T.min(whole, T.max(0, first_row + spec.diagonal + 1) // block_n) if spec.is_causal else whole
+
+
+@T.inline
+def _load_boxes(stage, tensor_map, barrier, at, chunk_elements):
+    """Have one thread start the loads of a tile's chunks; `at` is the row, head and batch."""
+    buffer, index, count = meta_vars(stage)
+    row, head, batch = meta_vars(at)
+    for chunk in T.unroll(count):
+        T.ptx[LOAD.format(4, "")](
+            buffer.ptr_to([index, chunk * chunk_elements]), T.address_of(tensor_map), chunk * CHUNK, row, head, batch, barrier
+        )
+
+
+@T.inline
+def _load_rows(kernel, ring, tensor_map, state, at):
+    """Have one thread load a block of keys or values, or its CTA's part for the cluster, once its stage is free in all of its CTAs.
+
+    `ring` is the stages, their barriers and chunks; `at` is the row, head and batch, and the CTA's rank.
+    """
+    buffer, full, empty, count = meta_vars(ring)
+    row, head, batch, rank = meta_vars(at)
+    elements = T.meta_var(kernel.params.block_n * CHUNK)
+    empty.wait(state.stage, state.phase)
+    full.arrive(state.stage, count * elements * ITEM_BYTES)
+    if kernel.params.cluster == 1:
+        _load_boxes((buffer, state.stage, count), tensor_map, full.ptr_to([state.stage]), (row, head, batch), elements)
+    else:
+        first = T.meta_var(rank * kernel.box_rows)
+        for chunk in T.unroll(count):
+            T.ptx[LOAD.format(4, MULTICAST)](
+                buffer.ptr_to([state.stage, chunk * elements + first * CHUNK]),
+                T.address_of(tensor_map),
+                chunk * CHUNK,
+                row + first,
+                head,
+                batch,
+                full.ptr_to([state.stage]),
+                T.uint16((1 << kernel.params.cluster) - 1),
+            )
+    state.advance()
+
+
+@T.inline
+def _load_queries(kernel, smem, tensor_map, state, tile):
+    """Have one thread load each consumer's rows of queries once its results have left their place."""
+    consumers = T.meta_var(kernel.params.consumers)
+    for consumer in T.unroll(consumers):
+        index = T.meta_var(state.stage * consumers + consumer)
+        at = T.meta_var((tile.row + consumer * MMA_TILE_ROWS, tile.head, tile.batch))
+        smem.q_empty.wait(index, state.phase)
+        smem.q_full.arrive(index, kernel.q_elements * ITEM_BYTES)
+        _load_boxes((smem.q, index, kernel.qk_chunks), tensor_map, smem.q_full.ptr_to([index]), at, MMA_TILE_ROWS * CHUNK)
+    state.advance()
+
+
+@T.inline
+def prefetch_first(kernel, maps, cta):
+    """Have one thread prefetch to L2 what a CTA loads first: its queries, and its part of a block of keys and of values.
+
+    A prefetch is no access: it changes nothing, and what the preceding kernel still writes goes through the same cache.
+    """
+    q_map, k_map, v_map = meta_vars(maps[:3])
+    tile = Tile(kernel, cta, 0)
+    first = T.meta_var((tile.blocks - 1) * kernel.params.block_n + cta[1] * kernel.box_rows)
+    kv_head = T.meta_var(tile.head // kernel.spec.group)
+    for chunk in T.unroll(kernel.qk_chunks):
+        for consumer in T.unroll(kernel.params.consumers):
+            row = T.meta_var(tile.row + consumer * MMA_TILE_ROWS)
+            T.ptx[PREFETCH.format(4)](T.address_of(q_map), chunk * CHUNK, row, tile.head, tile.batch)
+        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * CHUNK, first, kv_head, tile.batch)
+    for chunk in T.unroll(kernel.v_chunks):
+        T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, kv_head, tile.batch)
+
+
+@T.inline
+def produce(kernel, smem, maps, cta):
+    """Have one thread load tile after tile: in the order in which consumers take them, keys one block ahead of values."""
+    spec, params = T.meta_var((kernel.spec, kernel.params))
+    q_map, k_map, v_map = meta_vars(maps[:3])
+    q_state = PipelineState(params.q_stages, 1)
+    k_state = PipelineState(params.stages, 1)
+    v_state = PipelineState(params.stages, 1)
+    keys = T.meta_var((smem.k, smem.k_full, smem.k_empty, kernel.qk_chunks))
+    values = T.meta_var((smem.v, smem.v_full, smem.v_empty, kernel.v_chunks))
+    for wave in T.serial(kernel.waves):
+        tile = Tile(kernel, cta, wave)
+        if tile.exists():
+            kv_head = T.meta_var(tile.head // spec.group)
+            _load_queries(kernel, smem, q_map, q_state, tile)
+            _load_rows(kernel, keys, k_map, k_state, ((tile.blocks - 1) * params.block_n, kv_head, tile.batch, cta[1]))
+            for i in T.serial(tile.blocks - 1):
+                row = T.meta_var((tile.blocks - 2 - i) * params.block_n)
+                _load_rows(kernel, keys, k_map, k_state, (row, kv_head, tile.batch, cta[1]))
+                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, kv_head, tile.batch, cta[1]))
+            _load_rows(kernel, values, v_map, v_state, (0, kv_head, tile.batch, cta[1]))

@@ -1,0 +1,61 @@
+"""Owns the small attentions that their template for wgmma is tested with, on the emulated GPU and on a real one.
+
+Knows nothing of how they are run. A case is a line: attributes and parameters that differ from the plain ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerneldecl.model import Value
+
+Case = tuple[dict[str, Any], dict[str, Value]]
+"""Attributes of the rule, parameters of the template."""
+SMS = 2
+"""SMs of the GPU that kernels are built for: so few that CTAs have several tiles."""
+PLAIN: dict[str, Value] = {
+    "consumers": 2,
+    "block_n": 64,
+    "stages": 2,
+    "q_stages": 1,
+    "overlap": 1,
+    "pingpong": 1,
+    "heads_together": 2,
+    "ctas_per_sm": 1,
+    "cluster": 1,
+    "fma_powers": 0,
+    "pdl": 1,
+}
+SMALL: dict[str, Any] = {"batch": 1, "heads": 2, "queries": 65, "keys": 130, "head_dim": 64, "dtype": "float16"}
+ONE = {"consumers": 1, "pingpong": 0}
+ATTENTIONS: dict[str, Case] = {
+    "full": ({}, {}),
+    "causal": ({"causal": True, "queries": 130}, {}),
+    "causal, more queries than keys": ({"causal": True, "queries": 129, "keys": 65}, {}),
+    "causal, fewer queries than keys": ({"causal": True, "queries": 1, "keys": 200}, ONE),
+    "one key": ({"queries": 3, "keys": 1}, ONE),
+    "63 of each": ({"queries": 63, "keys": 63}, ONE),
+    "64 of each": ({"queries": 64, "keys": 64}, ONE),
+    "head of 128, three consumers": (
+        {"causal": True, "queries": 200, "keys": 200, "head_dim": 128},
+        {"consumers": 3, "block_n": 32, "q_stages": 2},
+    ),
+    "head of 128, long blocks": ({"head_dim": 128, "keys": 300}, {"block_n": 128, "stages": 3}),
+    "head of 40": ({"head_dim": 40, "heads": 3}, {"block_n": 48}),
+    "head of 256": ({"head_dim": 256, "heads": 1, "causal": True, "queries": 130}, {"block_n": 80}),
+    "head of 96, values of 40": ({"head_dim": 96, "value_dim": 40}, {"pingpong": 0}),
+    "bshd, GQA, bfloat16": (
+        {"layout": "bshd", "batch": 2, "heads": 4, "kv_heads": 2, "dtype": "bfloat16", "causal": True},
+        {"q_stages": 2, "heads_together": 3, "pdl": 0},
+    ),
+    "one after the other": ({"causal": True, "queries": 130, "kv_heads": 1}, {"overlap": 0, "pingpong": 0}),
+    "two CTAs on an SM": ({"queries": 300, "causal": True}, {**ONE, "ctas_per_sm": 2, "q_stages": 2}),
+    "powers on CUDA cores": ({"causal": True, "queries": 70}, {"fma_powers": 3}),
+    "clusters of heads": ({"causal": True, "queries": 150, "heads": 4, "kv_heads": 1}, {"cluster": 2, "heads_together": 4}),
+    "clusters of rows": ({"queries": 300, "heads": 3}, {"cluster": 2, "block_n": 48, "stages": 3}),
+    "four consumers": ({"queries": 300, "keys": 300, "heads": 1}, {"consumers": 4, "block_n": 32}),
+    "in turns by scores": ({"causal": True, "queries": 200}, {"pingpong": 2}),
+    "two ahead": ({"queries": 100, "keys": 500}, {"overlap": 2, "pingpong": 0}),
+    "two ahead, causal": ({"causal": True, "queries": 300, "keys": 300}, {"overlap": 2, "pingpong": 0, "stages": 3}),
+    "in turns, without overlap": ({"queries": 300}, {"overlap": 0, "stages": 3}),
+}

@@ -1,0 +1,168 @@
+"""Attention on wgmma: right results of every kind on the emulated GPU, its instructions, and None for what it does not take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation import EmulationError, emulate, host
+from support.attention_cases import ATTENTIONS, ONE, PLAIN, SMALL, SMS
+from support.compilers import needs_nvcc, needs_nvdisasm, sass
+from support.thinned import at
+
+import kerneldecl
+from kerneldecl.arrays import relative_error
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.policies import wgmma_attention as policy
+from kerneldecl.templates import wgmma_attention
+from kerneldecl.toolchain import nvcc
+
+ROOT = Path(kerneldecl.__file__).parent.parent
+H200 = load_arch(ROOT, "h200")
+FEW_SMS = replace(H200, gpu=replace(H200.the_gpu, sm_count=SMS))
+LLAMA = {"batch": 1, "heads": 64, "kv_heads": 8, "queries": 4096, "keys": 4096, "head_dim": 128}
+
+
+def rule_of(attrs: dict[str, Any]) -> Any:
+    return load_rule(ROOT, "attention").of(ROOT, SMALL | attrs)
+
+
+def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1) -> Any:
+    """Return what the kernel makes of the inputs on the emulated GPU; it must leave them as they are."""
+    rule = rule_of(attrs)
+    mod = wgmma_attention.apply(canonical.lower(rule), PLAIN | params, FEW_SMS)
+    assert mod is not None
+    (out,) = rule.signature().outputs
+    *after, got = emulate(mod["main"], *inputs, np.full(out.shape, np.nan, inputs[0].dtype), seed=seed)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=True))
+    return got
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", at({1, 7, 12, 14}, list(ATTENTIONS)))
+def test_right_results(name: str) -> None:
+    attrs, params = ATTENTIONS[name]
+    rule = rule_of(attrs)
+    inputs = rule.inputs(np.random.default_rng(0))
+    assert relative_error(results(attrs, params, inputs, seed=len(name)), rule.reference(*inputs)) <= rule.tolerance()
+
+
+@needs_nvcc
+def test_growing_scores_shrink_earlier_results() -> None:
+    """Blocks are taken from the last to the first, and scores of up to 1e4 grow towards the first keys: each block outgrows the last."""
+    attrs = {"queries": 64, "keys": 192, "heads": 1}
+    rule = rule_of(attrs)
+    q, k, v = rule.inputs(np.random.default_rng(0))
+    q[..., 0], k[..., 0] = 100, np.linspace(800, -800, 192, dtype=np.float16)
+    assert relative_error(results(attrs, ONE, [q, k, v]), rule.reference(q, k, v)) <= rule.tolerance()
+
+
+@needs_nvcc
+def test_rows_that_see_no_key_are_zero() -> None:
+    attrs = {"causal": True, "queries": 129, "keys": 65}
+    inputs = rule_of(attrs).inputs(np.random.default_rng(0))
+    got = results(attrs, {}, inputs)
+    assert (got[:, :, :64] == 0).all()
+    assert (got[:, :, 64:] != 0).any(axis=-1).all()
+
+
+WAIT = r"tvm_builtin_cuda_mbarrier_wait\([^;]*\b{}_state_stage_ptr{}\[[^;]*;"
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    at(
+        {0, 2},
+        [
+            (lambda source: re.sub(WAIT.format("v", "_1"), "", source), "which an asynchronous copy still fills|which nobody has written"),
+            (lambda source: re.sub(WAIT.format("k", ""), "", source), "arrives at the barrier .* more often"),
+            (lambda source: re.sub(r"\w+fence_proxy\w+\(\);", "", source), "without fence.proxy.async"),
+            (lambda source: re.sub(r"\w+wait_group_read\w*\([^{};]*\);", "", source), "still being read asynchronously"),
+        ],
+    ),
+    ids=["values are not waited for", "stages are not waited for", "no fence before the store", "the store is not waited for"],
+)
+def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = host.lower
+
+    def lower(func: Any, change: Callable[[Any], Any]) -> host.Lowered:
+        lowered = sound(func, change)
+        flawed = replace(lowered, source=flaw(lowered.source))
+        assert flawed.source != lowered.source
+        return flawed
+
+    monkeypatch.setattr(host, "lower", lower)
+    attrs = {"queries": 300, "keys": 300, "heads": 1}
+    with pytest.raises(EmulationError, match=words):
+        results(attrs, {}, rule_of(attrs).inputs(np.random.default_rng(0)))
+
+
+@needs_nvcc
+@needs_nvdisasm
+@pytest.mark.parametrize(
+    "attrs",
+    at({0}, [LLAMA | {"causal": True}, LLAMA, LLAMA | {"head_dim": 64, "kv_heads": 64}, LLAMA | {"head_dim": 256, "dtype": "bfloat16"}]),
+)
+def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_path: Path) -> None:
+    mod = canonical.lower(rule_of(attrs))
+    [first] = policy.propose(iter_space(mod), H200, 1)
+    params = dict(first.candidate.params)
+    assert params["overlap"]
+    kernel = wgmma_attention.apply(mod, params, H200)
+    assert kernel is not None
+    cubin = nvcc.compile_cubin(host.lower(kernel["main"]).source, "sm_90a", nvcc.FAST_MATH_FLAGS)
+    [usage] = cubin.usage.values()
+    assert usage.spill_bytes == 0
+    code = sass(cubin.content, tmp_path)
+    # In the loop's body, scores are there once one group of wgmmas is left, and results once none is.
+    body = code[code.rindex("DEPBAR.LE gsb0, 0x1") :]
+    softmax = body[: body.index("DEPBAR.LE gsb0, 0x0")]
+    assert softmax.count("MUFU.EX2") >= int(params["block_n"]) // 2 * (8 - int(params["fma_powers"])) // 8
+    assert re.search(r"HGMMA\.64x\d+x16\.F32[^\n]*R\d+, R\d+, gdesc", code), "powers are an operand in registers"
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({"dtype": "float32"}, {}),
+        ({"mask": True}, {}),
+        ({"head_dim": 68}, {}),
+        ({"head_dim": 264}, {}),
+        ({"value_dim": 128}, {}),
+        ({}, {"consumers": 5}),
+        ({}, {"block_n": 72}),
+        ({}, {"consumers": 3, "block_n": 192}),
+        ({}, {"stages": 1}),
+        ({}, {"stages": 16}),
+        ({}, {"consumers": 1}),
+    ],
+)
+def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, Any]) -> None:
+    assert wgmma_attention.apply(canonical.lower(rule_of(attrs)), PLAIN | params, H200) is None
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [LLAMA, LLAMA | {"causal": True, "dtype": "bfloat16", "queries": 1}, {}, {"head_dim": 40}, {"head_dim": 256, "queries": 1000}],
+)
+def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
+    mod = canonical.lower(rule_of(attrs))
+    proposals = policy.propose(iter_space(mod), H200, 20)
+    assert len(proposals) > 3
+    for proposal in proposals[::5]:
+        assert wgmma_attention.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate
+
+
+@pytest.mark.parametrize("attrs", [{"dtype": "float32"}, {"mask": True}, {"head_dim": 68}])
+def test_the_policy_proposes_nothing_where_the_template_does_not_apply(attrs: dict[str, Any]) -> None:
+    space = iter_space(canonical.lower(rule_of(attrs)))
+    assert not policy.propose(space, H200, 20)
+    assert policy.why_not(space, H200)
