@@ -67,7 +67,7 @@ class OnGpu:
 
     def _upload(self) -> None:
         self._base = self._allocated(self.placement.total_bytes + SHIFT_BYTES)
-        self._held = [[self._allocated(array.nbytes + 8) for array in (*each.inputs, *each.expected)] for each in self.data.sets]
+        self._held = [[self._kept(array.nbytes) for array in (*each.inputs, *each.expected)] for each in self.data.sets]
         self._flushed = self._allocated(2 * self.gpu.l2_bytes)
         self.gpu.fill(self._flushed, 0, 2 * self.gpu.l2_bytes)
         self.restore()
@@ -92,6 +92,12 @@ class OnGpu:
     def _allocated(self, size_bytes: int) -> int:
         self._memory.append(self.gpu.allocate(size_bytes))
         return self._memory[-1]
+
+    def _kept(self, size_bytes: int) -> int:
+        """Return memory for a copy of an argument; behind it stand a guard's bytes, which a checksum counts to a whole word."""
+        address = self._allocated(size_bytes + 8)
+        self.gpu.fill(address, GUARD_BYTE, size_bytes + 8)
+        return address
 
     def _arguments_at(self, addresses: Sequence[int]) -> list[Placed]:
         args = zip(self.data.signature.args, addresses, strict=True)
