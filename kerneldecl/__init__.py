@@ -3,7 +3,12 @@
 `plan`, `build` and `load` are imported when they are first asked for: importing the package costs next to nothing.
 """
 
-from __future__ import annotations
+import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # `python -m kerneldecl` has Python search the current folder first. What lies there may be anybody's json.py: from here on, even
+    # before the standard library is asked for anything, it is searched no more.
+    del sys.path[0]
 
 TYPE_CHECKING = False  # typing itself would be a quarter of a null build's imports
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ Knows nothing of how results are shown.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,26 @@ from kerneldecl.declare.select import select
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
+from kerneldecl.null_build import stamp
 from kerneldecl.null_build.note import note_complete
 from kerneldecl.planning.plan import Plan
+from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
+from kerneldecl.store.files import write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
-from kerneldecl.tuning.events import Event, Finished, Note, Report, Started, Step
+from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
 from kerneldecl.tuning.task import Task
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
+
+PRINTED = "printed.log"
+"""File in the cache with what plug-ins and tools have printed in the last build that had them print anything."""
+_PRINTED_BYTES = 1 << 20
 
 
 def plan(root: str | Path = ".") -> Plan:
@@ -45,10 +52,20 @@ def build(
 
     The artifacts are linked without what failed, and can be loaded.
     """
-    done = run_build(open_workspace(Path(root).resolve()), patterns, Options(jobs=jobs), report or _silent)
+    with frozen_workspace(Path(root).resolve()) as workspace:
+        done = run_build(workspace, patterns, Options(jobs=jobs), report or _silent)
     if done.failures:
         raise TuningError("; ".join(f"{entry}: {reason}" for entry, reason in done.failures.items()))
     return {target: load(folder) for target, folder in done.artifacts.items()}
+
+
+@contextlib.contextmanager
+def frozen_workspace(root: Path) -> Iterator[Workspace]:
+    """Open a snapshot of a workspace: what is edited from here on belongs to the next build."""
+    before = stamp.surroundings()
+    with snapshot(root) as sources:
+        opened = open_workspace(root, sources)
+        yield dataclasses.replace(opened, surroundings=before, is_current=lambda: stamp.surroundings() == before)
 
 
 def run_build(
@@ -66,8 +83,19 @@ def run_build(
         options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
-    local = functools.partial(LocalRunner, options.jobs or here, threads, lambda text: report(Note(text)))
+    printed: list[str] = []
+
+    def heard(request: str, text: str) -> None:
+        printed.append(f"{request}:\n{text}\n\n")
+        report(Printed(request, text))
+
+    def local() -> LocalRunner:
+        limits = workspace.declaration.limits
+        return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
+
     done = flow.build(workspace, options, runners or local, linkers, report)
+    if printed:
+        write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses:
         note_complete(done)
     return done

@@ -107,9 +107,14 @@ def distinct(array: Array, axis: int) -> int:
 
     def is_same(start: int) -> bool:
         block = along[start : start + PERIOD]
-        return np.array_equal(block, along[: len(block)])
+        return np.array_equal(_bits(block), _bits(along[: len(block)]))
 
     return PERIOD if all(_on_all_cores(is_same, range(PERIOD, len(along), PERIOD))) else len(along)
+
+
+def _bits(array: Array) -> Array:
+    """Return floating-point numbers as integers, of which a NaN equals itself."""
+    return array.view(f"u{array.itemsize}") if array.dtype.kind not in "iub" else array
 
 
 _SLICE_ELEMENTS = 1 << 18
@@ -155,18 +160,50 @@ def poisoned(arg: Arg) -> Array:
     return np.frombuffer(b"\xa5" * (int(np.prod(arg.shape)) * dtype.itemsize), dtype).reshape(arg.shape).copy()
 
 
-def relative_error(got: Array, want: Array) -> float:
-    """Return the largest |got - want| / (|want| + rms(want)) over all elements; infinity where `got` has a NaN that `want` has not.
+def finite_rms(want: Array) -> float:
+    """Return the root mean square of the finite elements; 0 if there are none."""
 
-    The root mean square keeps elements near zero, where terms cancelled, from being judged by their own size.
+    def part(block: Array) -> tuple[float, int]:
+        wide = block.astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        return float(np.square(finite).sum()), finite.size
+
+    squares, counts = zip(*_of_blocks(part, want), strict=True)
+    return math.sqrt(math.fsum(squares) / sum(counts)) if sum(counts) else 0.0
+
+
+def relative_error(got: Array, want: Array, rms: float | None = None, *, any_for_nan: bool = False) -> float:
+    """Return the largest |got - want| / (|want| + rms) over all elements; infinity where `got` has a NaN that `want` has not.
+
+    The root mean square, of `want` unless given, keeps elements near zero, where terms cancelled, from being judged by their own
+    size. With `any_for_nan`, anything passes where `want` is NaN, and NaN where it is infinite.
     """
-    got64, want64 = got.astype(np.float64), want.astype(np.float64)
-    same = (got64 == want64) | (np.isnan(got64) & np.isnan(want64))
+    chosen = finite_rms(want) if rms is None else rms
+
+    def part(got_block: Array, want_block: Array) -> float:
+        return _largest_error(got_block.astype(np.float64), want_block.astype(np.float64), chosen, any_for_nan=any_for_nan)
+
+    return max(_of_blocks(part, got, want))
+
+
+def _largest_error(got: Array, want: Array, rms: float, *, any_for_nan: bool) -> float:
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    if any_for_nan:
+        same |= np.isnan(want) | (np.isinf(want) & np.isnan(got))
     if same.all():
         return 0.0
-    finite = want64[np.isfinite(want64)]
-    rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.abs(got64 - want64) / (np.abs(want64) + rms)
+        error = np.abs(got - want) / (np.abs(want) + rms)
     error = np.where(same, 0.0, error)
     return float("inf") if np.isnan(error).any() else float(error.max())
+
+
+def _of_blocks(function: Callable[..., Result], *arrays: Array) -> list[Result]:
+    """Return a function's results for blocks of the arrays' elements, on all cores where there are several blocks."""
+    flat = [array.reshape(-1) for array in arrays]
+    starts = range(0, max(1, flat[0].size), _SLICE_ELEMENTS)
+
+    def of_block(start: int) -> Result:
+        return function(*(array[start : start + _SLICE_ELEMENTS] for array in flat))
+
+    return [of_block(start) for start in starts] if len(starts) == 1 else _on_all_cores(of_block, starts)

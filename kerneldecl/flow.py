@@ -11,6 +11,7 @@ from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
 from kerneldecl.stages.lower import lower_entries
+from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
@@ -21,7 +22,17 @@ from kerneldecl.tuning.events import Report, Started
 
 Stage = Callable[[Session], None]
 
-STAGES: tuple[Stage, ...] = (check_lock, check_toolchain, lower_entries, tune_entries, rebuild_objects, link_artifacts, write_lock)
+STAGES: tuple[Stage, ...] = (
+    check_lock,
+    check_toolchain,
+    lower_entries,
+    propose_entries,
+    check_lock,  # now the candidates are known
+    tune_entries,
+    rebuild_objects,
+    link_artifacts,
+    write_lock,
+)
 NOTHING_TO_RUN: tuple[Stage, ...] = (check_lock, link_artifacts, write_lock)
 """Stages where every entry is done, and links at most are missing: no process is started."""
 

@@ -38,6 +38,10 @@ class Signature:
         return self.inputs + self.outputs
 
 
+MOST_TOLERANCE = 1.0
+"""Relative error from which on a kernel that writes zeros would pass."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """One fully expanded entry of workloads.toml, for one target."""
@@ -59,6 +63,13 @@ class Workload:
     """Raised by hand to tune again what a record exists of."""
     specialize: str = ""
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
+    nan: str = ""
+    """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+
+    @property
+    def nan_field(self) -> Mapping[str, str]:
+        """Return what a request or a manifest holds of it: nothing where it is empty."""
+        return {"nan": self.nan} if self.nan else {}
 
     @property
     def entry(self) -> str:
@@ -262,6 +273,26 @@ class IterSpace:
         """Return what the first input is read as: the dtype that a peak of arithmetic is asked for."""
         reads = (read for block in self.blocks for read in block.reads)
         return next((read.dtype for read in reads if read.operand in self.inputs[:1]), "float32")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request to a worker may use: seconds by what it does, memory, output. No result depends on them."""
+
+    build_secs: float = 60.0
+    """Of lowering a rule, and of building one candidate."""
+    propose_secs: float = 20.0
+    """Of asking a policy for the candidates of one entry."""
+    prepare_secs: float = 120.0
+    """Of making an entry's inputs and reference."""
+    verify_secs: float = 20.0
+    """Of one candidate's verification."""
+    sample_secs: float = 120.0
+    """Of one sample of a candidate's time."""
+    memory_gib: float = 0.0
+    """Private memory of a process; 0: three quarters of the machine's."""
+    output_mib: float = 256.0
+    """What a request may print, and its answer."""
 
 
 SPECIALIZE = "specialize"

@@ -75,6 +75,18 @@ class Rule:
 
         return [random_array(rng, arg) for arg in self.signature().inputs]
 
+    def takes_special_values(self) -> bool:
+        """Say whether results are defined where floating-point inputs hold zeros, tiny and huge numbers, infinities and NaN.
+
+        Kernels are then verified on such inputs, too. By default they are where no output is an integer, which has no NaN.
+        """
+        floats = [arg.dtype.startswith(("float", "bfloat")) for arg in self.signature().inputs]
+        return any(floats) and not any(arg.dtype.startswith(("int", "uint")) for arg in self.signature().outputs)
+
+    def is_repeatable(self) -> bool:
+        """Say whether two calls on the same inputs must give the same bits; False admits kernels that add in any order."""
+        return True
+
     def tolerance(self) -> float:
         """Return the relative error allowed, of the least precise floating dtype among the arguments; 0 if all are integers."""
         return max((dtype_tolerance(arg.dtype) for arg in self.signature().args), default=0.0)

@@ -51,8 +51,7 @@ class Conv2d(Rule):
     out_dtype: Dtype | Literal[""] = ""
     """Dtype of Y, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step, ...] = ()
-    """Steps in order: bias adds a vector [f], add a residual like Y, mul multiplies by a factor like Y,
-    scale and scale_columns multiply by float32 scales."""
+    """Steps in order: bias adds a vector [f], add an operand like Y, mul multiplies by one, scale and scale_columns by float32."""
 
     @property
     def _accum(self) -> str:

@@ -53,8 +53,7 @@ class Matmul(Rule):
     out_dtype: Dtype | Literal[""] = ""
     """Dtype of C, the bias and the residual; by default dtype, int32 for integers."""
     epilogue: tuple[Step | RowStep, ...] = ()
-    """Steps in order: bias adds a vector [n], add a residual like C, mul multiplies by a factor like C,
-    scale, scale_columns, scale_rows multiply by float32 scales."""
+    """Steps in order: bias adds a vector [n], add an operand like C, mul multiplies by one, scale, scale_columns, scale_rows by float32."""
 
     @property
     def _accum(self) -> str:

@@ -77,6 +77,11 @@ class TensorIr(Rule):
             for at, arg in enumerate(args)
         ]
 
+    def takes_special_values(self) -> bool:
+        from kerneldecl.compiler.input_values import rounds_to_integers
+
+        return super().takes_special_values() and not rounds_to_integers(self.lower())
+
     def tolerance(self) -> float:
         """Return the tolerance of the least precise argument plus the rounding of accumulations in the function's own dtypes."""
         from kerneldecl.compiler.reference import rounding

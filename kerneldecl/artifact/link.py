@@ -198,6 +198,7 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "name": workload.name,
         "rule": workload.rule,
         "attrs": dict(workload.attrs),
+        **workload.nan_field,
         "tags": list(workload.tags),
         "symbol": kernel.symbol,
         **lowered.signature,
@@ -211,5 +212,6 @@ def _entry(part: Part, kernels: Mapping[str, TuneResult], traceless: Collection[
         "least_bytes": lowered.json["least_bytes"],
         "verdict": {"verified": kernel.error is not None, "error": kernel.error, "tolerance": record.tolerance},
         "unmeasured": not kernel.is_measured,
+        "measured": kernel.coverage,
         "provenance": kernel.provenance,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kerneldecl.cli.options import Settings, json_option, opened, patterns_argument, print_result
+from kerneldecl.cli.options import Settings, json_option, patterns_argument, print_result
 from kerneldecl.errors import ExitCode
 
 _BUILD_FLAGS = ("locked", "no_measure", "require_measured", "as_json")
@@ -34,7 +34,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         if not settings.quiet:
             print(f"{count} entries: {count} up to date")
         return ExitCode.DONE
-    from kerneldecl.api import run_build
+    from kerneldecl.api import frozen_workspace, run_build
     from kerneldecl.cli import summary
     from kerneldecl.cli.progress import display
     from kerneldecl.stages.session import Options
@@ -50,10 +50,10 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         require_measured=options["require_measured"],
         require_all=options["require_all"],
     )
-    workspace = opened(settings)
-    with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
-        done = run_build(workspace, patterns, asked, report)
-    found = summary.build_json(done)
+    with frozen_workspace(settings.root) as workspace:
+        with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
+            done = run_build(workspace, patterns, asked, report)
+        found = summary.build_json(done)
     if options["as_json"] or not settings.quiet:
         print_result(options["as_json"], found, summary.build_text)
     return ExitCode.FAILED if done.failures else ExitCode.DONE

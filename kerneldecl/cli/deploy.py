@@ -28,7 +28,7 @@ function_option = click.option("--function", default="main", show_default=True, 
 
 def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
     """Have a worker do something with a model; raise DeclarationError for the user's mistakes, TuningError for what failed."""
-    worker = Worker({})
+    worker = Worker({}, folder=Path.cwd())  # what the user names is relative to it
     try:
         answer = worker.call({"device": "model", **request}, _LIMIT_SECS)
     finally:

@@ -13,11 +13,13 @@ from kerneldecl.errors import StaleError
 
 @click.command()
 @patterns_argument
-@click.option("--stale", is_flag=True, help="Exit with 3 if anything is out of date.")
+@click.option("--stale", is_flag=True, help="Exit with 3 if anything must be tuned, or the lock would change.")
 @json_option
 @click.pass_obj
 def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
-    """Check the declarations, and with --stale whether everything is up to date. Builds nothing."""
+    """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing."""
+    from kerneldecl.cli.stale import stale_entries, stale_json, stale_text
+    from kerneldecl.planning.lockfile import unmeasured_keys
     from kerneldecl.stages.lock import lock_of, lock_on_disk
     from kerneldecl.stages.session import make_plan
 
@@ -26,13 +28,13 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
     if not stale:
         print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
-    plan = make_plan(workspace)
-    actions = [a for a in plan.actions if not patterns or a.entry in set(chosen)]
-    print_plan(as_json, actions)
-    out_of_date = sorted({action.entry for action in actions if not action.is_hit})
-    if out_of_date:
-        raise StaleError(f"{len(out_of_date)} out of date: {', '.join(out_of_date[:5])}{' …' if len(out_of_date) > 5 else ''}")
-    if lock_of(workspace, plan) != lock_on_disk(workspace):
+    plan, lock = make_plan(workspace), lock_on_disk(workspace)
+    found = stale_entries([e for e in plan.entries if e.entry in set(chosen)], workspace.store, unmeasured_keys(lock))
+    print_result(as_json, stale_json(found), stale_text)
+    if wanting := [each.entry for each in found if not each.is_accepted]:
+        named = f"{', '.join(wanting[:5])}{' …' if len(wanting) > 5 else ''}"
+        raise StaleError(f"{len(wanting)} out of date: {named}")
+    if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(workspace, plan) != lock:
         raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
 from kerneldecl.errors import printable_lines
-from kerneldecl.tuning.events import Event, Finished, Note, Started, Step
+from kerneldecl.tuning.events import Event, Finished, Note, Printed, Started, Step
 
 _VERBS = {"lower": "lowered", "tune": "tuned", "rank": "ranked", "measure": "measured", "build": "built", "link": "linked"}
 
@@ -51,6 +51,9 @@ class Lines:
             self._finished(event)
         elif isinstance(event, Note):
             self._say(event.text)
+        elif isinstance(event, Printed):
+            if self._verbosity > 0:
+                self._say("\n".join(f"  {event.request}: {line}" for line in event.text.splitlines()))
         elif self._verbosity > 0 or time.monotonic() - self._last_secs > 10:
             self._say(f"  {step_text(event)}")
 
@@ -106,7 +109,7 @@ class Live:
             verb = "FAILED" if event.has_failed else _VERBS[event.kind]
             self._progress.console.print(f"[{style}]{verb}[/] {_plain(event.entry)}: {_plain(event.text)}")
             self._progress.update(self._task, completed=self._done)
-        else:
+        elif isinstance(event, Note):
             self._progress.console.print(_plain(event.text))
 
 

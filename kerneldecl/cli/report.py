@@ -90,6 +90,7 @@ def show_json(entry: EntryPlan, failed: Sequence[Trial] = ()) -> Json:
         **head,
         "tuned": True,
         "unmeasured": entry.is_unmeasured,
+        "measured": tuned.coverage,
         "key": tuned.key,
         "symbol": tuned.symbol,
         "policy": tuned.policy,
@@ -165,7 +166,7 @@ def show_text(json: Json) -> str:
     for rank, c in enumerate(verified, start=1):
         times = f"{c['predicted_secs'] * 1e6:9.4g}  {c['run_secs'] * 1e6:11.4g}  {c['gflop_per_s']:7.4g}  {c['gb_per_s']:5.4g}"
         lines.append(
-            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {c['error']:7.1e}"
+            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {_error(c['error'])}"
         )
     tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     if json["unmeasured"]:
@@ -173,8 +174,14 @@ def show_text(json: Json) -> str:
         lines.append("the first is linked: its policy ranks it first; it has not been measured yet")
         return "\n".join(lines)
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
+    if json["measured"]:
+        lines.append(f"{json['measured']} candidates measured: the best of them is linked, and stays until the others are measured")
     lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]
     return "\n".join(lines)
+
+
+def _error(error: float | None) -> str:
+    return "not verified by today's reference" if error is None else f"{error:7.1e}"
 
 
 def _short(value: Any) -> str:
@@ -197,6 +204,7 @@ def _entry_json(entry: EntryPlan) -> Json:
         "winner": str(tuned.winner) if tuned else None,
         "run_secs": tuned.run_secs if tuned else None,
         "unmeasured": entry.is_unmeasured,
+        "measured": tuned.coverage if tuned else "",
     }
 
 
@@ -204,7 +212,7 @@ def query_text(json: Json) -> str:
     width = max(len(entry["entry"]) for entry in json["entries"])
     rows = []
     for entry in json["entries"]:
-        note = "  (expected, not measured)" if entry["unmeasured"] else ""
+        note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
         found = f"{entry['run_secs'] * 1e6:10.4g} us  {entry['winner']}{note}" if entry["winner"] else f"{'not tuned':>10}"
         rows.append(f"{entry['entry']:<{width}}  {entry['rule']:<12}  {found}")
     return "\n".join(rows)

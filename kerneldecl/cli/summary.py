@@ -13,14 +13,17 @@ from kerneldecl.stages.session import Session
 
 def build_json(done: Session) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
-    before = {e.entry: e for e in done.first_plan.entries}
+    ran = {(action.kind, action.entry) for action in done.ran}
     chosen = [e for e in done.plan.entries if done.options.selected is None or e.entry in done.options.selected]
-    up_to_date = [e.entry for e in chosen if before[e.entry].is_done]
-    tuned = [e.entry for e in chosen if before[e.entry].tuned is None and e.tuned is not None]
-    built = [e.entry for e in chosen if before[e.entry].tuned is not None and not before[e.entry].is_done and e.is_done]
+    tuned = [e.entry for e in chosen if ("tune", e.entry) in ran and e.tuned is not None]
+    built = [e.entry for e in chosen if ("build", e.entry) in ran and e.entry not in tuned and e.is_done]
+    # Also those that were lowered or proposed for again, with the same result.
+    up_to_date = [e.entry for e in chosen if e.is_done and e.entry not in {*tuned, *built}]
     settled = {*up_to_date, *tuned, *built, *done.failures}
     unmeasured = [e.entry for e in chosen if e.is_unmeasured]
-    linked = [action.target for action in done.first_plan.links if not action.is_hit and action.target in done.artifacts]
+    partly = {e.entry: e.tuned.coverage for e in chosen if e.tuned and e.tuned.coverage}
+    unverified = [e.entry for e in chosen if e.tuned and e.tuned.is_measured and not e.tuned.is_verified]
+    linked = [target for target in done.artifacts if ("link", target) in ran]
     incomplete = {e.workload.target for e in done.plan.entries if e.entry in done.failures}
     return {
         "schema": 1,
@@ -29,6 +32,8 @@ def build_json(done: Session) -> dict[str, Any]:
         "tuned": len(tuned),
         "built": len(built),
         "unmeasured": unmeasured,
+        "partly_measured": partly,
+        "unverified": unverified,
         "bundles": {target: str(folder) for target, folder in done.bundles.items()},
         "not_reached": [e.entry for e in chosen if e.entry not in settled],
         "linked": linked,
@@ -46,6 +51,8 @@ def build_text(found: dict[str, Any]) -> str:
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
     parts += [f"{len(found['not_reached'])} not reached (--keep-going continues after a failure)"] * bool(found["not_reached"])
     parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
+    parts += [f"{len(found['partly_measured'])} partly measured"] * bool(found["partly_measured"])
+    parts += [f"{len(found['unverified'])} unverified"] * bool(found["unverified"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
@@ -54,6 +61,11 @@ def build_text(found: dict[str, Any]) -> str:
         )
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
+    if partly := found["partly_measured"]:
+        named = [f"{entry} ({coverage})" for entry, coverage in partly.items()]
+        lines.append(f"linked by the best of those candidates that were measured: {', '.join(named[:5])}{' …' if len(named) > 5 else ''}")
+    if names := found["unverified"]:
+        lines.append(f"not verified by today's reference: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
     lines += map(share_text, found["fallbacks"])
     lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
     without = dict.fromkeys(found["incomplete"], ", without the failed entries")

@@ -16,6 +16,7 @@ from kerneldecl.planning.workspace import Workspace
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Answer
+from kerneldecl.runners.verdict import judged
 from kerneldecl.store.scratch import scratch_folder
 
 Json = Mapping[str, Any]
@@ -34,9 +35,10 @@ def artifacts_of(workspace: Workspace) -> list[Path]:
 def verify_artifact(folder: Path, root: Path) -> dict[str, Any]:
     """Return the verdict on each entry.
 
-    A reference is that of the rule of the workspace `root`, or of the standard one, which computes what the entry's kernel is said to;
-    where there is none, the computation itself, which the artifact holds. No code is loaded where a file does not match the manifest.
+    A reference is that of the rule of the workspace `root`, or of the standard one; where there is none, the computation itself, which the
+    artifact holds. No code is loaded where a file does not match the manifest.
     """
+    folder, root = folder.resolve(), root.resolve()  # workers have folders of their own
     if defect := artifact_defect(folder):
         return {"artifact": str(folder), "exit_code": int(ExitCode.INTEGRITY), "defect": defect, "entries": [], "missing": {}}
     manifest = read_manifest(folder)
@@ -67,14 +69,17 @@ def _references(folder: Path, manifest: Json, root: Path, scratch: Path, runner:
     in_order(runner.run_all([held], LIMIT_SECS), 1)  # what it cannot read is not there, which `reference_of` says
     roots = list(dict.fromkeys((str(root), str(STANDARD))))
     requests = [
-        {"action": "reference_of", "roots": roots, **_asked(entry), "file": str(scratch / f"{entry['computation']}.json")}
+        {
+            "action": "reference_of",
+            "roots": roots,
+            "asked": {name: entry[name] for name in ("rule", "attrs", "nan") if name in entry},
+            "computation": entry["computation"],
+            "file": str(scratch / f"{entry['computation']}.json"),
+            "is_exact": False,
+        }
         for entry in entries
     ]
     return in_order(runner.run_all(requests, LIMIT_SECS), len(requests))
-
-
-def _asked(entry: Json) -> dict[str, Any]:
-    return {name: entry[name] for name in ("rule", "attrs", "computation")}
 
 
 def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: LocalRunner) -> dict[str, Any]:
@@ -85,9 +90,8 @@ def _verdict(entry: Json, device: Mapping[str, str], reference: Answer, runner: 
     found["against"] = "its rule" if reference["rule"] == entry["rule"] else "its computation, for its rule is not here"
     spec = {**reference, "seed": SEED}
     answer = runner.measure({"action": "verify", **device, "spec": spec, "symbol": entry["symbol"]}, LIMIT_SECS)
-    error = answer.get("error")
-    ok = error is not None and error <= tolerance
-    return {**found, "checked": True, "ok": ok, "error": error, "failure": answer.get("failure", "")}
+    failure = judged(answer, tolerance)
+    return {**found, "checked": True, "ok": not failure, "error": answer.get("error"), "failure": failure}
 
 
 def verify_text(found: dict[str, Any]) -> str:
@@ -112,4 +116,4 @@ def _line(entry: dict[str, Any]) -> str:
     if entry["ok"]:
         more = f", against {entry['against']}" if entry["against"] != "its rule" else ""
         return f"ok     {entry['name']}  relative error {entry['error']:.2g} (allowed {entry['tolerance']:g}{more})"
-    return f"WRONG  {entry['name']}  " + (entry["failure"] or f"relative error {entry['error']:.2g} (allowed {entry['tolerance']:g})")
+    return f"WRONG  {entry['name']}  {entry['failure']}"

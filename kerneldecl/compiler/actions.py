@@ -21,9 +21,10 @@ from kerneldecl.compiler import canonical, cpu, cuda
 from kerneldecl.compiler.dynamic_shapes import dynamic_dims, only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
 from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.compiler.passes.nan import ATTRIBUTE, IGNORE
 from kerneldecl.compiler.prim_funcs import traceless_function
 from kerneldecl.errors import DeclarationError
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, dtype_bytes
+from kerneldecl.model import MOST_TOLERANCE, SPECIALIZE, Arch, Candidate, dtype_bytes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import blamed, custom_kernels, load_rule
 from kerneldecl.policies.shared.traffic import points
@@ -36,13 +37,16 @@ from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
 Spec = Mapping[str, Any]
-"""A workload spec, with the digest of its computation: root, rule, attrs, computation."""
+"""A workload spec, with the digest of its computation: root, cache, rule, attrs, computation."""
 
 
-def lower(root: str, rule: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Lower a rule and return the facts of the computation that later stages need."""
+def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict[str, Any]:
+    """Lower a rule and return the facts of the computation that later stages need; raise ValueError where its tolerance admits anything."""
     declared = _rule(root, rule, attrs)
-    mod = canonical.lower(declared)
+    mod = _with_nan(canonical.lower(declared), nan)
+    if not 0 <= declared.tolerance() <= MOST_TOLERANCE:
+        expected = f"expected a number from 0 to {MOST_TOLERANCE:g}: any kernel would pass"
+        raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
     return {
         "computation": canonical.module_digest(mod),
         "signature": to_json(declared.signature()),
@@ -65,7 +69,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain)
-    store = LocalStore(Path(spec["root"]) / "cache")
+    store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
         return {"schedule_digest": scheduled, **known.result}
@@ -140,21 +144,28 @@ def computation(spec: Spec) -> dict[str, Any]:
     return {"ir": tvm.ir.save_json(_lowered(spec)["main"])}
 
 
-def reference_of(roots: Sequence[str], rule: str, attrs: Json, computation: str, file: str) -> dict[str, Any]:
-    """Return root, rule and attributes that a computation's inputs and reference come from.
+def reference_of(roots: Sequence[str], asked: Json, computation: str, file: str, is_exact: bool = True) -> dict[str, Any]:
+    """Return root, rule, attributes and what is said of NaN that a computation's inputs and reference come from.
 
-    That is the rule of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the computation as
-    TVM's JSON. Raise ValueError where neither is so.
+    That is the rule that is asked for, of the first root where it lowers to the computation; else `tensor_ir` on `file`, which holds the
+    computation as TVM's JSON. Raise ValueError where neither is so. Without `is_exact`, a rule that is there and computes something else
+    is taken before the file: the kernel must then agree with what its rule and attributes say.
     """
+    rule, attrs, nan = asked["rule"], asked["attrs"], asked.get("nan", "")
+    others = []
     for root in roots:
         # Whatever it raises: it may be of another version, or its files may be elsewhere.
         with contextlib.suppress(Exception):
-            if canonical.module_digest(canonical.lower(_rule(root, rule, attrs))) == computation:
-                return {"root": root, "rule": rule, "attrs": dict(attrs)}
-    carried = {"root": str(Path(file).parent), "rule": "tensor_ir", "attrs": {"file": Path(file).name}}
+            if canonical.module_digest(_with_nan(canonical.lower(_rule(root, rule, attrs)), nan)) == computation:
+                return {"root": root, **asked}
+            others.append(root)
+    if others and not is_exact:
+        return {"root": others[0], **asked}
+    said = {"nan": nan} if nan else {}
+    carried = {"root": str(Path(file).parent), "rule": "tensor_ir", "attrs": {"file": Path(file).name}, **said}
     if not Path(file).is_file():
         raise ValueError(f"rule {rule} computes something else here, or is not here")
-    if canonical.module_digest(canonical.lower(_rule(str(STANDARD), "tensor_ir", {"file": file}))) != computation:
+    if canonical.module_digest(_with_nan(canonical.lower(_rule(str(STANDARD), "tensor_ir", {"file": file})), nan)) != computation:
         raise ValueError("what is given as its computation is another one")
     return carried
 
@@ -168,12 +179,12 @@ def computations(databases: Sequence[str], traceless: Sequence[str], folder: str
     # TVM prefixes the text with its length in eight bytes.
     held = [base64.b64decode(json.loads(line)[1])[8:].decode() for line in lines]
     held += [json.loads(Path(file).read_bytes())["workload"] for file in traceless]
-    found = set()
     for text in held:
         mod = canonical.canonical_module(canonical.load(text)["main"])
-        found.add(computed := canonical.module_digest(mod))
-        (Path(folder) / f"{computed}.json").write_text(tvm.ir.save_json(mod["main"]), encoding="utf-8")
-    return {"count": len(found)}
+        for nan in ("", IGNORE):  # databases hold functions as models have them, which do not say
+            computed = canonical.module_digest(_with_nan(mod, nan))
+            (Path(folder) / f"{computed}.json").write_text(tvm.ir.save_json(mod["main"]), encoding="utf-8")
+    return {"count": len(held)}
 
 
 def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
@@ -250,12 +261,17 @@ def _lowered(spec: Spec) -> tvm.IRModule:
     """Return the workload's module; raise ValueError if it is not the computation that was planned."""
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
-        mod = canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"]))
+        mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
         if canonical.module_digest(mod) != spec["computation"]:
             raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod
     return _LOWERED[text]
+
+
+def _with_nan(mod: tvm.IRModule, nan: str) -> tvm.IRModule:
+    """Return the module with what its entry says of NaN, if anything, among the attributes of its function."""
+    return tvm.IRModule({"main": mod["main"].with_attr(ATTRIBUTE, nan)}) if nan else mod
 
 
 _LOWERED: dict[str, tvm.IRModule] = {}

@@ -21,6 +21,7 @@ from kerneldecl.compiler.canonical import module_digest
 from kerneldecl.compiler.passes import vector_math
 from kerneldecl.compiler.passes.bool_operands import integer_bools
 from kerneldecl.compiler.passes.float8 import exact_float8
+from kerneldecl.compiler.passes.nan import ATTRIBUTE, nan_results
 from kerneldecl.compiler.prim_funcs import is_tirx, traceless_digest, traceless_module
 from kerneldecl.model import Arch, Candidate, Value
 from kerneldecl.plugins.load import load_module
@@ -115,7 +116,7 @@ def _mixed_pipeline() -> Any:
         with tvm.transform.PassContext(context.opt_level, config={**dict(context.config), **PASS_CONFIG}):
             for flag, (lower, *_rest) in pipelines.items():
                 part = {name: func for name, func in mod.functions.items() if is_tirx(func) == flag}
-                done |= dict(lower(tvm.IRModule(part, attrs=mod.attrs)).functions.items()) if part else {}
+                done |= dict(nan_results(lower(tvm.IRModule(part, attrs=mod.attrs))).functions.items()) if part else {}
         return tvm.IRModule({name: func.with_body(_unaligned(func.body)) for name, func in done.items()}, attrs=mod.attrs)
 
     # The passes after the lowering are the same for S-TIR and TIRx.
@@ -144,7 +145,7 @@ def database_lines(schedule: tvm.s_tir.Schedule, mod: tvm.IRModule, arch: Arch) 
     Relax pipelines look a function up as they hold it: without attributes after LegalizeOps, with `op_pattern` after
     AnnotateTIROpPattern. The same trace is stored for both forms.
     """
-    func = mod["main"].without_attr("global_symbol")
+    func = mod["main"].without_attr("global_symbol").without_attr(ATTRIBUTE)
     annotated = relax.transform.AnnotateTIROpPattern()(tvm.IRModule({"main": func}))["main"]
     forms = (_normalized(func), _normalized(annotated))
     if not schedule.trace.insts:

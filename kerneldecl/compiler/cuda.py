@@ -31,6 +31,7 @@ from tvm_ffi import structural
 from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.cpu import PASS_CONFIG, target_of
 from kerneldecl.compiler.passes.dependent_launch import pdl_kernels, pdl_launches, supports_pdl, with_declared_pdl
+from kerneldecl.compiler.passes.nan import carried, gives_nan, has_instruction, with_nan_in_cuda
 from kerneldecl.compiler.passes.registers import lane_arrays, narrowed, unrolled
 from kerneldecl.compiler.passes.single_barrier import one_barrier
 from kerneldecl.compiler.passes.spread_copies import spread_copies
@@ -84,7 +85,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store
     """
     func = mod["main"].with_attr("global_symbol", symbol)
     generated = _generated(func, symbol, arch)
-    functions, source = _serialized(generated.library)
+    functions, source = _serialized(generated, arch)
     cubin = _cubin(source if is_tirx(func) else scalarized(source), generated.arch, _flags(func), store)
     launches = tuple(_launch(kernel, extents, cubin.usage[kernel]) for kernel, extents in generated.calls)
     module = sized(b"cubin") + functions + sized(cubin.content)
@@ -93,7 +94,7 @@ def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store
 
 def cuda_source(mod: tvm.IRModule, arch: Arch, symbol: str) -> str:
     """Return the CUDA source of the scheduled `main`, before `compile_cuda_object` scalarizes its arrays; raise ValueError as that does."""
-    return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch).library)[1]
+    return _serialized(_generated(mod["main"].with_attr("global_symbol", symbol), symbol, arch), arch)[1]
 
 
 def reworked(device: tvm.IRModule) -> tvm.IRModule:
@@ -126,6 +127,8 @@ class _Generated(NamedTuple):
     calls: tuple[Call, ...]
     tensor_maps: tuple[str, ...]
     """Arguments of the host's calls that encode TMA descriptors."""
+    gives_nan: bool
+    """Whether maxima and minima must give NaN where an operand is NaN."""
 
 
 def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
@@ -148,8 +151,10 @@ def _generated(func: Any, symbol: str, arch: Arch) -> _Generated:
                 host, device = pdl_launches(host, arch.the_gpu), pdl_kernels(device, arch.the_gpu)
         bodies = [each.body for each in host.functions.values()]
         calls = tuple(call for body in bodies for call in _calls(body))
+        nan = any(gives_nan(carried(each, func)) for each in device.functions.values())
         library = tir_to_runtime(finalize_host()(host), {device_target: finalize_device()(device)}, host_target)
-    return _Generated(library, str(device_target.attrs["arch"]), calls, tuple(text for body in bodies for text in _tensor_maps(body)))
+    tensor_maps = tuple(text for body in bodies for text in _tensor_maps(body))
+    return _Generated(library, str(device_target.attrs["arch"]), calls, tensor_maps, nan)
 
 
 def _pass_config(func: Any) -> dict[str, bool]:
@@ -216,17 +221,18 @@ def _launch(kernel: str, extents: Mapping[str, int], usage: Usage) -> Launch:
     )
 
 
-def _serialized(library: Any) -> tuple[bytes, str]:
-    """Return the function table of the imported module, in its serialised form, and the module's source.
+def _serialized(generated: _Generated, arch: Arch) -> tuple[bytes, str]:
+    """Return the function table of the imported module, in its serialised form, and the module's source as nvcc gets it.
 
     The serialised form is: format, table, code, each preceded by its size. Here the format is "cuda".
     """
+    library = generated.library
     source = str(library.imports[0].inspect_source("cuda"))
     packed = tvm_ffi.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
     _, _, content = packed.split(sized(b"cuda"), 2)  # module kind "cuda", then format "cuda"
     functions = content.removesuffix(sized(source.encode()))
     assert functions != content, "TVM serialises source as it is"
-    return functions, source
+    return functions, with_nan_in_cuda(source, in_one=has_instruction(arch.the_gpu)) if generated.gives_nan else source
 
 
 def _host_object(library: Any) -> bytes:

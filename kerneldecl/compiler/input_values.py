@@ -56,6 +56,17 @@ def allowed_values(func: Any) -> dict[int, Allowed]:
     return {at: Allowed(values.low, values.high, values.without) for at, values in integers}
 
 
+def rounds_to_integers(func: Any) -> bool:
+    """Say whether a function makes integers of floating-point numbers, where NaN, infinities and huge numbers give anything."""
+    found: list[bool] = []
+
+    def note(node: Any) -> None:
+        found.append(_is_integer(node) and not _is_integer(node.value) and str(node.value.ty.dtype) != "bool")
+
+    structural.structural_walk(func.body, [(tirx.Cast, note)])
+    return any(found)
+
+
 def _widest(param: Any, chosen: Mapping[Any, _Range], needs: Sequence[_Need]) -> _Range:
     """Return the widest range of an input under which its needs hold, given those of other inputs."""
     for candidate in (_Range(*_of_dtype(param)), *_candidates(param, needs)):

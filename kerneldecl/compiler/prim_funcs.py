@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 
 from kerneldecl.compiler.canonical import load, save, signature_of
+from kerneldecl.compiler.passes.nan import ATTRIBUTE, carried
 from kerneldecl.store.keys import digest
 
 SCHEDULED = "tirx.is_scheduled"
@@ -34,7 +35,8 @@ class TracelessFunction:
 
 def traceless_function(workload: tvm.IRModule, implementation: tvm.IRModule) -> TracelessFunction:
     """Return a traceless kernel as an artifact holds it."""
-    return TracelessFunction(_without_source(workload), _without_source(implementation))
+    plain = tvm.IRModule({"main": workload["main"].without_attr(ATTRIBUTE)})  # as models have it
+    return TracelessFunction(_without_source(plain), _without_source(implementation))
 
 
 def _without_source(mod: tvm.IRModule) -> str:
@@ -51,7 +53,7 @@ def traceless_module(implementation: tvm.IRModule, of: tvm.IRModule) -> tvm.IRMo
     got, want = signature_of(functions[0]), signature_of(of["main"])
     if got != want:
         raise ValueError(f"the function takes {_as_text(got)}; the workload takes {_as_text(want)}")
-    return tvm.IRModule({"main": functions[0].with_attr("global_symbol", "main")})
+    return tvm.IRModule({"main": carried(functions[0], of["main"]).with_attr("global_symbol", "main")})
 
 
 def _as_text(signature: list[tuple[tuple[int, ...], str]]) -> str:

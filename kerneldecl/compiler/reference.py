@@ -20,7 +20,7 @@ import tvm
 from kerneldecl.arrays import Array, aligned, numpy_dtype, poisoned
 from kerneldecl.artifact.kernels import tensor
 from kerneldecl.compiler.blocks import is_reduction
-from kerneldecl.compiler.canonical import canonical_module, signature_of
+from kerneldecl.compiler.canonical import canonical_module, save, signature_of
 from kerneldecl.compiler.cpu import PIPELINE, apply_candidate, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.widening import widened
@@ -63,6 +63,18 @@ def _terms(block: Any) -> int:
 
 
 def _compiled(mod: tvm.IRModule) -> Any:
+    """Return the function compiled for this CPU; the last one is kept, since a reference runs on several sets of inputs."""
+    text = save(mod)
+    if text not in _COMPILED:
+        _COMPILED.clear()
+        _COMPILED[text] = _built(mod)
+    return _COMPILED[text]
+
+
+_COMPILED: dict[str, Any] = {}
+
+
+def _built(mod: tvm.IRModule) -> Any:
     arch = host.detect()
     space = iter_space(mod)
     if _flops(space) > UNSCHEDULED_FLOPS:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tomli
 
+from kerneldecl.declare.limits import LIMITS, limits_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
     EDITIONS,
@@ -36,13 +37,13 @@ from kerneldecl.declare.workload_table import Scope, expand_table
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
-from kerneldecl.model import Workload
+from kerneldecl.model import Limits, Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
-_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "workload")
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "limits", "workload")
 
 Document = Mapping[str, Any]
 
@@ -59,6 +60,8 @@ class Declaration:
     workloads: tuple[Workload, ...]
     """Workloads in order of the file."""
     path: Path
+    limits: Limits = field(default_factory=Limits)
+    """What workers may use; no key depends on it."""
     digest: str = ""
     """Digest of the file's bytes as they were read."""
 
@@ -90,6 +93,7 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         targets=tuple((name, target["arch"]) for name, target in document["target"].items()),
         workloads=workloads,
         path=root / FILE,
+        limits=limits_of(_table(document, "limits")),
     )
 
 
@@ -179,6 +183,7 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     yield from _table_findings(document, ("artifact",), ARTIFACT, required=True)
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
+    yield from _table_findings(document, ("limits",), LIMITS)
     yield from _target_findings(document, root)
     found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugin_names("policies", root))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from kerneldecl.declare.limits import LIMITS
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
@@ -39,6 +40,7 @@ def json_schema(root: Path) -> Schema:
         "toolchain": _object(_keys(TOOLCHAIN)),
         "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
         "defaults": _object(_keys(SETTINGS, policy=policies)),
+        "limits": _object(_keys(LIMITS)),
         "workload": {"type": "array", "minItems": 1, "items": workload},
     }
     return {

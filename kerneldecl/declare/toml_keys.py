@@ -5,7 +5,6 @@ Knows nothing of rules, of expansion or of line numbers.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from kerneldecl.diagnostics.line_numbers import Path
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import Problem
+from kerneldecl.model import MOST_TOLERANCE
 from kerneldecl.toolchain.versions import PINS
 
 FILE = "workloads.toml"
@@ -86,7 +86,7 @@ def _are_names(value: object) -> bool:
 
 
 def _is_tolerance(value: object) -> bool:
-    return type(value) in {int, float} and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]  # both are numbers
+    return type(value) in {int, float} and 0 <= value <= MOST_TOLERANCE  # type: ignore[operator]  # both are numbers
 
 
 _LETTERS = "letters, digits, _, - and ."
@@ -121,8 +121,8 @@ SETTINGS: Mapping[str, Key] = {
     ),
     "tolerance": Key(
         _is_tolerance,
-        "a finite number of at least 0",
-        {"type": "number", "minimum": 0},
+        "a number from 0 to 1",
+        {"type": "number", "minimum": 0, "maximum": MOST_TOLERANCE},
         "Relative error allowed; the rule's own by default.",
     ),
 }
@@ -141,6 +141,12 @@ WORKLOAD: Mapping[str, Key] = {
         "the path of a .py file, relative to the workspace",
         {"type": "string", "pattern": r"\.py$"},
         "File whose specialize(mod, arch) returns custom kernels, which compete with the policy's candidates.",
+    ),
+    "nan": Key(
+        lambda value: isinstance(value, str) and value in {"propagate", "ignore"},
+        "propagate or ignore",
+        {"enum": ["propagate", "ignore"]},
+        "Whether maxima and minima of NaN are NaN, or anything, which some machines compute faster; propagate by default.",
     ),
     "tags": Key(_are_names, f"a list of tags of {_LETTERS}, each once", _NAMES_SCHEMA, "Tags that the pattern tag:TAG selects by."),
     "cases": Key(

@@ -101,6 +101,7 @@ def expand_table(table: Attrs, scope: Scope, line: int = 0) -> Expansion:
                 line=line,
                 generation=table.get("generation", 0),
                 specialize=table.get("specialize", ""),
+                nan=table["nan"] if table.get("nan") == "ignore" else "",
             )
             for target in chosen.targets
         ]

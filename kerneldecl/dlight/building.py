@@ -28,7 +28,7 @@ from kerneldecl.errors import TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Arch, Proposal, Trial, Workload
-from kerneldecl.planning.plan import MEASURING
+from kerneldecl.planning.plan import MEASURING, VERIFYING
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.store.keys import symbol
@@ -160,7 +160,7 @@ def _built_and_measured(func: Any, configs: Sequence[Config], device: CUDA, runn
     task = _task(func, configs, device.arch, folder.path)
     proposals = [Proposal(config.candidate, config.predicted_secs) for config in configs]
     reason = why_not_measured_here(device.arch)
-    preparation = Preparation(task, runner, store := LocalStore(task.root / "cache"))
+    preparation = Preparation(task, runner, store := LocalStore(task.cache))
     found = build_all(task, proposals, runner, _quiet, None if reason else preparation.start_for)
     if not reason:
         found = measure(task, found, preparation, runner, store, _quiet)
@@ -189,12 +189,15 @@ def _task(func: Any, configs: Sequence[Config], arch: Arch, root: Path) -> Task:
     toolchain = {**{tool: installed(package) for tool, package in PACKAGES.items()}, "cuda": cuda}
     return Task(
         root=root,
+        cache=root / "cache",
         workload=workload,
         arch=arch,
-        policies=(),
+        groups=(),
         lowered=lowered,
         tolerance=lowered.tolerance,
         protocol=MEASURING[arch.kind],
+        seed=int(VERIFYING["seed"]),
+        reference_digest="",
         toolchain=toolchain,
         folder=root / "objects",
         build_archs={config.candidate: config.arch_of(arch) for config in configs},

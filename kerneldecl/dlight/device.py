@@ -208,7 +208,7 @@ def _tagged(tag: str, attrs: Mapping[str, Any]) -> tuple[Arch, ...]:
         near = ", ".join(arch.name for arch in _of_capability(_capability(attrs["arch"])))
         raise ValueError(f"no arch describes {tag}; of the same compute capability are {near}; docs/adding-a-gpu.md says how to add one")
     here = _here() if len(archs) > 1 else None
-    return tuple(arch for arch in archs if here is not None and arch.name == here.name) or archs
+    return (here,) if here is not None and here in archs else archs
 
 
 def _of_one_tag(tags: tuple[str, ...], attrs: Mapping[str, Any]) -> tuple[Arch, ...]:

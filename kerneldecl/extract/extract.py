@@ -65,7 +65,7 @@ def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _read_by_a_worker(model: str, root: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    worker = Worker({})
+    worker = Worker({}, folder=Path.cwd())  # what the user names is relative to it
     try:
         answer = worker.call({"action": "extract", "root": str(root), "model": model, **options}, _LIMIT_SECS)
     finally:

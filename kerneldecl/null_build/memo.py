@@ -21,7 +21,7 @@ from kerneldecl.null_build import stamp
 from kerneldecl.store.files import write_whole
 
 MEMO = "cache/memo.json"
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Row(NamedTuple):
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     name: str
     target: str
     lower_key: str
+    propose_key: str
     tune_key: str
     build_key: str
     link_digest: str
@@ -45,7 +46,7 @@ class Memo(NamedTuple):
     links: Mapping[str, str]
     """Key of each target's artifact."""
     plugins: Mapping[str, Mapping[str, str]]
-    """Digests of the policies and templates behind each policy, by `workspace.plugins_key`."""
+    """Digests of the policies behind each policy, by `workspace.plugins_key`."""
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
@@ -73,12 +74,12 @@ def parse(content: bytes) -> dict[str, Any] | None:
         return None
 
 
-def write_memo(root: Path, document: Mapping[str, Any], known: Memo, extra: list[str], folders: list[str]) -> None:
-    """Keep what is known; `extra` are files besides plug-ins that keys depend on, `folders` those of the artifacts."""
+def write_memo(root: Path, document: Mapping[str, Any], known: Memo, context: str, extra: list[str], folders: list[str]) -> None:
+    """Keep what is known; `context` is the stamp's, `extra` are files besides plug-ins that keys depend on, `folders` the artifacts'."""
     fields = {
         "schema": SCHEMA,
         "head": head_digest(document),
-        "context": stamp.context(str(root), extra),
+        "context": context,
         "records": stamp.records(str(root)),
         "artifacts": stamp.artifacts(str(root), folders),
         "extra": extra,

@@ -6,7 +6,6 @@ Knows nothing of how they are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from kerneldecl.null_build import memo, stamp
@@ -18,18 +17,22 @@ from kerneldecl.store.keys import digest
 
 def note_complete(session: Session) -> None:
     """Leave the stamp and the memo that make the next null build and the next plan quick."""
-    root = session.workspace.root
-    document = memo.parse((root / FILE).read_bytes())
-    if document is None or digest((root / FILE).read_bytes()) != session.workspace.declaration.digest:
-        return  # edited while we built: the next build looks again
-    extra, folders = (sorted(_relative(root, paths)) for paths in (session.workspace.extra_files, session.artifacts.values()))
+    workspace = session.workspace
+    root, sources = workspace.root, workspace.sources
+    document = memo.parse((sources / FILE).read_bytes())
+    if document is None or digest((sources / FILE).read_bytes()) != workspace.declaration.digest:
+        return  # edited while we built without a snapshot: the next build looks again
+    extra = sorted(_relative(sources if path.is_relative_to(sources) else root, path) for path in workspace.extra_files)
+    folders = sorted(_relative(root, path) for path in session.artifacts.values())
+    context = stamp.context(str(root), extra, str(sources), workspace.surroundings)
     rows: dict[int, list[memo.Row]] = {}
     for entry in session.plan.entries:
-        lower, tune, build = (action.key for action in entry.actions)
+        lower, propose, tune, build = (action.key for action in entry.actions)
         row = memo.Row(
             name=entry.workload.name,
             target=entry.workload.target,
             lower_key=lower,
+            propose_key=propose,
             tune_key=tune,
             build_key=build,
             link_digest=link_digest(entry),
@@ -41,9 +44,9 @@ def note_complete(session: Session) -> None:
         plugins = {plugins_key(*chosen): found for chosen, found in session.workspace.inputs.plugins.items()}
         links = {link.target: link.key for link in session.plan.links}
         known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
-        memo.write_memo(root, document, known, extra, folders)
-    stamp.write_stamp(str(root), extra, folders, len(session.plan.entries))
+        memo.write_memo(root, document, known, context, extra, folders)
+    stamp.write_stamp(str(root), extra, folders, len(session.plan.entries), (workspace.declaration.digest, context))
 
 
-def _relative(root: Path, paths: Iterable[Path]) -> list[str]:
-    return [os.path.relpath(path, root) for path in paths]
+def _relative(root: Path, path: Path) -> str:
+    return os.path.relpath(path, root)

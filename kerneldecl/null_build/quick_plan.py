@@ -84,7 +84,12 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
     actions = []
     for row in rows:
         entry, target = f"{row.name}@{row.target}", row.target
-        keys: tuple[tuple[Kind, str], ...] = (("lower", row.lower_key), ("tune", row.tune_key), ("build", row.build_key))
+        keys: tuple[tuple[Kind, str], ...] = (
+            ("lower", row.lower_key),
+            ("propose", row.propose_key),
+            ("tune", row.tune_key),
+            ("build", row.build_key),
+        )
         actions += [Action.done(Subject(entry, target, kind), key) for kind, key in keys]
     return actions
 

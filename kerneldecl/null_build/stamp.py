@@ -11,7 +11,6 @@ each file's size and times: a file that was written to at all counts as changed.
 from __future__ import annotations
 
 import os
-from _thread import get_native_id
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
@@ -39,17 +38,17 @@ def is_fresh(root: str) -> int | None:
     return int(entries) if lines == now else None
 
 
-def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries: int) -> None:
+def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries: int, read: tuple[str, str] | None = None) -> None:
     """Leave the stamp of a complete build.
 
     `extra` are files outside the plug-in folders that keys depend on, `folders` those of the artifacts, both as paths
-    from the workspace's root.
+    from the workspace's root; `read` are the digest of workloads.toml and the `context` that the build has read.
     """
-    _write(root, _stamp(root, sorted(extra), sorted(folders), entries))
+    _write(root, _stamp(root, sorted(extra), sorted(folders), entries, read))
 
 
 def _write(root: str, stamp: list[str]) -> None:
-    temporary = os.path.join(root, f"{STAMP}.{get_native_id()}.part")  # as store.files, without what that imports
+    temporary = os.path.join(root, f"{STAMP}.{os.urandom(8).hex()}.part")  # as store.files, without what that imports
     with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write("\n".join(stamp))
     os.replace(temporary, os.path.join(root, STAMP))
@@ -80,12 +79,13 @@ def _values(lines: Iterable[str], name: str) -> list[str]:
     return [line.removeprefix(name) for line in lines if line.startswith(name)]
 
 
-def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> list[str]:
+def _stamp(root: str, extra: list[str], folders: list[str], entries: int, read: tuple[str, str] | None = None) -> list[str]:
+    declared, known_context = read or (sha256(_content(os.path.join(root, "workloads.toml"))).hexdigest(), context(root, extra))
     return [
         _FIRST_LINE,
-        f"declared {sha256(_content(os.path.join(root, 'workloads.toml'))).hexdigest()}",
+        f"declared {declared}",
         f"lock {sha256(_content(os.path.join(root, 'workloads.lock'))).hexdigest()}",
-        f"context {context(root, extra)}",
+        f"context {known_context}",
         f"artifacts {artifacts(root, folders)}",
         f"records {records(root)}",
         *(f"extra {name}" for name in extra),
@@ -94,15 +94,23 @@ def _stamp(root: str, extra: list[str], folders: list[str], entries: int) -> lis
     ]
 
 
-def context(root: str, extra: Iterable[str]) -> str:
-    """Return a digest of what keys depend on besides workloads.toml: plug-ins, `extra` files, this package, the machine."""
-    plugins = (path for folder in _PLUGINS for path in _sources(os.path.join(root, folder)))
-    state = sha256(_machine())
-    for path in (*(os.path.join(root, name) for name in extra), *plugins):
-        content = _content(path)
-        state.update(os.fsencode(f"{path} {len(content)}\n") + content)
-    state.update(os.fsencode("".join(sorted(_lines(_PACKAGE, is_deep=True)))))
+def context(root: str, extra: Iterable[str], sources: str = "", surroundings_digest: str = "") -> str:
+    """Return a digest of what keys depend on besides workloads.toml: plug-ins, `extra` files, this package, the machine.
+
+    Files of the workspace are read from `sources`, a snapshot, if it is given; `surroundings_digest` are the `surroundings` as they were.
+    """
+    sources = sources or root
+    plugins = (path[len(sources) + 1 :] for folder in _PLUGINS for path in _sources(os.path.join(sources, folder)))
+    state = sha256((surroundings_digest or surroundings()).encode())
+    for name in (*extra, *plugins):
+        content = _content(os.path.join(root if name.startswith("..") else sources, name))
+        state.update(os.fsencode(f"{name} {len(content)}\n") + content)
     return state.hexdigest()
+
+
+def surroundings() -> str:
+    """Return a digest of the listing of this package, and of the machine."""
+    return sha256(_machine() + os.fsencode("".join(sorted(_lines(_PACKAGE, is_deep=True))))).hexdigest()
 
 
 def artifacts(root: str, folders: Iterable[str]) -> str:

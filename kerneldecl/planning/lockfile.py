@@ -5,7 +5,7 @@ Knows nothing of how it was produced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import tomli
 
@@ -14,6 +14,8 @@ from kerneldecl.store.results import TuneResult
 
 Locked = tuple[Workload, Arch, TuneResult | str]
 """An entry with its record, or, where it has failed, with the key under which it has none."""
+_UNMEASURED = ("unmeasured", "measured", "unverified")
+"""Keys of a lock's entries that a device may find otherwise."""
 HEAD = "# Written by `kerneldecl build`: what each declared arch's entries were tuned to. Commit it; do not edit it.\n"
 
 
@@ -40,15 +42,26 @@ def _block(entry: str, record: TuneResult | str) -> str:
             f'key = "{record.key}"\n',
             f'winner = "{record.winner}"\n',
             f"time_us = {record.run_secs * 1e6:.4g}\n" if record.is_measured else "unmeasured = true\n",
+            f'measured = "{record.coverage}"\n' if record.coverage else "",
+            "unverified = true\n" if record.is_measured and not record.is_verified else "",
             f'object = "{record.blobs["object"]}"\n',
         ]
     )
 
 
+def unmeasured_keys(text: str) -> frozenset[str]:
+    """Return the keys of the entries that a lock holds in want of measurements; none where the text is no lock."""
+    return _keys_with(text, _UNMEASURED)
+
+
 def unsettled_keys(text: str) -> frozenset[str]:
-    """Return the keys of the entries that a lock holds unmeasured or as missing; none where the text is no lock."""
+    """Return the keys of the entries that a lock holds as missing, or in want of measurements; none where the text is no lock."""
+    return _keys_with(text, ("missing", *_UNMEASURED))
+
+
+def _keys_with(text: str, marks: Sequence[str]) -> frozenset[str]:
     try:
         entries = tomli.loads(text).get("entry", [])
-        return frozenset(str(entry["key"]) for entry in entries if entry.get("unmeasured") or entry.get("missing"))
+        return frozenset(str(entry["key"]) for entry in entries if any(entry.get(mark) for mark in marks))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no TOML, or another's
         return frozenset()

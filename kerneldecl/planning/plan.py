@@ -5,7 +5,8 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -14,18 +15,17 @@ from typing import Literal, NamedTuple
 from kerneldecl.model import SPECIALIZE, Arch, Workload
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.store.results import Lowered, TuneResult
+from kerneldecl.store.results import Group, Lowered, TuneResult, groups_from_json
 
-Kind = Literal["lower", "tune", "build", "link"]
+Kind = Literal["lower", "propose", "tune", "build", "link"]
 Changed = tuple[tuple[str, str | None, str | None], ...]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-MEASURING: Mapping[str, Mapping[str, str | int]] = {
-    "cpu": {"protocol": "cpu-warm-1", "seed": 20},
-    "cuda": {"protocol": "cuda-graph-cold-3", "seed": 20},
-}
-"""Measuring protocol by kind of arch: how candidates are verified and timed (runners/, tuning/race), and the seed of their inputs."""
+MEASURING: Mapping[str, str] = {"cpu": "cpu-warm-1", "cuda": "cuda-graph-cold-3"}
+"""Protocol of timing by kind of arch (runners/, tuning/race): it rises where times are no longer comparable."""
+VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-1", "seed": 20}
+"""Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Inputs:
     archs: Mapping[str, Arch]
     """Arch of each target."""
     rules: Mapping[str, str]
-    """Digest of each rule's files, by rule."""
+    """Digest of each rule's files, by rule, without what only verification depends on."""
+    references: Mapping[str, str]
+    """Digest of what inputs and references come from, by rule."""
     files: Mapping[tuple[str, str], str]
     """Digest of each file that an attribute names, by (rule, path)."""
     file_attrs: Mapping[str, tuple[str, ...]]
@@ -44,7 +46,9 @@ class Inputs:
     policies: Mapping[tuple[str, str], tuple[str, ...]]
     """The policies that a declared policy stands for, in order, by (policy, kind of arch)."""
     plugins: Mapping[tuple[str, str], Mapping[str, str]]
-    """Digests of those policies and of the templates they may use, by (policy, kind of arch)."""
+    """Digests of those policies by name, by (policy, kind of arch)."""
+    template: Callable[[str], str]
+    """Returns the digest of a template, by name."""
     specialize: Mapping[str, str] = field(default_factory=dict)
     """Digest of each file that an entry's `specialize` names with what it imports, by path."""
 
@@ -113,6 +117,8 @@ class EntryPlan:
     policies: tuple[str, ...]
     actions: tuple[Action, ...]
     lowered: Lowered | None
+    groups: tuple[Group, ...]
+    """What its policies propose, in the order in which they are asked; empty while that is unknown."""
     tuned: TuneResult | None
 
     @property
@@ -167,36 +173,87 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     policies = inputs.policies[workload.policy, arch.kind]
     lower, found = _judged(Subject(workload.entry, workload.target, "lower"), _lower_manifest(workload, inputs), read, past, arch)
     if found is None:
-        later = tuple(Action.waiting(Subject(workload.entry, workload.target, kind), before) for kind, before in _LATER)
-        return EntryPlan(workload, arch, policies, actions=(lower, *later), lowered=None, tuned=None)
+        return EntryPlan(workload, arch, policies, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
     lowered = Lowered(found.result)
-    subject, manifest = Subject(workload.entry, workload.target, "tune"), tune_manifest(workload, lowered, inputs)
+    subject = Subject(workload.entry, workload.target, "propose")
+    propose, proposed = _judged(subject, _propose_manifest(workload, lowered, inputs), read, past, arch)
+    if proposed is None:
+        actions = (lower, propose, *_later(workload, "propose"))
+        return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
+    groups = groups_from_json(proposed.result)
+    subject = Subject(workload.entry, workload.target, "tune")
+    manifest = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
     tune, tuned = _judged(subject, manifest, read, past, arch)
     if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
         tune, tuned = Action.done(subject, tune.key, manifest), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
-    return EntryPlan(workload, arch, policies, actions=(lower, tune, _build_action(workload, result, past)), lowered=lowered, tuned=result)
+    actions = (lower, propose, tune, _build_action(workload, result, past))
+    return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
-_LATER: tuple[tuple[Kind, str], ...] = (("tune", "lower"), ("build", "tune"))
+_ORDER: tuple[Kind, ...] = ("lower", "propose", "tune", "build")
+
+
+def _later(workload: Workload, kind: Kind) -> Iterator[Action]:
+    """Yield the actions behind one that is not done: each waits for the one before it."""
+    for before, later in itertools.pairwise(_ORDER[_ORDER.index(kind) :]):
+        yield Action.waiting(Subject(workload.entry, workload.target, later), before)
 
 
 def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
+    return keys.lower_manifest(workload, inputs.rules[workload.rule], _files(workload, inputs), inputs.toolchain)
+
+
+def _files(workload: Workload, inputs: Inputs) -> dict[str, str]:
     attrs = dict(workload.attrs)
-    files = {name: inputs.files[workload.rule, str(attrs[name])] for name in inputs.file_attrs[workload.rule] if attrs[name]}
-    return keys.lower_manifest(workload, inputs.rules[workload.rule], files, inputs.toolchain)
+    return {name: inputs.files[workload.rule, str(attrs[name])] for name in inputs.file_attrs[workload.rule] if attrs[name]}
 
 
-def tune_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> str:
-    """Return the manifest of the workload's tuning, once its computation is known."""
+def _propose_manifest(workload: Workload, lowered: Lowered, inputs: Inputs) -> str:
     arch = inputs.archs[workload.target]
-    search: keys.Fields = {"top_k": workload.top_k, "tolerance": tolerance(workload, lowered), "generation": workload.generation}
-    search = {**search, **MEASURING[arch.kind]}
-    plugins = inputs.plugins[workload.policy, arch.kind]
+    return keys.propose_manifest(lowered.computation, arch, workload.top_k, inputs.plugins[workload.policy, arch.kind])
+
+
+class Searched(NamedTuple):
+    """What a search goes through, as its key has it."""
+
+    candidates: Mapping[str, str]
+    """Count and digest of what each policy proposes, by the policy's place and name."""
+    templates: Mapping[str, str]
+    """Digests of the templates that the candidates name, and of the file with the user's custom kernels."""
+    reference: str
+    """Digest of what verdicts depend on besides the kernel."""
+
+
+def searched(workload: Workload, groups: Sequence[Group], inputs: Inputs) -> Searched:
+    """Return what the search of a workload goes through."""
+    templates = {name: inputs.template(name) for group in groups for name in group.templates}
     if workload.specialize:
-        plugins = {**plugins, SPECIALIZE: inputs.specialize[workload.specialize]}
-    return keys.tune_manifest(lowered.computation, arch, search, plugins, inputs.toolchain)
+        templates[SPECIALIZE] = inputs.specialize[workload.specialize]
+    # The order of the policies matters as well as that of their candidates.
+    candidates = {f"{place}.{group.policy}": f"{group.count} {group.digest}" for place, group in enumerate(groups, start=1)}
+    return Searched(candidates, templates, reference(workload, inputs))
+
+
+def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: Arch, toolchain: Mapping[str, str]) -> str:
+    """Return the manifest of the workload's tuning, once its computation and its candidates are known."""
+    search: keys.Fields = {
+        "tolerance": tolerance(workload, lowered),
+        "generation": workload.generation,
+        "protocol": MEASURING[arch.kind],
+        "reference": found.reference,
+    }
+    candidates = {"candidates": found.candidates, "templates": found.templates}
+    return keys.tune_manifest(lowered.computation, arch, search, candidates, toolchain)
+
+
+def reference(workload: Workload, inputs: Inputs) -> str:
+    """Return the digest of what a verdict depends on besides the kernel: rule, attributes, files, seed and protocol."""
+    files = _files(workload, inputs)
+    attrs = {name: value for name, value in workload.attrs if name not in files}
+    fields = {"rule": inputs.references[workload.rule], "attrs": attrs, "files": files, **VERIFYING}
+    return keys.key(keys.manifest("verify", fields))
 
 
 def tolerance(workload: Workload, lowered: Lowered) -> float:
@@ -218,7 +275,8 @@ def _judged(subject: Subject, manifest: str, read: Read, past: Past, arch: Arch)
 
 def _never(subject: Subject) -> str:
     name = subject.entry.removesuffix(f"@{subject.target}")
-    return f"no record of {name} yet" if subject.kind == "lower" else "this computation was never tuned with these settings"
+    reasons = {"lower": f"no record of {name} yet", "propose": "its policies were never asked about this computation"}
+    return reasons.get(subject.kind, "these candidates were never measured")
 
 
 def _changes(changed: Sequence[tuple[str, str | None, str | None]]) -> str:
@@ -249,7 +307,7 @@ def link_digest(entry: EntryPlan) -> str:
     workload, tuned = entry.workload, entry.tuned
     declared = (entry.arch.name, workload.rule, workload.attrs, workload.tags)
     # What else a record holds follows from its key and its winner's code; but a tuning that is repeated has other times.
-    found = (tuned.key, *tuned.blobs.values(), tuned.run_secs, tuned.error, sorted(tuned.provenance.items()))
+    found = (tuned.key, *tuned.blobs.values(), tuned.run_secs, tuned.error, tuned.coverage, sorted(tuned.provenance.items()))
     return keys.digest(repr((*declared, *entry.lowered.described(), *found)).encode())
 
 

@@ -5,21 +5,27 @@ Knows nothing of TVM, of records or of what is done with all this.
 
 from __future__ import annotations
 
+import functools
 import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
+from kerneldecl.errors import DeclarationError, StaleError
 from kerneldecl.planning.plan import Inputs
-from kerneldecl.plugins.digest import files_digest, plugin_files, specialize_digest, specialize_files
-from kerneldecl.plugins.load import load_arch, load_module, load_rule
+from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
+from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
 
+_ONLY_CHECKED = frozenset({"reference"})
+"""Methods of rules that only verification depends on."""
+_NOT_CHECKED = frozenset({"lower", "flops", "least_bytes", "tolerance", "problems"})
+"""Methods that verification does not depend on."""
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
 
@@ -29,12 +35,23 @@ class Workspace:
     """A folder with a workloads.toml, and all that its plan depends on besides records."""
 
     root: Path
+    sources: Path
+    """Folder of the files that the plan and the workers read: the root itself, or a snapshot of what lies in it."""
     declaration: Declaration
     inputs: Inputs
     extra_files: tuple[Path, ...]
     """Files outside the plug-in folders that keys depend on."""
     case_files: Mapping[str, tuple[Path, ...]]
     """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
+    surroundings: str = ""
+    """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
+    is_current: Callable[[], bool] = lambda: True
+    """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
+
+    def check_current(self) -> None:
+        """Raise StaleError where what was found out since the snapshot may come from other code than its key says."""
+        if not self.is_current():
+            raise StaleError("kerneldecl itself was changed while this build ran; what it found with the new code is not kept: build again")
 
     @property
     def cache(self) -> Path:
@@ -46,9 +63,15 @@ class Workspace:
         return LocalStore(self.cache)
 
 
-def open_workspace(root: Path) -> Workspace:
-    """Read a workspace; raise DeclarationError with every mistake in it."""
-    return workspace_of(root, declare(root))
+def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
+    """Read a workspace, or a snapshot of its sources; raise DeclarationError with every mistake in it."""
+    if sources is None or sources == root:
+        return workspace_of(root, declare(root))
+    try:
+        return replace(workspace_of(sources, declare(sources)), root=root)
+    except DeclarationError:
+        open_workspace(root)  # which words the mistake with what lies beside
+        raise
 
 
 def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mapping[str, str]] | None = None) -> Workspace:
@@ -62,27 +85,39 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     archs = {target: load_arch(root, arch) for target, arch in declaration.targets}
     kinds: set[tuple[str, str]] = {(w.policy, archs[w.target].kind) for w in declaration.workloads}
     policies = {(policy, kind): policies_behind(root, policy, kind) for policy, kind in kinds}
-    rules = {name: plugin_files("rules", root, name) for name in names}
+    of_rules: Imports = {}
+    rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
-    plugins = {chosen: _plugin_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
+    plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
     found = {chosen: {name: files_digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
+
+    of_templates: Imports = {}
+
+    @functools.cache
+    def template(name: str) -> str:
+        return files_digest(root, plugin_files("templates", root, name, of_templates))
+
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: files_digest(root, files) for name, files in rules.items()},
+        rules={name: files_digest(root, files, _ONLY_CHECKED) for name, files in rules.items()},
+        references={name: files_digest(root, files, _NOT_CHECKED) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
+        template=template,
         specialize={path: specialize_digest(root, files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
-    own = {file for several in plugins.values() for files in several.values() for file in files if file.is_relative_to(root)}
+    templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
+    of_policies = (files for several in plugins.values() for files in several.values())
+    own = {file for files in (*of_policies, *templates) for file in files if file.is_relative_to(root)}
     files_of_entries = (*rules.values(), *custom_kernels.values())
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
-    return Workspace(root, declaration, inputs, tuple(sorted(extra)), case_files)
+    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files)
 
 
 def plugins_key(policy: str, kind: str) -> str:
@@ -95,8 +130,7 @@ def _file_attrs(root: Path, rule: str) -> tuple[str, ...]:
     return tuple(sorted(name for name, hint in hints.items() if hint is WorkspaceFile))
 
 
-def _plugin_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of each policy, and of each template that it may use, by kind and name."""
-    templates = {name for policy in policies for name in load_module("policies", root, policy).TEMPLATES}
-    files = {f"policy.{name}": plugin_files("policies", root, name) for name in policies}
-    return files | {f"template.{name}": plugin_files("templates", root, name) for name in sorted(templates)}
+def _policy_files(root: Path, policies: Iterable[str]) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each policy by its name."""
+    seen: Imports = {}
+    return {name: plugin_files("policies", root, name, seen) for name in policies}

@@ -1,50 +1,55 @@
-"""Owns the files behind a plug-in, found through its imports, and their digest.
+"""Owns the files behind a plug-in, found through its imports, and the digest of what they mean.
 
 Knows nothing of loading: imports are read from the text, and nothing is run.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kerneldecl.plugins.find import PACKAGE, SINGULAR, Kind, plugin_file, plugin_folders
+from kerneldecl.plugins.meaning import meaning, meaning_without
 from kerneldecl.store.keys import digest
 
-_ANALYSIS = "analysis"
-"""Folder of the package whose modules decide what plug-ins do, as the plug-ins' own files."""
+Imports = dict[Path, frozenset[Path]]
+"""The files that each file imports."""
+_CHANGES_NOTHING = ("artifact", "diagnostics", "errors", "hardware", "model", "plugins", "serial", "store", "toolchain")
+"""Rooms of the package that are not followed: values, messages and doors to the machine, which choose nothing."""
 
 
-def plugin_files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
+def plugin_files(kind: Kind, root: Path, name: str, seen: Imports | None = None) -> tuple[Path, ...]:
     """Return a plug-in's file and all that it imports, transitively: its own first, the rest sorted.
 
-    Followed are imports from the kind's folders, from the workspace, of standard plug-ins and of `kerneldecl.analysis`.
+    `seen` keeps what files import from one plug-in of a kind to the next, while nothing changes.
+    Followed are imports from the kind's folders, from the workspace, and of kerneldecl itself where they can change an outcome.
     """
-    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root)
+    return _with_imports(plugin_file(kind, root, name), plugin_folders(kind, root), root, {} if seen is None else seen)
 
 
 def specialize_files(root: Path, path: str) -> tuple[Path, ...]:
     """Return the file that an entry's `specialize` names and all that it imports from its folder and the workspace, as `plugin_files`."""
-    return _with_imports(root / path, ((root / path).parent,), root)
+    return _with_imports(root / path, ((root / path).parent,), root, {})
 
 
 def path_in_digests(file: Path, root: Path) -> str:
-    """Return the name of a file in digests: its path below its kind's folder, below the package's analyses, or below the workspace."""
+    """Return the name of a file in digests: its path below its kind's folder, below the package, or below the workspace."""
     for kind in SINGULAR:
         for folder in plugin_folders(kind, root):
             if file.is_relative_to(folder):
                 return f"{kind}/{file.relative_to(folder)}"
-    if file.is_relative_to(PACKAGE / _ANALYSIS):
+    if file.is_relative_to(PACKAGE):
         return str(file.relative_to(PACKAGE))
     return str(file.relative_to(root))
 
 
-def files_digest(root: Path, files: Iterable[Path]) -> str:
-    """Return one digest of several files' contents, each under its `path_in_digests`; where the root lies plays no part."""
-    return _joint_digest((path_in_digests(file, root), file) for file in files)
+def files_digest(root: Path, files: Iterable[Path], without: frozenset[str] = frozenset()) -> str:
+    """Return one digest of what several files mean, each under its `path_in_digests`; where the root lies plays no part.
+
+    Methods of the names in `without` are left out.
+    """
+    return _joint_digest(((path_in_digests(file, root), file) for file in files), without)
 
 
 def specialize_digest(root: Path, files: Sequence[Path]) -> str:
@@ -57,15 +62,26 @@ def specialize_digest(root: Path, files: Sequence[Path]) -> str:
     return _joint_digest(zip(paths, files, strict=True))
 
 
-def _joint_digest(files: Iterable[tuple[str, Path]]) -> str:
-    contents = sorted((path, digest(file.read_bytes())) for path, file in files)
+def _file_digest(file: Path, without: frozenset[str]) -> str:
+    """Return the digest of a file: of what it means where it is Python, else of its bytes."""
+    content = file.read_bytes()
+    if file.suffix != ".py":
+        return digest(content)
+    return meaning_without(content, without) if without else meaning(content).digest
+
+
+def _joint_digest(files: Iterable[tuple[str, Path]], without: frozenset[str] = frozenset()) -> str:
+    contents = sorted((path, _file_digest(file, without)) for path, file in files)
     return digest("".join(f"{path} {content}\n" for path, content in contents).encode())
 
 
-def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[Path, ...]:
+def _with_imports(first: Path, folders: tuple[Path, ...], root: Path, seen: Imports) -> tuple[Path, ...]:
     found, waiting = {first}, [first] if first.suffix == ".py" else []
     while waiting:
-        imported = set(_imported_files(waiting.pop(), folders, root)) - found
+        file = waiting.pop()
+        if file not in seen:
+            seen[file] = frozenset(_imported_files(file, folders, root))
+        imported = seen[file] - found
         found |= imported
         waiting += sorted(imported)
     return (first, *sorted(found - {first}))
@@ -73,7 +89,7 @@ def _with_imports(first: Path, folders: tuple[Path, ...], root: Path) -> tuple[P
 
 def _imported_files(file: Path, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
     """Yield the files that a file's import statements resolve to."""
-    for module, level in _imported_modules(file.read_bytes()):
+    for module, level in meaning(file.read_bytes()).imports:
         yield from _resolved(_absolute(module, level, file, folders), folders) if level else _module_files(module, folders, root)
 
 
@@ -83,29 +99,11 @@ def _absolute(module: str, level: int, file: Path, folders: tuple[Path, ...]) ->
     return ".".join((*base[: len(base) - level + 1], module))
 
 
-@functools.lru_cache(maxsize=256)  # neighbours that several rules import are parsed once
-def _imported_modules(source: bytes) -> tuple[tuple[str, int], ...]:
-    """Return the modules that a source imports, each with its leading dots; none if it does not parse."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ()
-    found: list[tuple[str, int]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, 0) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
-            found += [(name, node.level) for name in filter(None, (node.module, *names))]
-    return tuple(found)
-
-
 def _module_files(module: str, folders: tuple[Path, ...], root: Path) -> Iterator[Path]:
-    """Yield the files of an absolute import: in the workspace, or of kerneldecl the standard plug-ins and the analyses alone."""
+    """Yield the files of an absolute import: in the workspace, or of kerneldecl those that can change an outcome."""
     package, _, rest = module.partition(".")
     if package == PACKAGE.name:
-        folder, _, name = rest.partition(".")
-        return _resolved(name, (PACKAGE / folder,)) if name and folder in {*SINGULAR, _ANALYSIS} else iter(())
+        return _resolved(rest, (PACKAGE,)) if rest and rest.partition(".")[0] not in _CHANGES_NOTHING else iter(())
     return _resolved(module, (*folders, root))
 
 

@@ -25,6 +25,7 @@ from kerneldecl.errors import ArtifactError
 from kerneldecl.relax.bound_model import BoundModel
 from kerneldecl.relax.signature import WEIGHTS_DIGEST, weights_path
 from kerneldecl.relax.weights_file import write_weights
+from kerneldecl.store.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from kerneldecl.relax.detach_weights import Weights
@@ -94,8 +95,8 @@ def _export_library(executable: Any, library: Path, artifact: str | Path | None)
     folder, manifest = checked_artifact(artifact)
     called = _called(executable)
     _check_all(called, {entry["symbol"] for entry in manifest["entries"]}, folder)
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as scratch:
-        kernels = unpack_objects(folder / ARCHIVE, called, Path(scratch))
+    with scratch_folder() as scratch:
+        kernels = unpack_objects(folder / ARCHIVE, called, scratch)
         if manifest["arch"]["kind"] == "cpu":
             executable.export_library(str(library), addons=[str(kernel) for kernel in kernels])
         else:
@@ -136,8 +137,8 @@ def _private_copy(library: Path) -> Any:
     """
     if not library.is_file():
         raise ArtifactError(f"{library}: no such file; export_model writes one")
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-") as folder:
-        copy = Path(shutil.copyfile(library, Path(folder) / library.name))
+    with scratch_folder() as folder:
+        copy = Path(shutil.copyfile(library, folder / library.name))
         return tvm.runtime.load_module(str(copy))
 
 

@@ -1,4 +1,4 @@
-"""Owns how a kernel is checked and timed on a CPU, inside a worker: inputs, reference, poisoned outputs, samples.
+"""Owns how a kernel is checked and timed on a CPU, inside a worker: arguments between guards, samples.
 
 Knows nothing of which candidates there are, of how many samples are wanted or of what wins. Imports no compiler: TVM's
 runtime library is loaded by itself.
@@ -6,7 +6,7 @@ runtime library is loaded by itself.
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,34 +14,64 @@ from typing import Any
 
 import numpy as np
 
-from kerneldecl.arrays import Array, aligned, poisoned, relative_error
+from kerneldecl.arrays import Array, aligned, finite_rms, poisoned, relative_error
 from kerneldecl.artifact.kernels import kernel_of, load_library, tensor
+from kerneldecl.runners.guard_pages import Guarded, GuardedArray
 from kerneldecl.runners.host_roofline import measured_peaks
 from kerneldecl.runners.reference_data import ReferenceData, ResidentData, WorkloadSpec
+from kerneldecl.runners.verification import Call, poison_byte, verified
 
-__all__ = ["measured_peaks", "prepare", "sample", "verify"]
-
-
-@dataclasses.dataclass
-class _Arrays:
-    """One workload's reference data in aligned arrays, its outputs, and the kernels loaded for it."""
-
-    data: ReferenceData
-    outputs: list[Array]
-    kernels: dict[str, Callable[..., object]]
-
+__all__ = ["confirm", "measured_peaks", "prepare", "sample", "verify"]
 
 SETTLE_SECS = 0.1
 """Wait before the first kernel: threads of the reference's BLAS may still spin on the cores that it needs."""
 
 
-def _allocate(data: ReferenceData) -> _Arrays:
-    time.sleep(SETTLE_SECS)
-    data = dataclasses.replace(data, inputs=tuple(map(aligned, data.inputs)))
-    return _Arrays(data, [aligned(poisoned(arg)) for arg in data.signature.outputs], {})
+class _OnCpu:
+    """One workload's reference data, memory to verify kernels in and arrays to time them on, and the kernels loaded for it."""
+
+    def __init__(self, data: ReferenceData) -> None:
+        time.sleep(SETTLE_SECS)
+        self.data = data
+        self.arguments = [*map(aligned, data.inputs), *(aligned(poisoned(arg)) for arg in data.signature.outputs)]
+        self.kernels: dict[str, Callable[..., object]] = {}
+        inputs = [GuardedArray(arg, is_input=True) for arg in data.signature.inputs]
+        self._guarded = Guarded([*inputs, *(GuardedArray(arg, is_input=False) for arg in data.signature.outputs)])
+        self._rms = [finite_rms(want) for want in data.expected]
+        self._outputs: list[Array] = []
+        self._digest = b""
+        self._errors: dict[tuple[int, bytes], float] = {}
+        """Largest error by set of inputs and fingerprint of the outputs."""
+
+    def run(self, kernel: Callable[..., object], call: Call) -> str:
+        """Place arguments between guards and call the kernel; return its forbidden access as a phrase."""
+        placed = [each.placed(at_end=call.at_end) for each in self._guarded.arrays]
+        inputs, self._outputs = placed[: len(self.data.inputs)], placed[len(self.data.inputs) :]
+        for array, values in zip(inputs, self.data.sets[call.data].inputs, strict=True):
+            np.copyto(array, values)
+        for array, arg in zip(self._outputs, self.data.signature.outputs, strict=True):
+            array.reshape(-1).view(np.uint8).fill(poison_byte(call, arg))
+        tensors = [tensor(array) for array in placed]
+        damage = self._guarded.watched(lambda: kernel(*tensors))
+        found = hashlib.sha256()
+        for array in self._outputs:
+            found.update(array.reshape(-1).view(np.uint8).data)
+        self._digest = found.digest()
+        return damage
+
+    def error(self, call: Call) -> float:
+        """Return the largest relative error of the outputs of a call, which was the last one."""
+        data, which = self.data.sets[call.data], (call.data, self._digest)
+        if which not in self._errors:  # most candidates give the same bits
+            outputs = zip(self._outputs, data.expected, self._rms, strict=True)
+            self._errors[which] = max(relative_error(got, want, rms, any_for_nan=data.any_for_nan) for got, want, rms in outputs)
+        return self._errors[which]
+
+    def fingerprint(self, _: Call) -> bytes:
+        return self._digest
 
 
-_RESIDENT = ResidentData(_allocate)
+_RESIDENT = ResidentData(_OnCpu)
 
 
 def prepare(spec: WorkloadSpec) -> dict[str, Any]:
@@ -51,34 +81,34 @@ def prepare(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def verify(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
-    """Run a kernel once on poisoned outputs; return its relative error and the seconds of a second run."""
-    arrays = _RESIDENT.of(spec)
+    """Return the verdict on a kernel, and the seconds of a run on the arrays that it is timed on."""
+    on_cpu = _RESIDENT.of(spec)
     kernel = kernel_of(load_library(Path(library)), symbol)
-    for index, arg in enumerate(arrays.data.signature.outputs):
-        np.copyto(arrays.outputs[index], poisoned(arg))
-    before = [array.tobytes() for array in arrays.data.inputs]
-    kernel(*arrays.data.inputs, *arrays.outputs)
-    if before != [array.tobytes() for array in arrays.data.inputs]:
-        _RESIDENT.clear()
-        return {"failure": "it wrote into its inputs"}
-    pairs = zip(arrays.outputs, arrays.data.expected, strict=True)
-    error = max(relative_error(got, want) for got, want in pairs)
-    arrays.kernels[library] = kernel
-    return {"error": error, "secs": _secs_per_call(arrays, kernel, 1)}
+    verdict = verified(on_cpu, kernel)
+    if "failure" in verdict:
+        return verdict
+    on_cpu.kernels[library] = kernel
+    return {**verdict, "secs": _secs_per_call(on_cpu, kernel, 1)}
+
+
+def confirm(spec: WorkloadSpec, library: str, symbol: str) -> dict[str, Any]:
+    """Return the verdict on a kernel that has been timed: what it computed first need not be what it computes after many calls."""
+    on_cpu = _RESIDENT.of(spec)
+    return verified(on_cpu, on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol))
 
 
 def sample(spec: WorkloadSpec, library: str, symbol: str, calls: int, samples: int) -> dict[str, Any]:
     """Return seconds a call, one figure a sample, each the mean of `calls` calls back to back."""
-    arrays = _RESIDENT.of(spec)
-    kernel = arrays.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
-    arrays.kernels[library] = kernel
+    on_cpu = _RESIDENT.of(spec)
+    kernel = on_cpu.kernels.get(library) or kernel_of(load_library(Path(library)), symbol)
+    on_cpu.kernels[library] = kernel
     if calls > 1:
-        _secs_per_call(arrays, kernel, 1)  # another candidate ran before: code and data come back into the caches
-    return {"samples": [_secs_per_call(arrays, kernel, calls) for _ in range(samples)]}
+        _secs_per_call(on_cpu, kernel, 1)  # another candidate ran before: code and data come back into the caches
+    return {"samples": [_secs_per_call(on_cpu, kernel, calls) for _ in range(samples)]}
 
 
-def _secs_per_call(arrays: _Arrays, kernel: Callable[..., object], calls: int) -> float:
-    args = [tensor(array) for array in (*arrays.data.inputs, *arrays.outputs)]
+def _secs_per_call(on_cpu: _OnCpu, kernel: Callable[..., object], calls: int) -> float:
+    args = [tensor(array) for array in on_cpu.arguments]
     start = time.perf_counter()
     for _ in range(calls):
         kernel(*args)

@@ -6,8 +6,10 @@ Knows nothing of candidates, records or of what requests mean, except for the de
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -16,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from kerneldecl.hardware.gpu_lock import held_gpu
+from kerneldecl.model import Limits
 from kerneldecl.runners.process import Answer, Worker
 from kerneldecl.runners.worker import COMPILING
 from kerneldecl.store.scratch import scratch_folder
@@ -28,24 +31,55 @@ _WAKE_SECS = 0.1
 """Longest wait at a time: an interrupt just before a thread starts to wait does not wake it."""
 
 
+_LIMITED_BY = {
+    "lower": "build_secs",
+    "build": "build_secs",
+    "describe": "build_secs",
+    "specialize": "build_secs",
+    "propose": "propose_secs",
+    "propose_next": "propose_secs",
+    "prepare": "prepare_secs",
+    "prepare_next": "prepare_secs",
+    "verify": "verify_secs",
+    "sample": "sample_secs",
+}
+"""The limit that holds for an action, where the user declares limits."""
+_OF_WHAT_IS_PREPARED = frozenset({"prepare_next", "verify", "sample"})
+_SHARE_OF_MEMORY = 0.75
+"""Of the machine's memory: a process that takes more would have all others starve."""
+
+
 class LocalRunner:
     """Runs requests in worker processes that start when first needed, or by `start`. Use as a context manager."""
 
-    def __init__(self, jobs: int, cores: int, say: Callable[[str], None] = lambda _: None) -> None:
-        """Take the number of building workers, the threads of a kernel under test, and `say`, which prints what is waited for."""
+    def __init__(
+        self,
+        jobs: int,
+        cores: int,
+        say: Callable[[str], None] = lambda _: None,
+        heard: Callable[[str, str], None] = lambda *_: None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Take the number of building workers, the threads of a kernel under test, and what its user wants to know and to allow.
+
+        `say` gets what is waited for, `heard` what a request was and what it has printed; `limits` replace those that callers give.
+        """
+        self._heard, self._limits = heard, limits
+        bounds = limits or Limits()
+        self._worker = functools.partial(Worker, memory_bytes=memory_bytes(bounds), output_bytes=int(bounds.output_mib * (1 << 20)))
         self._held = contextlib.ExitStack()
         # What compilers and linkers put aside is removed with this folder, also after they were killed.
         aside = {"TMPDIR": str(self._held.enter_context(scratch_folder()))}
         # A compiler's threads would only get in the way of the other workers; kernels under test get every core.
         threads = {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **aside}
-        self._builders = [Worker(threads, COMPILING) for _ in range(jobs)]
+        self._builders = [self._worker(threads, COMPILING) for _ in range(jobs)]
         # The worker that was idle last is asked next, else the first unused one: `start` has started it before the others.
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._builders):
             self._idle.put(worker)
         self._all_cores = {"TVM_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores), **aside}
-        self._measurers = {("cpu", ""): Worker(self._all_cores)}
-        """The workers that measure, by device and model of GPU."""
+        self._measurers = {("cpu", ""): self._worker(self._all_cores), ("policy", ""): self._worker(threads)}
+        """The workers that measure, by device and model of GPU, and the one that asks policies."""
         self._measuring = threading.Lock()
         self._say = say
         self._threads = ThreadPoolExecutor(jobs, thread_name_prefix="build")
@@ -93,7 +127,7 @@ class LocalRunner:
     def _run(self, request: Request, limit_secs: float) -> Answer:
         worker = self._idle.get()
         try:
-            return worker.call(request, limit_secs)
+            return self._asked(worker, request, limit_secs)
         finally:
             self._idle.put(worker)
 
@@ -105,7 +139,23 @@ class LocalRunner:
         """
         fields = {name: value for name, value in request.items() if name != "model"}
         with self._measuring:
-            return self._measurer(request).call(fields, limit_secs)
+            return self._asked(self._measurer(request), fields, limit_secs)
+
+    def _asked(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
+        """Return the answer to a request, to the second try where the machine may be to blame for the first.
+
+        Not of what needs a process that has prepared something: the search tries those candidates again.
+        """
+        answer = self._answer(worker, request, limit_secs)
+        is_repeated = answer.get("is_transient", False) and request.get("action") not in _OF_WHAT_IS_PREPARED
+        return self._answer(worker, request, limit_secs) if is_repeated else answer
+
+    def _answer(self, worker: Worker, request: Request, limit_secs: float) -> Answer:
+        field = _LIMITED_BY.get(request.get("action", ""), "")
+        answer = worker.call(request, getattr(self._limits, field) if self._limits and field else limit_secs)
+        if printed := answer.pop("printed", ""):
+            self._heard(_described(request), printed)
+        return answer
 
     def _measurer(self, request: Request) -> Worker:
         device, model = str(request["device"]), str(request["model"])
@@ -113,8 +163,22 @@ class LocalRunner:
         if key not in self._measurers:
             gpu = self._held.enter_context(held_gpu(model, self._say))
             # The process sees only its own GPU.
-            self._measurers[key] = Worker({**self._all_cores, "CUDA_VISIBLE_DEVICES": gpu.uuid})
+            self._measurers[key] = self._worker({**self._all_cores, "CUDA_VISIBLE_DEVICES": gpu.uuid})
         return self._measurers[key]
+
+
+def memory_bytes(limits: Limits) -> int:
+    """Return the bytes that a worker may have; by default a share of the machine's memory."""
+    if limits.memory_gib:
+        return int(limits.memory_gib * (1 << 30))
+    return int(_SHARE_OF_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _described(request: Request) -> str:
+    """Return what a request is, in a few words: `lower matmul`."""
+    spec = request.get("spec", request)
+    candidate = request.get("candidate", {}).get("template", "")
+    return " ".join(filter(None, (str(request["action"]), str(spec.get("rule", "")), candidate)))
 
 
 def _awaited(answered: _Answered, count: int) -> Iterator[tuple[int, Answer]]:

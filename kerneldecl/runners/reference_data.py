@@ -5,8 +5,9 @@ Knows nothing of kernels or devices.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import Array, is_float
 from kerneldecl.model import Signature
 from kerneldecl.plugins.load import load_rule
+from kerneldecl.rule import Rule
+from kerneldecl.runners.special_values import NAN, has_infinity, in_range, large, small, sprinkled
 
 WorkloadSpec = Mapping[str, Any]
 """A workload as a request describes it: root, rule, attrs and seed."""
@@ -24,26 +27,129 @@ Resident = TypeVar("Resident")
 
 
 @dataclass(frozen=True)
-class ReferenceData:
-    """Inputs and expected outputs, in the signature's order."""
+class DataSet:
+    """One set of inputs, and what the reference makes of them, in the signature's order."""
 
-    signature: Signature
     inputs: tuple[Array, ...]
     """Arrays as the rule makes them."""
     expected: tuple[Array, ...]
     """Arrays of the outputs' shapes, in a higher precision than the outputs'."""
+    where: str = ""
+    """What is special about the inputs, as the end of a sentence about the results."""
+    any_for_nan: bool = False
+    """True where a result may be anything if NaN is expected: sums of infinities are NaN or not by the order of their terms."""
+
+
+@dataclass(frozen=True)
+class ReferenceData:
+    """What a workload's kernels are verified with, and timed on."""
+
+    signature: Signature
+    inputs: tuple[Array, ...]
+    expected: tuple[Array, ...]
+    others: tuple[DataSet, ...] = ()
+    """Further sets of inputs, from other seeds, special values among them."""
+    is_repeatable: bool = True
+    """Whether two calls on the same inputs must give the same bits."""
+
+    @property
+    def sets(self) -> tuple[DataSet, ...]:
+        return DataSet(self.inputs, self.expected), *self.others
 
 
 def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
-    """Make a workload's inputs from its seed, and run its rule's reference on them."""
+    """Make a workload's inputs from its seed, and run its rule's reference on them; raise ValueError where they would verify nothing."""
     root = Path(spec["root"])
     rule = load_rule(root, spec["rule"]).of(root, spec["attrs"])
-    signature = rule.signature()
-    inputs = tuple(rule.inputs(np.random.default_rng(spec["seed"])))
-    found = rule.reference(*inputs)
+    signature, seed = rule.signature(), spec["seed"]
+    inputs = _inputs(rule, seed)
+    expected = _expected(rule, signature, inputs)
+    if defect := vacuous(signature, inputs, expected, rule.flops()):
+        raise ValueError(f"rule {spec['rule']}: {defect}")
+    others = tuple(_other_sets(rule, signature, seed, ignores_nan=spec.get("nan") == "ignore"))
+    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable())
+
+
+def _inputs(rule: Rule, seed: int) -> tuple[Array, ...]:
+    return tuple(map(np.asarray, rule.inputs(np.random.default_rng(seed))))
+
+
+def _expected(rule: Rule, signature: Signature, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Return the reference's outputs; raise ValueError where it writes into its inputs."""
+    held = [array.view() for array in inputs]
+    for array in held:
+        array.flags.writeable = False
+    try:
+        with np.errstate(all="ignore"):
+            found = rule.reference(*held)
+    except ValueError as error:
+        if "read-only" in str(error):
+            raise ValueError("reference() writes into its inputs; it must return new arrays") from error
+        raise
     several = [found] if isinstance(found, np.ndarray) else list(found)
-    expected = tuple(np.asarray(want).reshape(arg.shape) for want, arg in zip(several, signature.outputs, strict=True))
-    return ReferenceData(signature, inputs, expected)
+    return tuple(np.asarray(want).reshape(arg.shape) for want, arg in zip(several, signature.outputs, strict=True))
+
+
+def vacuous(signature: Signature, inputs: Sequence[Array], expected: Sequence[Array], flops: float) -> str:
+    """Return why a kernel that computes something else would pass on such data, as a sentence; empty where it would not."""
+    for arg, array in zip(signature.inputs, inputs, strict=True):
+        if is_float(arg.dtype) and array.size > 1 and (_all(np.isnan, array) or _all(functools.partial(np.equal, array.flat[0]), array)):
+            return f"inputs() gives {arg.name} one value everywhere, {array.flat[0]:g}; give it random ones"
+    for arg, array in zip(signature.inputs, inputs, strict=True):
+        for out, want in zip(signature.outputs, expected, strict=True):
+            if flops > 0 and want.size > 1 and want.shape == array.shape and _all(np.equal, want, array):
+                return f"reference() returns its input {arg.name} as output {out.name}, but flops() says that something is computed"
+    for out, want in zip(signature.outputs, expected, strict=True):
+        if is_float(out.dtype) and want.size and _all(np.isnan, want):
+            return f"reference() gives NaN everywhere in output {out.name}"
+    return ""
+
+
+_FEW = 1024
+
+
+def _all(predicate: Callable[..., Array], *arrays: Array) -> bool:
+    """Say whether a predicate holds of all elements; the first few mostly tell that it does not."""
+    few = (array.reshape(-1)[:_FEW] for array in arrays)
+    return bool(predicate(*few).all() and predicate(*arrays).all())
+
+
+MANY_BYTES = 1 << 28
+"""Inputs and outputs of a workload above which no set has infinities: references of large operators take seconds."""
+
+
+def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: bool) -> Iterator[DataSet]:
+    """Yield sets of inputs of other seeds; where the rule takes them, special values are among those in floating point."""
+    if not rule.takes_special_values():
+        inputs = _inputs(rule, seed + 1)
+        yield DataSet(inputs, _expected(rule, signature, inputs), " on other inputs")
+        return
+    floats = [at for at, arg in enumerate(signature.inputs) if is_float(arg.dtype)]
+    nan = () if ignores_nan else NAN
+
+    def with_special(seed: int, values: Callable[[int, str], Sequence[float]], where: str, *, any_for_nan: bool) -> DataSet:
+        rng, inputs = np.random.default_rng(seed), list(_inputs(rule, seed))
+        for at in floats:
+            if chosen := values(at, signature.inputs[at].dtype):
+                inputs[at] = sprinkled(rng, inputs[at], chosen)
+        expected = _expected(rule, signature, inputs)
+        ranged = (in_range(want, arg.dtype) for want, arg in zip(expected, signature.outputs, strict=True))
+        return DataSet(tuple(inputs), tuple(ranged), where, any_for_nan)
+
+    says = " where inputs hold zeros, tiny numbers" + ("" if ignores_nan else " and NaN")
+    first = with_special(seed + 1, lambda _, dtype: (*nan, *small(dtype)), says, any_for_nan=False)
+    yield first
+    if len(floats) > 1 and not ignores_nan and _is_mostly_nan(first.expected):
+        # NaN in a vector is in every result, and hides what becomes of NaN in the matrix.
+        largest = max(floats, key=lambda at: first.inputs[at].size)
+        yield with_special(seed + 2, lambda at, dtype: (*(nan if at == largest else ()), *small(dtype)), says, any_for_nan=False)
+    is_large = sum(array.nbytes for array in (*first.inputs, *first.expected)) > MANY_BYTES
+    if not is_large and all(has_infinity(arg.dtype) for arg in signature.outputs):
+        yield with_special(seed + 3, lambda _, dtype: large(dtype), " where inputs hold infinities and huge numbers", any_for_nan=True)
+
+
+def _is_mostly_nan(arrays: Sequence[Array]) -> bool:
+    return all(np.isnan(array).mean() > 0.5 for array in arrays if array.dtype.kind == "f" and array.size)
 
 
 class ResidentData(Generic[Resident]):

@@ -1,16 +1,18 @@
 """Owns the worker process: it reads one request a line, answers each with a line, and imports what a request needs.
 
-Knows nothing of time limits, of other workers or of what is done with the answers. Run as
-`python -m kerneldecl.runners.worker DESCRIPTOR [MODULE]`; the descriptor is the pipe whose closing ends this process, and
+Knows nothing of time limits, of other workers or of what is done with the answers. `runners/environment.py` runs its `main` with
+arguments DESCRIPTOR [MODULE]; the descriptor is the pipe whose closing ends this process, and
 MODULE is imported before the first request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import json
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,20 +22,30 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib is not imported yet
 # Each request names an action; the module that has it is imported when it is first requested.
 COMPILING = "kerneldecl.compiler.actions"
-_MEASURING = {"cpu": "kerneldecl.runners.cpu", "cuda": "kerneldecl.runners.cuda", "model": "kerneldecl.deploy.actions"}
-"""Modules with the actions that measure kernels or run models, by the `device` of a request; requests to compile name none."""
+_MEASURING = {
+    "cpu": "kerneldecl.runners.cpu",
+    "cuda": "kerneldecl.runners.cuda",
+    "model": "kerneldecl.deploy.actions",
+    "policy": "kerneldecl.tuning.propose",
+}
+"""Modules with the actions that measure kernels, run models or ask policies, by a request's `device`; requests to compile name none."""
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     _die_with_parent(int(sys.argv[1]))
+    _bound_memory(int(os.environ.pop("KERNELDECL_MEMORY_BYTES", "0")))
     # What rules, compilers or kernels print must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for module in sys.argv[2:]:
         _imported(module)
     for line in sys.stdin:
-        answers.write(json.dumps(_answered(json.loads(line))) + "\n")
+        answer = _answered(json.loads(line))
+        with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
@@ -43,6 +55,12 @@ def _die_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if os.getppid() == 1:
         sys.exit("the build ended before its worker began")
+
+
+def _bound_memory(limit_bytes: int) -> None:
+    """Bound what this process and each of its children may write to. Address space that CUDA reserves does not count."""
+    if limit_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +96,3 @@ def _imported(name: str) -> ModuleType:
     finally:
         if not has_torch:
             del sys.modules["torch"]
-
-
-if __name__ == "__main__":
-    main()

@@ -17,17 +17,17 @@ from kerneldecl.store.files import write_whole
 
 
 def check_lock(session: Session) -> None:
-    """Stop before anything runs if the lock would change and the user forbade it.
+    """Stop before anything is tuned if the lock would change and the user forbade it.
 
-    An entry that the lock holds unmeasured may be ranked again, and a missing one tried again: that gives what it gave, or
-    `write_lock` finds it out.
+    An entry that the lock holds in want of measurements may be ranked again, and a missing one tried again: that gives what it gave, or
+    `write_lock` finds it out. So does an edited rule or policy: it is lowered, or asked, and the lock is checked again.
     """
     if not session.options.locked:
         return
     text = lock_on_disk(session.workspace)
     unsettled = lockfile.unsettled_keys(text)
     untuned = [_first_miss(e) for e in session.plan.entries if not e.arch.is_detected and not e.tuned]
-    if stale := [a.entry for a in untuned if a.key not in unsettled]:
+    if stale := [a.entry for a in untuned if (a.kind == "tune" or not text) and a.key not in unsettled]:
         raise StaleError(
             f"{LOCK} would change: {', '.join(stale[:5])} would be tuned; run `kerneldecl build` without --locked and commit the lock"
         )

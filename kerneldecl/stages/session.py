@@ -17,6 +17,7 @@ from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State,
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.earlier import Earlier
 from kerneldecl.tuning.events import Finished, Report
 from kerneldecl.tuning.task import Runner
 
@@ -66,6 +67,8 @@ class Session:
     """How many custom kernels of the user's compete, by entry."""
     bundles: dict[str, Path] = field(default_factory=dict)
     """What was built to be measured elsewhere, by target."""
+    earlier: dict[bool, Earlier] = field(default_factory=dict)
+    """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
     ran: list[Action] = field(default_factory=list)

@@ -12,23 +12,40 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kerneldecl.hardware.can_measure import why_not_measured_here
-from kerneldecl.model import SPECIALIZE, Candidate
-from kerneldecl.planning.plan import MEASURING, EntryPlan, tolerance
+from kerneldecl.model import SPECIALIZE, Candidate, Trial
+from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, Searched, reference, searched, tolerance
 from kerneldecl.runners.local import in_order
+from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.session import Session
+from kerneldecl.store.keys import build_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.lock import exclusive
+from kerneldecl.store.results import TuneResult
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning import bundle
+from kerneldecl.tuning.earlier import Earlier, Known, is_open
 from kerneldecl.tuning.events import Finished, Note, Step
 from kerneldecl.tuning.measure import measured_on
-from kerneldecl.tuning.records import write_result
-from kerneldecl.tuning.search import BUILT_AT_ONCE, Outcome, rank, recalled, request_first, tune, why_no_winner, winner_object
+from kerneldecl.tuning.records import Device, measured_here, write_result
+from kerneldecl.tuning.search import (
+    BUILT_AT_ONCE,
+    BUILT_FIELDS,
+    EARLIER,
+    Outcome,
+    rank,
+    recalled,
+    request_first,
+    tune,
+    why_no_winner,
+    winner_object,
+)
 from kerneldecl.tuning.task import BUILD_SECS, Answers, OnProgress, Task
 
 Prefetched = Callable[[], Answers | None]
 """Returns the answers, which may be to come, to what was requested for an entry before its turn."""
 PREFETCHED_ENTRIES = 3
+OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
+"""Fields of a tune record that tell of the device that has measured."""
 RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
 """Recorded in place of a device that is not here: others have measured on it, the candidates then were those that there are now."""
 
@@ -117,7 +134,10 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
     While a GPU measures the candidates of one entry, the first ones of the next are built: of more than one, for the last candidates
     of an entry leave cores idle. On a CPU that would disturb.
     """
-    tasks = [replace(task_of(session, entry, folder / str(index)), priority=index) for index, entry in enumerate(waiting)]
+    tasks = [
+        replace(_with_known(session, entry, task_of(session, entry, folder / str(index))), priority=index)
+        for index, entry in enumerate(waiting)
+    ]
     # One thread proposes, in the order of the entries: workers that are idle take what is requested first.
     proposing = ThreadPoolExecutor(1, "propose")
     prefetched: list[Prefetched | None] = []
@@ -151,23 +171,51 @@ def _tune_entry(session: Session, turn: Turn) -> None:
 
 def _conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -> bool:
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
-    action, store, winner = entry.action("tune"), session.workspace.store, outcome.trials[0] if outcome.policy else None
+    action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
     if winner is None:
         session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
-    rebuilt = store.write_blob(winner_object(task, winner, session.runner))
-    described = describe(session, task, winner.candidate)
-    if isinstance(described, str):
-        session.fail(action, described)
+    before = _known(session, entry)
+    blobs = _blobs(session, task, winner, before)
+    if isinstance(blobs, str):
+        session.fail(action, blobs)
         return False
-    device = None
-    figure = f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
-    if winner.samples:
-        device = RECALLED if why_not_measured_here(task.arch) else measured_on(task, session.runner)
-        figure = f"{winner.run_secs * 1e6:.4g} us"
-    write_result(store, action.manifest, task, outcome, {"object": rebuilt, **described}, device)
+    source = before.source(winner)
+    if outcome.policy == EARLIER and source:
+        outcome = outcome._replace(policy=source.policy)
+    session.workspace.check_current()
+    device = _device(session, task, winner, source)
+    write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
+    figure = f"{winner.run_secs * 1e6:.4g} us" if winner.samples else f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
+
+
+def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[str, str] | str:
+    """Return the digests of the winner's blobs, as an earlier record has them or else made now; or why they cannot be made."""
+    if won := before.winner(winner):
+        return won.blobs
+    rebuilt = session.workspace.store.write_blob(winner_object(task, winner, session.runner))
+    described = describe(session, task, winner.candidate)
+    return described if isinstance(described, str) else {"object": rebuilt, **described}
+
+
+def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> Device:
+    """Return what is known of the device that has measured the winner; nothing where none has."""
+    is_here = bool(winner.samples) and session.options.measure and not why_not_measured_here(task.arch)
+    if source and winner.samples:
+        return Device({name: source.json[name] for name in OF_THE_DEVICE if name in source.json}, is_here)
+    if is_here:
+        return measured_here(measured_on(task, session.runner))
+    return Device(RECALLED if winner.samples else {}, is_here=False)
+
+
+def _known(session: Session, entry: EntryPlan) -> Known:
+    """Return what records of other lists of candidates know of an entry's computation."""
+    is_local = entry.arch.is_detected
+    if is_local not in session.earlier:
+        session.earlier[is_local] = Earlier(session.workspace.store.all("tune", is_local=is_local))
+    return session.earlier[is_local].of(entry.action("tune").manifest)
 
 
 def _rank_entry(session: Session, entry: EntryPlan, folder: Path, reason: str) -> None:
@@ -176,12 +224,13 @@ def _rank_entry(session: Session, entry: EntryPlan, folder: Path, reason: str) -
     if not entry.arch.gpu:
         session.fail(action, reason)
         return
-    task, on_progress = task_of(session, entry, folder / action.key), _reporter(session, entry)
-    outcome = recalled(task, session.runner, session.workspace.store, on_progress)
-    if outcome is None and session.options.require_measured:
+    task, on_progress = _with_known(session, entry, task_of(session, entry, folder / action.key)), _reporter(session, entry)
+    may_know_code = _known(session, entry).is_of_other_code
+    outcome = recalled(task, session.runner, session.workspace.store, on_progress, may_know_code=may_know_code)
+    if session.options.require_measured and any(map(is_open, outcome.trials)):
         session.fail(action, f"{reason}; measure it there: `kerneldecl build`, or --no-measure here and `kerneldecl measure` there")
         return
-    _conclude(session, entry, task, outcome or rank(task, session.runner, on_progress))
+    _conclude(session, entry, task, outcome if outcome.policy else rank(task, session.runner, on_progress))
 
 
 def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> None:
@@ -192,7 +241,7 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
         if session.is_over:
             return
         task = task_of(session, entry, folder / entry.action("tune").key)
-        bundled, outcome = bundle.build_entry(task, _plugins(session, entry), session.runner, _reporter(session, entry))
+        bundled, outcome = bundle.build_entry(task, _searched(session, entry), session.runner, _reporter(session, entry))
         if outcome.policy:
             by_target.setdefault(entry.workload.target, []).append(bundled)
         _conclude(session, entry, task, outcome)
@@ -202,11 +251,9 @@ def _bundle_entries(session: Session, waiting: Sequence[EntryPlan], folder: Path
         session.bundles[target] = path
 
 
-def _plugins(session: Session, entry: EntryPlan) -> dict[str, str]:
-    """Return the digests that the entry's tune key has of policies, templates and the file with custom kernels."""
-    inputs, workload = session.workspace.inputs, entry.workload
-    custom = {SPECIALIZE: inputs.specialize[workload.specialize]} if workload.specialize else {}
-    return {**inputs.plugins[workload.policy, entry.arch.kind], **custom}
+def _searched(session: Session, entry: EntryPlan) -> Searched:
+    assert entry.lowered is not None, "what is bundled is lowered"
+    return searched(entry.workload, entry.groups, session.workspace.inputs)
 
 
 def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
@@ -214,17 +261,32 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
     assert entry.lowered is not None, "what is tuned or built is lowered"
     folder.mkdir(exist_ok=True)
     return Task(
-        root=session.workspace.root,
+        root=session.workspace.sources,
+        cache=session.workspace.cache,
         workload=entry.workload,
         arch=entry.arch,
-        policies=entry.policies,
+        groups=entry.groups,
         lowered=entry.lowered,
         tolerance=tolerance(entry.workload, entry.lowered),
         protocol=MEASURING[entry.arch.kind],
+        seed=int(VERIFYING["seed"]),
+        reference_digest=reference(entry.workload, session.workspace.inputs),
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
         variants=session.variants.get(entry.entry, 0),
     )
+
+
+def _with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
+    """Return a task with what earlier searches know of its candidates; what their schedules compile to is not compiled again."""
+    before, store = _known(session, entry), session.workspace.store
+    wanted = {proposal.candidate for group in entry.groups for proposal in group.proposals}
+    if wanted - before.trials(task.tolerance).keys():
+        for trial in before.built:
+            manifest = build_manifest(trial.schedule_digest, symbol(task.lowered.computation), task.arch, task.toolchain)
+            fields = trial_to_json(trial)
+            store.write("build", manifest, {name: fields[name] for name in BUILT_FIELDS if name in fields}, is_local=True)
+    return replace(task, known=before.trials(task.tolerance))
 
 
 def describe(session: Session, task: Task, candidate: Candidate) -> dict[str, str] | str:

@@ -18,7 +18,7 @@ from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
 _LEAVES = frozenset({str, int, float, bool, tuple})
-CODEGEN = 5
+CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 KEY_VERSION = 1
 """Rises when the meaning of a manifest changes; CHANGELOG.md says what that invalidates."""
@@ -70,30 +70,35 @@ def key(text: str) -> str:
 
 def changed_lines(old: str, new: str) -> list[tuple[str, str | None, str | None]]:
     """Return (name, old value, new value) of every line that differs; None where a manifest lacks the name."""
-    before, after = _parsed(old), _parsed(new)
+    before, after = lines_of(old), lines_of(new)
     names = sorted(before.keys() | after.keys())
     return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
 
 
-def _parsed(text: str) -> dict[str, str]:
+def lines_of(text: str) -> dict[str, str]:
+    """Return the values of a manifest, as JSON, by their names."""
     return dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
 
 
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
-    return manifest(
-        "lower",
-        {"rule": rule_digest, "attrs": dict(workload.attrs), "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}},
-    )
+    fields = {"rule": rule_digest, "attrs": dict(workload.attrs), **workload.nan_field}
+    return manifest("lower", {**fields, "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}})
 
 
-def tune_manifest(computation: str, arch: Arch, search: Fields, plugins: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
+def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:
+    """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked."""
+    return manifest("propose", {"computation": computation, "arch": arch_fields(arch), "top_k": top_k, "policies": dict(policies)})
+
+
+def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fields, toolchain: Mapping[str, str]) -> str:
     """Return what the choice of a candidate depends on.
 
-    `computation` is the digest of the canonical TensorIR, `search` the settings of the search, `plugins` the digests of
-    the policies and templates that may take part.
+    `computation` is the digest of the canonical TensorIR, `search` the settings of the search, `candidates` what is proposed and the
+    digests of the templates that make kernels of it.
     """
-    fields = {"computation": computation, "arch": arch_fields(arch), "search": dict(search), "plugins": dict(plugins)}
+    device = {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}}
+    fields = {"computation": computation, "arch": device, "search": dict(search), **candidates}
     return manifest("tune", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
@@ -118,7 +123,16 @@ def symbol(computation: str) -> str:
 
 def measure_manifest(code: str, arch: Arch, protocol: Fields) -> str:
     """Return what a measurement depends on. `code` is the digest of the generated code; two candidates may share it."""
-    return manifest("measure", {"code": code, "arch": arch_fields(arch), "protocol": dict(protocol)})
+    return manifest("measure", {"code": code, "arch": device_fields(arch), "protocol": dict(protocol)})
+
+
+def device_fields(arch: Arch) -> dict[str, object]:
+    """Return what timings hold for: the device's model, the target, and the cores that kernels for a CPU run on.
+
+    An arch's other figures steer policies alone.
+    """
+    cores = {"cores": arch.cpu.cores} if arch.cpu else {}
+    return {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target), **cores}
 
 
 def link_manifest(name: str, version: str, target: str, entries: Mapping[str, str], missing: Mapping[str, str]) -> str:

@@ -70,6 +70,13 @@ class LocalStore:
             return Miss(f"{_shown(path)} {error}")
         return _parsed(content, kind, record_key, _shown(path))
 
+    def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
+        """Yield the sound records of a kind, in the order of their keys."""
+        for path in sorted(self.record_path(kind, "", is_local=is_local).parent.glob("*.json")):
+            found = self.read(kind, path.stem, is_local=is_local)
+            if isinstance(found, Record):
+                yield found
+
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         """Keep a result under its manifest's key and return the key. A sound record that is there already stays."""
         record_key = key(manifest)

@@ -5,6 +5,7 @@ Knows nothing of where records and blobs are kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from kerneldecl.store.local import Miss, Record, Result
@@ -20,8 +21,16 @@ class Store(Protocol):
         """
         ...
 
+    def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
+        """Yield the sound records of a kind, in the order of their keys."""
+        ...
+
     def write(self, kind: str, manifest: str, result: Result, *, is_local: bool) -> str:
         """Keep a result under the key of its manifest and return the key. A sound record that is there already stays."""
+        ...
+
+    def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
+        """Remove a record, if it is there."""
         ...
 
     def has_blob(self, blob_digest: str) -> bool:

@@ -52,6 +52,18 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
+def _are_groups(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(group, dict) and _is_group(group) for group in value)
+
+
+def _is_group(group: Mapping[str, Any]) -> bool:
+    templates = group.get("templates")
+    if group.keys() != {"policy", "count", "digest", "templates", "searches", "text"} or not isinstance(templates, list):
+        return False
+    names = (group["policy"], *templates)
+    return all(isinstance(name, str) and name.isidentifier() for name in names) and isinstance(group["text"], str)
+
+
 def is_candidate(value: object) -> bool:
     """Say whether a value is a candidate in JSON: its template's name is an identifier, for it names a file."""
     if not isinstance(value, dict) or not isinstance(value.get("params"), dict):
@@ -80,6 +92,8 @@ _WINNER: Mapping[str, Check] = {
     "policy": _is_text,
     "winner": is_candidate,
     "is_measured": _is_flag,
+    "measured": _is_count,
+    "wanted": _is_count,
     "run_secs": _is_number,
     "error": _is_number_or_none,
     "tied": _is_count,
@@ -99,10 +113,11 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
         "tolerance": _is_number,
         "space": _is_table,
     },
+    "propose": {"groups": _are_groups},
     "tune": _WINNER,
     "rank": _WINNER,
     "build": {"code_digest": is_digest, "code_bytes": _is_count},
-    "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text},
+    "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text, "reference": _is_text},
 }
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
 

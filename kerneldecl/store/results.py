@@ -1,4 +1,4 @@
-"""Owns what lower and tune records hold, as types: what is known of an entry's computation and of its winner.
+"""Owns what lower, propose and tune records hold, as types: an entry's computation, its candidates, its winner.
 
 Knows nothing of how records are kept or made. A value wraps a record's JSON and reads it when asked: a plan of ten thousand entries
 parses no iteration space.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kerneldecl.errors import ArtifactError
-from kerneldecl.model import Candidate, IterSpace, Trial
+from kerneldecl.model import Candidate, IterSpace, Proposal, Trial, Value, frozen
 from kerneldecl.serial import misfit, space_from_json, trial_from_json
+from kerneldecl.store.keys import digest
 
 Json = Mapping[str, Any]
 
@@ -77,6 +79,58 @@ class Lowered:
 
 
 @dataclass(frozen=True)
+class Group:
+    """What one policy proposes for a computation."""
+
+    policy: str
+    count: int
+    digest: str
+    """Digest of the candidates in their order, without the times that are expected of them."""
+    templates: tuple[str, ...]
+    """Names of the templates that the candidates name."""
+    searches: bool
+    """Whether the policy proposes more once these are measured."""
+    text: str
+    """The proposals as JSON."""
+
+    @property
+    def proposals(self) -> tuple[Proposal, ...]:
+        """The candidates, best first."""
+        return tuple(Proposal(Candidate.of(name, _frozen(params)), secs) for name, params, secs in json.loads(self.text))
+
+
+def _frozen(params: Json) -> dict[str, Value]:
+    return {name: frozen(value) for name, value in params.items()}
+
+
+def groups_to_json(groups: Iterable[tuple[str, Sequence[Proposal], bool]]) -> dict[str, Any]:
+    """Return what a propose record holds: for each policy its name, its proposals, and whether it searches."""
+    return {"groups": [_group_json(*group) for group in groups]}
+
+
+def _group_json(policy: str, proposals: Sequence[Proposal], searches: bool) -> dict[str, Any]:
+    listed = [[each.candidate.template, dict(each.candidate.params), float(f"{each.predicted_secs:.4g}")] for each in proposals]
+    named = [[template, params] for template, params, _ in listed]
+    return {
+        "policy": policy,
+        "count": len(listed),
+        "digest": digest(_compact(named).encode()),
+        "templates": sorted({each.candidate.template for each in proposals}),
+        "searches": searches,
+        "text": _compact(listed),
+    }
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def groups_from_json(result: Json) -> tuple[Group, ...]:
+    """Return what a propose record holds."""
+    return tuple(Group(**{**group, "templates": tuple(group["templates"])}) for group in result["groups"])
+
+
+@dataclass(frozen=True)
 class TuneResult:
     """An entry's winner, and all that competed with it."""
 
@@ -109,6 +163,22 @@ class TuneResult:
     def is_measured(self) -> bool:
         """Whether the winner was measured, and is not only its policy's first choice."""
         return bool(self.json["is_measured"])
+
+    @property
+    def coverage(self) -> str:
+        """How many of the wanted candidates were measured, as "20 of 25"; empty where all were, or none."""
+        measured, wanted = self.json.get("measured", 0), self.json.get("wanted", 0)
+        return f"{measured} of {wanted}" if self.is_measured and measured != wanted else ""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the winner agrees with the reference of now; one that was timed may have been verified by an earlier reference."""
+        return self.error is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no measurement is wanting."""
+        return self.is_measured and self.is_verified and not self.coverage
 
     @property
     def run_secs(self) -> float:

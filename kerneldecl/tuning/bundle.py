@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kerneldecl.errors import ArtifactError, KerneldeclError, printable
-from kerneldecl.model import SPECIALIZE, Arch, IterSpace, Trial, Workload, frozen
-from kerneldecl.planning.plan import MEASURING, Inputs, tolerance, tune_manifest
+from kerneldecl.model import Arch, IterSpace, Trial, Workload, frozen
+from kerneldecl.planning.plan import MEASURING, VERIFYING, Searched, tolerance, tune_manifest
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners.local import in_order
 from kerneldecl.serial import arch_from_json, misfit, to_json, trial_from_json, trial_to_json
@@ -35,7 +35,7 @@ from kerneldecl.store.protocol import Store
 from kerneldecl.store.result_types import wrong_field
 from kerneldecl.store.results import BLOBS, Lowered
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
-from kerneldecl.tuning.records import write_result
+from kerneldecl.tuning.records import measured_here, write_result
 from kerneldecl.tuning.search import Outcome, groups, keep_objects, preferred_first, search
 from kerneldecl.tuning.task import BUILD_SECS, OnProgress, Runner, Task
 
@@ -63,8 +63,8 @@ class Entry:
     """One entry of a bundle. The libraries of its candidates are in the task's folder."""
 
     task: Task
-    plugins: Mapping[str, str]
-    """Digests of the policies and templates behind the candidates, and of the file with the user's custom kernels."""
+    searched: Searched
+    """What the key has of the candidates, of the templates behind them and of the reference."""
     groups: tuple[Candidates, ...]
     ir: str = ""
     """The computation as TVM's JSON, while the bundle is written."""
@@ -72,25 +72,14 @@ class Entry:
     @property
     def manifest(self) -> str:
         """Manifest of the tuning: its key is that of the record to be, here as on the machine that built."""
-        task, workload = self.task, self.task.workload
-        inputs = Inputs(
-            toolchain=task.toolchain,
-            archs={workload.target: task.arch},
-            rules={},
-            files={},
-            file_attrs={},
-            policies={},
-            plugins={(workload.policy, task.arch.kind): {name: found for name, found in self.plugins.items() if name != SPECIALIZE}},
-            specialize={workload.specialize: self.plugins.get(SPECIALIZE, "")},
-        )
-        return tune_manifest(workload, task.lowered, inputs)
+        return tune_manifest(self.task.workload, self.task.lowered, self.searched, self.task.arch, self.task.toolchain)
 
 
 def bundle_folder(root: Path, name: str, version: str, target: str) -> Path:
     return root / "dist" / f"{name}-{version}" / f"{target}.bundle"
 
 
-def build_entry(task: Task, plugins: Mapping[str, str], runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
+def build_entry(task: Task, searched: Searched, runner: Runner, on_progress: OnProgress) -> tuple[Entry, Outcome]:
     """Build an entry's candidates; return them with the outcome to link until they are measured, as `search.rank` has it."""
     found = list(itertools.islice(groups(task, runner, on_progress), MOST_GROUPS))
     bundled: list[Candidates] = []
@@ -102,7 +91,7 @@ def build_entry(task: Task, plugins: Mapping[str, str], runner: Runner, on_progr
         if not outcome.policy and (preferred := preferred_first(group, is_complete=True)):
             outcome = Outcome(preferred, 0, group.policy)
     (answer,) = in_order(runner.run_all([task.computation_request()], BUILD_SECS), 1)
-    return Entry(task, plugins, tuple(bundled), answer.get("ir", "")), outcome
+    return Entry(task, searched, tuple(bundled), answer.get("ir", "")), outcome
 
 
 def _blobs(task: Task, compiled: Sequence[Trial], runner: Runner) -> list[dict[str, str]]:
@@ -161,7 +150,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "arch": to_json(task.arch),
         "lowered": dict(task.lowered.json),
         "toolchain": dict(task.toolchain),
-        "plugins": dict(entry.plugins),
+        "searched": entry.searched._asdict(),
         "groups": [{"policy": group.policy, "candidates": _candidates_json(group)} for group in entry.groups],
     }
 
@@ -224,19 +213,23 @@ def _entry_from_json(folder: Path, json: Json) -> Entry:
     workload, arch, lowered = Workload(**fields), arch_from_json(json["arch"]), json["lowered"]
     if not isinstance(lowered, dict) or wrong_field("lower", lowered):
         raise TypeError("lowered is no lower record's result")
+    texts = {name: {str(key): str(value) for key, value in json["searched"][name].items()} for name in ("candidates", "templates")}
+    searched = Searched(**texts, reference=str(json["searched"]["reference"]))
     task = Task(
         root=folder,
+        cache=folder / "cache",
         workload=workload,
         arch=arch,
-        policies=(),
+        groups=(),
         lowered=Lowered(lowered),
         tolerance=tolerance(workload, Lowered(lowered)),
         protocol=MEASURING[arch.kind],
+        seed=int(VERIFYING["seed"]),
+        reference_digest=searched.reference,
         toolchain={str(tool): str(version) for tool, version in json["toolchain"].items()},
         folder=folder / "lib",
     )
-    plugins = {str(name): str(found) for name, found in json["plugins"].items()}
-    return Entry(task, plugins, tuple(map(_candidates_from_json, json["groups"])))
+    return Entry(task, searched, tuple(map(_candidates_from_json, json["groups"])))
 
 
 def _candidates_from_json(json: Json) -> Candidates:
@@ -274,7 +267,8 @@ def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[En
     for entry in entries:
         workload, computation = entry.task.workload, entry.task.lowered.computation
         file = str(entry.task.root / computation_name(computation))
-        asked = {"roots": [str(STANDARD)], "rule": workload.rule, "attrs": dict(workload.attrs), "computation": computation}
+        said = {"rule": workload.rule, "attrs": dict(workload.attrs), **workload.nan_field}
+        asked = {"roots": [str(STANDARD)], "asked": said, "computation": computation}
         requests.append({"action": "reference_of", **asked, "file": file})
     answers = in_order(runner.run_all(requests, BUILD_SECS), len(requests))
     for entry, answer in zip(entries, answers, strict=True):
@@ -298,7 +292,7 @@ def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnPro
     assert outcome is not None, "a measurement is never unknown"
     if outcome.policy:
         blobs = _blobs_of(entry, outcome)
-        write_result(store, entry.manifest, task, outcome, blobs, measured_on(task, runner))
+        write_result(store, entry.manifest, task, outcome, blobs, measured_here(measured_on(task, runner)))
     return outcome
 
 

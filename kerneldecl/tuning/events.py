@@ -47,5 +47,13 @@ class Note:
     text: str
 
 
-Event = Started | Step | Finished | Note
+@dataclass(frozen=True)
+class Printed:
+    """What a plug-in or a tool has printed while a worker answered a request, such as `lower matmul`."""
+
+    request: str
+    text: str
+
+
+Event = Started | Step | Finished | Note | Printed
 Report = Callable[[Event], None]

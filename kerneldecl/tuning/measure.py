@@ -15,10 +15,12 @@ from typing import Any
 from kerneldecl.errors import KerneldeclError
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.runners.process import Answer
+from kerneldecl.runners.verdict import judged
 from kerneldecl.store.keys import key, measure_manifest, symbol
 from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
-from kerneldecl.tuning.race import PROTOCOLS, race
+from kerneldecl.tuning import earlier
+from kerneldecl.tuning.race import PROTOCOLS, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
@@ -81,10 +83,9 @@ def measure(
     return [_with_result(trial, done.get(trial.code_digest) or before.get(trial.code_digest)) for trial in built]
 
 
-def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial] | None:
-    """Return what `measure` would where earlier runs have measured all that was built; None where anything is missing."""
-    before = {trial.code_digest: known(task, trial.code_digest, store) for trial in built if trial.code_digest}
-    return None if None in before.values() else [_with_result(trial, before.get(trial.code_digest)) for trial in built]
+def recall(task: Task, built: Sequence[Trial], store: Store) -> list[Trial]:
+    """Return what was built with what earlier runs have measured of the same code, as far as any did."""
+    return [_with_result(trial, known(task, trial.code_digest, store) if trial.code_digest else None) for trial in built]
 
 
 def prepare(task: Task, runner: Runner) -> Answer:
@@ -111,7 +112,24 @@ def _timed(task: Task, built: Sequence[Trial], preparation: Preparation, runner:
         return str(got["failure"]) if "failure" in got else [float(f"{secs:.4g}") for secs in got["samples"]]
 
     on_progress("racing", len(passed), len(built), min((secs for _, secs in passed), default=None))
-    return [*race(passed, sample, PROTOCOLS[task.arch.kind]), *failed]
+    return [*_confirmed(task, race(passed, sample, PROTOCOLS[task.arch.kind]), runner), *failed]
+
+
+def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial]:
+    """Return the trials with a winner that is still right after all its calls: one that is not fails, and the next one is verified."""
+    trials = list(raced)
+    while any(trial.samples for trial in trials):
+        (winner, *_), _ = ranking(trials)
+        request = task.measure_request("confirm", spec=task.measured_spec, **_kernel(task, winner))
+        answer = runner.measure(request, VERIFY_SECS)
+        failure = judged(answer, task.tolerance)
+        if not failure:
+            break
+        place = next(at for at, trial in enumerate(trials) if trial is winner)
+        error = winner.error if "error" in answer else None  # one that crashed is not kept
+        trials[place] = replace(winner, error=error, samples=(), failure=f"after the race: {failure}")
+        prepare(task, runner)
+    return trials
 
 
 Passed = list[tuple[Trial, float]]
@@ -139,13 +157,21 @@ def _verified(task: Task, built: Sequence[Trial], runner: Runner, on_progress: O
 
 def _verdict(task: Task, trial: Trial, runner: Runner) -> tuple[Trial, float]:
     answer = runner.measure(task.measure_request("verify", spec=task.measured_spec, **_kernel(task, trial)), VERIFY_SECS)
-    if "failure" in answer:
-        return replace(trial, failure=answer["failure"]), 0.0
+    failure = judged(answer, task.tolerance)
+    if "error" not in answer:
+        return replace(trial, failure=failure), 0.0
     # JSON holds no infinity, which is the error of a NaN.
     error = min(float(f"{answer['error']:.3g}"), sys.float_info.max)
-    if not error <= task.tolerance:
-        return replace(trial, error=error, failure=f"wrong: relative error {error:.3g} over {task.tolerance:g}"), 0.0
-    return replace(trial, error=error), answer["secs"]
+    return replace(trial, error=error, failure=failure), answer["secs"]
+
+
+def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -> Trial:
+    """Return a candidate that was timed before with a verdict by the reference of now; its library is in the task's folder."""
+    answer = preparation.answer()
+    if "failure" in answer:
+        return replace(trial, samples=(), failure=f"inputs or reference: {answer['failure']}")
+    verdict, _ = _verdict(task, trial, runner)
+    return replace(verdict, samples=()) if verdict.failure else verdict
 
 
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:
@@ -153,26 +179,29 @@ def _kernel(task: Task, trial: Trial) -> dict[str, str]:
 
 
 def _manifest(task: Task, code_digest: str) -> str:
-    return measure_manifest(code_digest, task.arch, {**task.protocol, "tolerance": task.tolerance, "generation": task.workload.generation})
+    return measure_manifest(code_digest, task.arch, {"protocol": task.protocol, "generation": task.workload.generation})
 
 
 def known(task: Task, code_digest: str, store: Store) -> Trial | None:
-    """Return what an earlier run measured of the same code under the same protocol."""
+    """Return what an earlier run measured of the same code under the same protocol, judged by the tolerance of now."""
     found = store.read("measure", key(_manifest(task, code_digest)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
         return None
     result = found.result
-    return Trial(
+    trial = Trial(
         Candidate("", ()), 0.0, code_digest=code_digest, error=result["error"], samples=tuple(result["samples"]), failure=result["failure"]
     )
+    return earlier.judged(trial, task.tolerance, is_same_reference=result["reference"] == task.reference_digest)
 
 
 def _keep(task: Task, trial: Trial, store: Store) -> None:
     # A candidate that crashed or hung may have met a busy machine: only verdicts and timings are kept.
     if trial.error is None:
         return
-    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure}
-    store.write("measure", _manifest(task, trial.code_digest), result, is_local=task.arch.is_detected)
+    result = {"error": trial.error, "samples": list(trial.samples), "failure": trial.failure, "reference": task.reference_digest}
+    manifest, is_local = _manifest(task, trial.code_digest), task.arch.is_detected
+    store.forget("measure", key(manifest), is_local=is_local)  # a verdict by another tolerance or reference
+    store.write("measure", manifest, result, is_local=is_local)
 
 
 def measured_on(task: Task, runner: Runner) -> dict[str, Any]:

@@ -7,18 +7,25 @@ recalling and measuring a bundle differ in is how they evaluate candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from kerneldecl.errors import TuningError
 from kerneldecl.model import SPECIALIZE, Candidate, Proposal, Trial
-from kerneldecl.plugins.load import load_module
 from kerneldecl.store.protocol import Store
-from kerneldecl.tuning.measure import Preparation, known, measure, recall
+from kerneldecl.store.results import groups_from_json
+from kerneldecl.tuning.earlier import is_by_machine, is_settled
+from kerneldecl.tuning.measure import Preparation, known, measure, recall, verify
 from kerneldecl.tuning.race import ranking
-from kerneldecl.tuning.task import BUILD_SECS, Answers, OnProgress, Runner, Task
+from kerneldecl.tuning.task import BUILD_SECS, PROPOSE_SECS, Answers, OnProgress, Runner, Task
 
 DEVICE_FIELDS = ("registers", "smem_bytes", "spill_bytes")
-BUILT = ("schedule_digest", "code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless", "failure")
+BUILT_FIELDS = ("code_digest", "code_bytes", *DEVICE_FIELDS, "is_traceless")
+"""Fields of a trial that a build record holds."""
+BUILT = ("schedule_digest", *BUILT_FIELDS, "failure")
 """Fields of a trial that a build's answer gives."""
+EARLIER = "earlier"
+"""Stands for the policy where a candidate of an earlier list wins."""
 BUILT_AT_ONCE = 4
 """Candidates that are compiled side by side where the first ones may be enough."""
 
@@ -26,7 +33,10 @@ Item = TypeVar("Item")
 """What stands for a candidate before it is evaluated: a proposal, or a trial that was built elsewhere."""
 
 
-class Group(NamedTuple):
+Evaluate = Callable[[Sequence[Proposal]], list[Trial] | None]
+
+
+class Built(NamedTuple):
     """The candidates that one policy proposed, built, in its order."""
 
     policy: str
@@ -83,7 +93,7 @@ def tune(
     """
     pending = prefetched
 
-    def evaluate(proposals: Sequence[Proposal]) -> list[Trial]:
+    def evaluate(proposals: Sequence[Proposal], *, is_second: bool = False) -> list[Trial]:
         nonlocal pending
         preparation = Preparation(task, runner, store, next_task)
         if task.arch.gpu:
@@ -91,40 +101,80 @@ def tune(
         answers, pending = pending() if pending else None, None
         built = build_all(task, proposals, runner, on_progress, preparation.start_for, answers)
         _keep_libraries(task, [t for t in built if t.code_digest and known(task, t.code_digest, store) is None], runner)
-        return measure(task, built, preparation, runner, store, on_progress)
+        trials = measure(task, built, preparation, runner, store, on_progress)
+        again = {trial.candidate for trial in trials if trial.code_digest and is_by_machine(trial)}  # builds were tried again before
+        if not again or is_second:
+            return trials
+        repeated = evaluate([proposal for proposal in proposals if proposal.candidate in again], is_second=True)
+        found = {trial.candidate: trial for trial in repeated}
+        return [found.get(trial.candidate, trial) for trial in trials]
 
-    outcome = search(_first_proposals(task), evaluate, lambda policy, trials: _next_proposals(task, policy, trials))
+    outcome = search(_first_proposals(task), _with_known(task, evaluate), _asking_next(task, runner))
     assert outcome is not None, "a measurement is never unknown"
+    return _with_verified_winner(task, outcome, runner, store)
+
+
+def _with_verified_winner(task: Task, outcome: Outcome, runner: Runner, store: Store) -> Outcome:
+    """Return the outcome after a verdict on its winner by the reference of now; where that is wrong, the next best comes."""
+    while outcome.policy and outcome.trials[0].error is None:
+        winner, *others = outcome.trials
+        _keep_libraries(task, [winner], runner)
+        verdict = verify(task, winner, Preparation(task, runner, store), runner)
+        trials, tied = ranking([verdict, *others])
+        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
     return outcome
 
 
-def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress) -> Outcome | None:
-    """Return what `tune` would where measurements of all candidates are known, say after a policy was edited; None where one is missing.
+def _with_known(task: Task, evaluate: Evaluate) -> Evaluate:
+    """Return an evaluation that asks for what earlier searches have not found out, and for nothing else."""
 
-    Candidates are built a few at a time: where nothing is known, `rank` would have built those, too.
+    def evaluated(proposals: Sequence[Proposal]) -> list[Trial] | None:
+        unknown = [proposal for proposal in proposals if proposal.candidate not in task.known]
+        trials = evaluate(unknown) if unknown else []
+        if trials is None:
+            return None
+        found = {**task.known, **{trial.candidate: trial for trial in trials}}
+        return [replace(found[proposal.candidate], predicted_secs=proposal.predicted_secs) for proposal in proposals]
+
+    return evaluated
+
+
+def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, *, may_know_code: bool) -> Outcome:
+    """Return what `tune` would as far as measurements are known; candidates without one have neither samples nor a failure.
+
+    Where the code of candidates may be known (`may_know_code`: a template or a tool was edited), they are built a few at a time, as long
+    as any is known. Of a list of which nothing was measured, the best of earlier lists wins.
     """
 
-    def evaluate(proposals: Sequence[Proposal]) -> list[Trial] | None:
+    def evaluate(proposals: Sequence[Proposal]) -> list[Trial]:
         trials: list[Trial] = []
-        for start in range(0, len(proposals), BUILT_AT_ONCE):
+        for start in range(0, len(proposals) if may_know_code else 0, BUILT_AT_ONCE):
             some = recall(task, build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, on_progress), store)
-            if some is None:
-                return None
             trials += some
-        return trials
+            if not any(is_settled(trial) for trial in some):
+                break
+        return [*trials, *(Trial(proposal.candidate, proposal.predicted_secs) for proposal in proposals[len(trials) :])]
 
-    return search(_first_proposals(task), evaluate, lambda policy, trials: _next_proposals(task, policy, trials))
+    outcome = search(_first_proposals(task), _with_known(task, evaluate), lambda *_: ())
+    assert outcome is not None, "what is not known is left open"
+    if outcome.policy:
+        return outcome
+    listed = {trial.candidate for trial in outcome.trials}
+    others = [trial for candidate, trial in task.known.items() if candidate not in listed and trial.samples]
+    return Outcome(*ranking([*others, *outcome.trials]), EARLIER) if others else outcome
 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:
-    """Have built what is proposed first, and return the answers to come; None where nothing is."""
-    return next((_requested(task, proposals, runner) for _, proposals in _first_proposals(task)), None)
+    """Have built what is proposed first and not known, and return the answers to come; None where nothing is."""
+    first = next((proposals for _, proposals in _first_proposals(task)), ())
+    unknown = [proposal for proposal in first if proposal.candidate not in task.known]
+    return _requested(task, unknown, runner) if unknown else None
 
 
-def groups(task: Task, runner: Runner, on_progress: OnProgress) -> Iterator[Group]:
+def groups(task: Task, runner: Runner, on_progress: OnProgress) -> Iterator[Built]:
     """Yield what each policy proposes without knowing any measurement, built; policies that propose nothing are left out."""
     for policy, proposals in _first_proposals(task):
-        yield Group(policy, tuple(build_all(task, proposals, runner, on_progress)))
+        yield Built(policy, tuple(build_all(task, proposals, runner, on_progress)))
 
 
 def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
@@ -137,13 +187,13 @@ def rank(task: Task, runner: Runner, on_progress: OnProgress) -> Outcome:
         built: list[Trial] = []
         for start in range(0, len(proposals), BUILT_AT_ONCE):
             built += build_all(task, proposals[start : start + BUILT_AT_ONCE], runner, on_progress)
-            if preferred := preferred_first(Group(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
+            if preferred := preferred_first(Built(policy, tuple(built)), is_complete=start + BUILT_AT_ONCE >= len(proposals)):
                 return Outcome([*preferred, *failed], 0, policy)
         failed += built
     return Outcome(failed, 0, "")
 
 
-def preferred_first(group: Group, *, is_complete: bool) -> list[Trial]:
+def preferred_first(group: Built, *, is_complete: bool) -> list[Trial]:
     """Return a group's candidates, first the one to prefer unmeasured; nothing where none compiled, or a better one may come."""
     compiled = [trial for trial in group.built if not trial.failure]
     clean = [trial for trial in compiled if not trial.spill_bytes]
@@ -167,11 +217,9 @@ def _first_proposals(task: Task) -> Iterator[tuple[str, tuple[Proposal, ...]]]:
     The user's custom kernels stand behind what the first one proposes: none of them is linked for want of a measurement.
     """
     custom = _custom_kernels(task)
-    for policy in task.policies:
-        proposals = load_module("policies", task.root, policy).propose(task.lowered.space, task.arch, task.workload.top_k)
-        if proposals:
-            yield policy, (*proposals, *custom)
-            custom = ()
+    for group in task.groups:
+        yield group.policy, (*group.proposals, *custom)
+        custom = ()
     if custom:
         yield SPECIALIZE, custom
 
@@ -185,13 +233,20 @@ def _custom_kernels(task: Task) -> tuple[Proposal, ...]:
     return tuple(Proposal(Candidate.of(SPECIALIZE, {"variant": variant}), least_secs) for variant in range(task.variants))
 
 
-def _next_proposals(task: Task, policy: str, trials: Sequence[Trial]) -> tuple[Proposal, ...]:
-    """Return what a policy that searches proposes next, given its own trials; nothing from one that does not search."""
-    if policy == SPECIALIZE:
-        return ()
-    propose_next = getattr(load_module("policies", task.root, policy), "propose_next", None)
-    own = tuple(trial for trial in trials if trial.candidate.template != SPECIALIZE)
-    return tuple(propose_next(task.lowered.space, task.arch, task.workload.top_k, own)) if propose_next else ()
+def _asking_next(task: Task, runner: Runner) -> Callable[[str, Sequence[Trial]], Sequence[Proposal]]:
+    """Return what asks a policy that searches for more, given its own trials; it gets nothing from one that does not search."""
+    searching = {group.policy for group in task.groups if group.searches}
+
+    def next_proposals(policy: str, trials: Sequence[Trial]) -> tuple[Proposal, ...]:
+        if policy not in searching:
+            return ()
+        own = [trial for trial in trials if trial.candidate.template != SPECIALIZE]
+        answer = runner.measure(task.next_request(policy, own), PROPOSE_SECS)
+        if "failure" in answer:
+            raise TuningError(f"{task.workload.entry}: {answer['failure']}")
+        return tuple(proposal for group in groups_from_json(answer) for proposal in group.proposals)
+
+    return next_proposals
 
 
 def _requested(task: Task, proposals: Sequence[Proposal], runner: Runner) -> Answers:

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from kerneldecl.model import SPECIALIZE, Arch, Candidate, Workload
+from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Trial, Workload
 from kerneldecl.runners.process import Answer
-from kerneldecl.serial import to_json
-from kerneldecl.store.results import Lowered
+from kerneldecl.serial import to_json, trial_to_json
+from kerneldecl.store.results import Group, Lowered
 
 Answers = Iterator[tuple[int, Answer]]
 """Each with the position of its request, in the order in which they come."""
-BUILD_SECS = 60.0
-PREPARE_SECS = 120.0
-VERIFY_SECS = 20.0
-"""Limits for one request; a candidate that takes longer has failed."""
+BUILD_SECS, PROPOSE_SECS = Limits().build_secs, Limits().propose_secs
+PREPARE_SECS, VERIFY_SECS = Limits().prepare_secs, Limits().verify_secs
+"""Limits of one request where the user declares no others. What takes longer is tried once more, and has then failed in this build."""
 OnProgress = Callable[[str, int, int, float | None], None]
 """Gets progress: what is going on, how many candidates of how many, best seconds so far."""
 
@@ -50,12 +49,21 @@ class Task:
     """One workload to be tuned, with what planning found out about it."""
 
     root: Path
+    """Folder of the sources: rules, policies, templates, and the files that attributes name."""
+    cache: Path
+    """Folder of the store."""
     workload: Workload
     arch: Arch
-    policies: tuple[str, ...]
+    groups: tuple[Group, ...]
+    """What is proposed for it without any measurement."""
     lowered: Lowered
     tolerance: float
-    protocol: Mapping[str, Any]
+    protocol: str
+    """How candidates are timed."""
+    seed: int
+    """Of the inputs."""
+    reference_digest: str
+    """Digest of what verdicts depend on besides the kernel."""
     toolchain: Mapping[str, str]
     folder: Path
     """Folder for objects and libraries of candidates until the winner is known."""
@@ -63,6 +71,8 @@ class Task:
     """How many custom kernels of the user's compete."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
+    known: Mapping[Candidate, Trial] = field(default_factory=dict)
+    """What earlier searches found out about candidates."""
     reference: Mapping[str, Any] = field(default_factory=dict)
     """Root, rule and attributes that inputs and reference come from, where they are not the workload's own."""
     priority: int = 0
@@ -71,20 +81,27 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        names = {"root": str(self.root), "rule": self.workload.rule, "attrs": dict(self.workload.attrs)}
+        where = {"root": str(self.root), "cache": str(self.cache)}
+        names = {**where, "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
         return {**names, "computation": self.lowered.computation, **custom}
 
     @property
     def measured_spec(self) -> dict[str, Any]:
         """Return what a worker needs to know to verify and to time kernels of the workload."""
-        return {**self.spec, **self.reference, "seed": self.protocol["seed"]}
+        return {**self.spec, **self.reference, "seed": self.seed}
 
     def measure_request(self, action: str, **fields: object) -> dict[str, Any]:
         return {"action": action, "device": self.arch.kind, "model": self.arch.model, **fields}
 
     def specialize_request(self) -> dict[str, Any]:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
+
+    def next_request(self, policy: str, trials: Sequence[Trial]) -> dict[str, Any]:
+        asked = {"space": self.lowered.json["space"], "arch": to_json(self.arch), "top_k": self.workload.top_k}
+        found = [trial_to_json(trial) for trial in trials]
+        where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
+        return {"action": "propose_next", **where, "asked": asked, "trials": found}
 
     def build_request(self, candidate: Candidate, *, force: bool = False) -> dict[str, Any]:
         where = {"arch": to_json(self.build_archs.get(candidate, self.arch)), "toolchain": dict(self.toolchain), "folder": str(self.folder)}

@@ -24,6 +24,7 @@ def test_plan_build_load_and_call(real: Space) -> None:
     planned = kerneldecl.plan(real.root)
     assert {(action.entry, action.kind) for action in planned.misses} == {
         ("gemm@host", "lower"),
+        ("gemm@host", "propose"),
         ("gemm@host", "tune"),
         ("gemm@host", "build"),
         ("host", "link"),

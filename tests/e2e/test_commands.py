@@ -31,12 +31,12 @@ def test_from_init_to_verify(space: Space) -> None:
 
     assert space.run("check").stdout == "2 entries declared, no mistakes\n"
     stale = space.run("check", "--stale", code=3)
-    assert "3 out of date: host, projection[m=4]@host, projection[m=8]@host" in stale.stderr
+    assert "2 out of date: projection[m=4]@host, projection[m=8]@host" in stale.stderr
 
     planned = space.run_json("plan")
-    assert planned["summary"] == {"hit": 0, "miss": 7}
+    assert planned["summary"] == {"hit": 0, "miss": 9}
     assert {tuple(sorted(action)) for action in planned["actions"]} == {("key", "kind", "reason", "state", "target", "workload")}
-    assert [a["kind"] for a in planned["actions"]] == ["lower", "tune", "build"] * 2 + ["link"]
+    assert [a["kind"] for a in planned["actions"]] == ["lower", "propose", "tune", "build"] * 2 + ["link"]
     assert not (space.root / "dist").exists(), "a plan runs nothing"
 
     built = space.run("build")
@@ -49,7 +49,7 @@ def test_from_init_to_verify(space: Space) -> None:
     assert (again.stdout, again.stderr) == ("2 entries: 2 up to date\n", "")
     assert space.run("build", "--locked").stdout == again.stdout
     assert space.artifact_files() == before
-    assert space.run_json("plan")["summary"] == {"hit": 7, "miss": 0}
+    assert space.run_json("plan")["summary"] == {"hit": 9, "miss": 0}
     space.run("check", "--stale")
 
     verified = space.run_json("verify")
@@ -84,7 +84,7 @@ def test_show_and_query_list_entries(shown: Space) -> None:
     assert {entry["entry"] for entry in shown.run_json("show")["entries"]} == ENTRIES
     found = shown.run_json("query", "tag:activation")["entries"]
     assert [(entry["entry"], entry["rule"], entry["tags"]) for entry in found] == [("relu@host", "elementwise", ["activation"])]
-    assert set(found[0]["keys"]) == {"lower", "tune", "build"}
+    assert set(found[0]["keys"]) == {"lower", "propose", "tune", "build"}
     lines = shown.run("query", "add*").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["add[shape=24x32]@host", "add[shape=7x9]@host"]
 
@@ -92,7 +92,7 @@ def test_show_and_query_list_entries(shown: Space) -> None:
 def test_why_tells_of_the_last_build_that_ran_something(shown: Space) -> None:
     reason = shown.run_json("why", "relu")
     assert (reason["entry"], reason["pending"]) == ("relu@host", False)
-    assert [action["kind"] for action in reason["actions"]][:2] == ["lower", "tune"]
+    assert [action["kind"] for action in reason["actions"]][:2] == ["lower", "propose"]
     assert "is up to date. The last build that ran something for it:" in shown.run("why", "relu").stdout
 
 
@@ -181,7 +181,7 @@ def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
     real.edit("workloads.toml", "m = 16", "m = 17")
     pending = real.run_json("plan")
     misses = [(a["workload"], a["kind"]) for a in pending["actions"] if a["state"] == "miss"]
-    assert misses == [("gemm", "lower"), ("gemm", "tune"), ("gemm", "build"), ("", "link")]
+    assert misses == [("gemm", "lower"), ("gemm", "propose"), ("gemm", "tune"), ("gemm", "build"), ("", "link")]
     assert next(a["reason"] for a in pending["actions"] if a["state"] == "miss") == "attrs.m 16 -> 17"
     explained = real.run("why", "gemm").stdout
     assert "- attrs.m = 16" in explained
@@ -190,7 +190,7 @@ def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
     assert done.stdout.startswith("4 entries: 3 up to date, 1 tuned\n")
     assert all(path.read_bytes() == content for path, content in before.items())
     added = [path.parent.name for path in (real.root / "cache/local").rglob("*.json") if path not in before]
-    assert sorted(added) == ["build", "build", "link", "lower", "measure", "measure", "tune"]
+    assert sorted(added) == ["build", "build", "link", "lower", "measure", "measure", "propose", "tune"]
     assert real.run_json("verify")["artifacts"][0]["exit_code"] == 0
 
 

@@ -15,6 +15,7 @@ import tvm
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from kerneldecl.compiler.passes.dependent_launch import with_declared_pdl
+from kerneldecl.compiler.passes.nan import gives_nan, with_nan_in_cuda
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ def lower(func: Any, change: Callable[[Any], Any] = lambda device: device, arch:
         if before is not None:
             os.environ["TVM_COMPILE_FORCE_FALLBACK"] = before
     [main] = [function for function in host.functions.values() if bool((function.attrs or {}).get("tirx.is_entry_func", False))]
-    return Lowered(str(library.imports[0].inspect_source("cuda")), tuple(_Reader().read(main.body)), len(func.params))
+    source = str(library.imports[0].inspect_source("cuda"))
+    if any(map(gives_nan, device.functions.values())):
+        source = with_nan_in_cuda(source, in_one=True)
+    return Lowered(source, tuple(_Reader().read(main.body)), len(func.params))
 
 
 def main_of(lowered: Lowered) -> str:

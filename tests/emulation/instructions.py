@@ -353,7 +353,8 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"lg2\.approx(\.ftz)?\.f32", _math("std::log2({0})")),
         (r"rcp\.(approx(\.ftz)?|rn)\.f32", _math("1.0f / ({0})")),
         (r"fma\.rn(\.ftz)?\.f32", _math("std::fma({0}, {1}, {2})")),
-        (r"max\.NaN\.f32", _math("std::isnan({0}) ? {0} : std::fmax({0}, {1})")),
+        (r"max\.NaN\.f32", _math("std::isunordered({0}, {1}) ? {0} + {1} : std::fmax({0}, {1})")),
+        (r"min\.NaN\.f32", _math("std::isunordered({0}, {1}) ? {0} + {1} : std::fmin({0}, {1})")),
         (r"(add|sub|mul|max|min)(\.rn)?(\.ftz)?\.f32", _binary),
     )
 ]

@@ -95,12 +95,18 @@ def test_a_right_kernel_passes_and_is_timed(built: Any, measure: Any) -> None:
     assert all(0 < secs < 1e-3 for secs in sampled)
 
 
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_arguments_that_fill_no_whole_word_are_compared(built: Any, measure: Any, size: int) -> None:
+    assert measure("verify", spec=spec(size), **built(size=size))["error"] <= 1e-6
+    assert measure("verify", spec=spec(size), **built("if (threadIdx.x == 0) X_ptr[0] += 1.0f;", size))["failure"].endswith("its input X")
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         (BEHIND, "wrote at least 4 bytes outside of its arguments"),
         (BEFORE, "wrote at least 4 bytes outside of its arguments"),
-        (INPUT, "wrote into its inputs"),
+        (INPUT, "writes into its input X"),
         (TRAP, "CUDA_ERROR_"),
         (UNMAPPED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
     ],
@@ -115,6 +121,36 @@ def test_a_harmful_kernel_is_reported_and_the_next_one_is_measured(built: Any, m
     assert measure("sample", spec=spec(), calls=3, samples=1, **good)["samples"]
 
 
+FIRST = "if (blockIdx.x == 0 && threadIdx.x == 0)"
+LATER = f"static int calls = 0; {FIRST} if (++calls > {{}}) Y_ptr[7] = 1000.0f;"
+"""Wrong after so many calls."""
+KEPT = f"static float* kept; {FIRST} {{ if (!kept) kept = Y_ptr; float y = Y_ptr[7]; Y_ptr[7] = __int_as_float(-1); kept[7] = y; }}"
+"""Writes where the output lay in the first call."""
+OWN = "{{ int at = blockIdx.x * 128 + threadIdx.x; if (at < {}) {} }}".format
+SWALLOWED = OWN(SIZE, "if (isnan(Y_ptr[at])) Y_ptr[at] = 0.0f;")
+CLOCKED = OWN(SIZE, "Y_ptr[at] *= 1.0f + 3e-6f * (clock64() % 7);")
+
+
+@pytest.mark.parametrize("line", [LATER.format(1), KEPT, SWALLOWED], ids=["second call", "kept address", "NaN"])
+def test_a_kernel_that_is_right_in_its_first_call_alone_is_wrong(built: Any, measure: Any, line: str) -> None:
+    verdict = measure("verify", spec=spec(), **built(line))
+    assert verdict.get("failure", "") or verdict["error"] > 1
+    assert measure("verify", spec=spec(), **built())["error"] <= 1e-6
+
+
+def test_a_kernel_that_is_right_until_it_was_timed_is_not_confirmed(built: Any, measure: Any) -> None:
+    late = built(LATER.format(20))
+    assert measure("verify", spec=spec(), **late)["error"] <= 1e-6
+    assert measure("sample", spec=spec(), calls=30, samples=1, **late)["samples"]
+    assert measure("confirm", spec=spec(), **late)["error"] > 1
+
+
+def test_results_that_differ_from_call_to_call_are_told(built: Any, measure: Any) -> None:
+    verdict = measure("verify", spec=spec(), **built(CLOCKED))
+    assert verdict["error"] <= 1e-4
+    assert verdict["differs"]
+
+
 @pytest.mark.parametrize("line", [WRONG, UNWRITTEN], ids=["wrong", "unwritten"])
 def test_wrong_numbers_are_an_error_beyond_any_tolerance(built: Any, measure: Any, line: str) -> None:
     assert measure("verify", spec=spec(), **built(line))["error"] > 1
@@ -124,7 +160,7 @@ def test_wrong_numbers_are_an_error_beyond_any_tolerance(built: Any, measure: An
 def test_a_kernel_that_hangs_is_ended(built: Any, measure: Any) -> None:
     hanging, good = built(HANG), built()
     assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
-    assert measure("verify", 3.0, spec=spec(), **hanging) == {"failure": "took more than 3 s"}
+    assert measure("verify", 3.0, spec=spec(), **hanging)["failure"] == "took more than 3 s"
     assert measure("verify", spec=spec(), **good)["error"] <= 1e-6
 
 

@@ -26,6 +26,7 @@ from kerneldecl.artifact.load import load
 from kerneldecl.artifact.manifest import with_digest
 from kerneldecl.cli import verify
 from kerneldecl.errors import ArtifactError, ExitCode
+from kerneldecl.planning.plan import MEASURING, VERIFYING
 from kerneldecl.store.inside import MOST_BYTES
 from kerneldecl.store.keys import digest, key
 from kerneldecl.store.local import LocalStore, Miss, Record, store_stats
@@ -374,12 +375,12 @@ def test_a_bundle_names_no_key(hostile: Space) -> None:
     before = [key(entry.manifest) for entry in bundle.read_bundle(folder)]
     content = json.loads((folder / "bundle.json").read_text())
     for each in content["entries"]:
-        each.update(manifest=['action = "tune"'], key="0" * 64, protocol={"seed": 1}, tolerance=1e9)
+        each.update(manifest=['action = "tune"'], key="0" * 64, protocol="none", seed=1, tolerance=1e9)
     (folder / "bundle.json").write_text(json.dumps(content))
     entries = bundle.read_bundle(folder)
     assert [key(entry.manifest) for entry in entries] == before
     assert {entry.task.tolerance for entry in entries} == {1e-4}
-    assert {entry.task.protocol["seed"] for entry in entries} == {20}
+    assert {(entry.task.protocol, entry.task.seed) for entry in entries} == {(MEASURING["cuda"], VERIFYING["seed"])}
 
 
 def test_a_bundles_rules_run_only_where_they_are_trusted(hostile: Space) -> None:

@@ -22,6 +22,7 @@ from kerneldecl.rule import Rule
 from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.tuning.propose import propose, propose_next
 
 Request = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -226,7 +227,7 @@ def _build(spec: Answer, candidate: Answer, arch: Answer, toolchain: Answer, fol
         return {"failure": "the template does not apply"}
     symbol = f"kd_{spec['computation'][:20]}"
     manifest = build_manifest(digest(scheduled.encode()), symbol, parsed, toolchain)
-    store = LocalStore(Path(spec["root"]) / "cache")
+    store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)
     if isinstance(known, Record) and not force:
         return {"schedule_digest": digest(scheduled.encode()), **known.result}
@@ -253,12 +254,12 @@ def _ir(spec: Answer) -> Answer:
     return {"ir": _computation(spec["root"], spec["rule"], spec["attrs"])}
 
 
-def _reference_of(roots: list[str], rule: str, attrs: Answer, computation: str, file: str) -> Answer:
+def _reference_of(roots: list[str], asked: Answer, computation: str, file: str) -> Answer:
     """Return the workload itself where the file holds its computation: no standard rule computes what text is."""
     assert len(roots) == 1
     if not Path(file).is_file() or digest(Path(file).read_bytes()) != computation:
-        return {"failure": f"ValueError: rule {rule} computes something else here, or is not here"}
-    return {"root": str(Path(file).parents[1]), "rule": rule, "attrs": attrs}
+        return {"failure": f"ValueError: rule {asked['rule']} computes something else here, or is not here"}
+    return {"root": str(Path(file).parents[1]), **asked}
 
 
 def _prepare(spec: Answer) -> Answer:
@@ -293,8 +294,10 @@ def _secs(library: str) -> float:
     return float(f"{1 + int(Path(library).stem[:8], 16) / 2**32:.4g}")
 
 
-_ACTIONS = {
+_ACTIONS: Mapping[str, Callable[..., Answer]] = {
     "lower": _lower,
+    "propose": propose,
+    "propose_next": propose_next,
     "specialize": _specialize,
     "build": _build,
     "describe": _describe,
@@ -303,6 +306,7 @@ _ACTIONS = {
     "prepare": _prepare,
     "prepare_next": _prepare,
     "verify": _verify,
+    "confirm": _verify,
     "sample": _sample,
     "measured_peaks": _measured_peaks,
 }

@@ -126,7 +126,7 @@ class Kernels:
     def _kernel(self, case: Case, candidate: Candidate, arch: Arch, computation: str) -> Kernel:
         folder = self.root / "kernels" / str(next(self._number))
         folder.mkdir(parents=True)
-        described = {**self.described(case), "computation": computation}
+        described = {**self.described(case), "cache": str(self.root / "cache"), "computation": computation}
         fields = {"candidate": candidate.to_json(), "arch": to_json(arch), "toolchain": TOOLS, "folder": str(folder), "force": True}
         answer = self._answer({"action": "build", "spec": described, **fields})
         library = folder / f"{answer.get('code_digest', '')}.so"

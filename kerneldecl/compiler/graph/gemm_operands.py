@@ -36,11 +36,9 @@ def view_of(graph: Dataflow, value: relax.Expr) -> tuple[relax.Expr, View | None
 def stored(graph: Dataflow, operand: relax.Expr) -> Stored:
     """Return how the matrices of an operand of two or three axes lie in memory: as they are, unless a GEMM can read what they view."""
     source, view = view_of(graph, operand)
-    if view is None or len(view.axes) not in {2, 3}:
+    if view is None or len(view.axes) not in {2, 3}:  # a vector, or several axes of matrices
         return Stored(operand)
     joined = view.joined()
-    if len(joined.axes) not in {2, 3}:  # a vector, or several axes of matrices
-        return Stored(operand)
     batch, rows, columns = ((), *joined.axes)[-3:] if len(joined.axes) == 2 else joined.axes
     everything = tuple(range(len(joined.parts)))
     if len(rows) > 1 or len(columns) > 1:

@@ -153,11 +153,12 @@ class _Normalizer(MatmulRewriter):
 
     def _is_product(self, value: relax.Expr) -> bool:
         """Say whether a value is a matmul's, scaled and rounded or not."""
-        for operator in ("relax.multiply", "relax.divide", "relax.astype"):
-            step = self.producer(value, operator)
-            if step is not None and (operator == "relax.astype" or scalar_of(step.args[1]) is not None):
-                value = step.args[0]
-        return self.producer(value, "relax.matmul") is not None
+        call = self.call_of(value)
+        while call is not None and call.op.name in {"relax.multiply", "relax.divide", "relax.astype"}:
+            if call.op.name != "relax.astype" and scalar_of(self.known(call.args[1])) is None:
+                return False
+            call = self.call_of(call.args[0])
+        return call is not None and call.op.name == "relax.matmul"
 
     def _spread(self, operand: relax.Expr, shape: Shape, inner: Shape) -> relax.Expr | None:
         """Return a mask in the full shape, which an epilogue can add: it is made once, and layers share it."""
@@ -181,9 +182,9 @@ class _Normalizer(MatmulRewriter):
         at = at + extent if at < 0 else at
         return self.reshaped(self._sliced(x, axis, at, at + 1), shape) if 0 <= at < extent else call
 
-    def _slice(self, call: relax.Call, _: Shape) -> relax.Expr:
+    def _slice(self, call: relax.Call, shape: Shape) -> relax.Expr:
         found = slice_of(call)
-        return call if found is None else self._sliced(call.args[0], *found)
+        return call if found is None or 0 in shape else self._sliced(call.args[0], *found)
 
     def _sliced(self, x: relax.Expr, axis: int, start: int, stop: int) -> relax.Expr:
         """Return a slice of one axis; of what is viewed, where it is a slice of one axis there, too."""

@@ -48,10 +48,10 @@ class Checks:
         self._launch("square_sums", *array)
         return math.sqrt(float(self._results("float64").sum()) / finite) if finite else 0.0
 
-    def relative_error(self, got: tuple[int, str], want: tuple[int, str], count: int, rms: float) -> float:
+    def relative_error(self, got: tuple[int, str], want: tuple[int, str], count: int, rms: float, *, any_for_nan: bool = False) -> float:
         """Return the largest |got - want| / (|want| + rms), infinity for a NaN; both arrays are given as address and dtype."""
         arrays = (c_ulonglong(got[0]), c_int(DTYPES.index(got[1])), c_ulonglong(want[0]), c_int(DTYPES.index(want[1])))
-        self._launch("largest_errors", *arrays, c_ulonglong(count), c_double(rms))
+        self._launch("largest_errors", *arrays, c_ulonglong(count), c_double(rms), c_int(any_for_nan))
         return float(self._results("float64").max())
 
     def checksum(self, address: int, size_bytes: int) -> int:

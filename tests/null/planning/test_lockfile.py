@@ -16,7 +16,7 @@ from support.spaces import Space
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Workload
-from kerneldecl.planning.lockfile import lock_text
+from kerneldecl.planning.lockfile import lock_text, unsettled_keys
 from kerneldecl.store.results import TuneResult
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
@@ -25,7 +25,7 @@ TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
 def record(name: str, run_secs: float) -> TuneResult:
     winner = {"template": "cpu_matmul", "params": {"tile": [4, 16], "parallel": True, "unroll": []}}
     blobs = {"object": f"object of {name}", "database": "", "source": ""}
-    return TuneResult(f"key of {name}", {"winner": winner, "is_measured": True, "run_secs": run_secs, **blobs})
+    return TuneResult(f"key of {name}", {"winner": winner, "is_measured": True, "error": 0.0, "run_secs": run_secs, **blobs})
 
 
 def entries(*names: str, is_detected: bool = False) -> list[tuple[Workload, object, TuneResult]]:
@@ -38,6 +38,16 @@ def entries(*names: str, is_detected: bool = False) -> list[tuple[Workload, obje
 
 def test_the_lock_has_the_published_text(golden: Callable[[str, str], None]) -> None:
     golden("lock", lock_text(("ops", "0.1.0"), TOOLCHAIN, entries("b[m=16]", "a")))  # type: ignore[arg-type]
+
+
+def test_the_lock_tells_what_is_wanting() -> None:
+    ((workload, arch, whole),) = entries("a")
+    partly = TuneResult("k", {**whole.json, "measured": 2, "wanted": 3, "error": None})
+    text = lock_text(("ops", "0.1.0"), TOOLCHAIN, [(workload, arch, partly)])  # type: ignore[list-item]
+    (entry,) = tomli.loads(text)["entry"]
+    assert (entry["measured"], entry["unverified"]) == ("2 of 3", True)
+    assert unsettled_keys(text) == {"k"}
+    assert unsettled_keys(lock_text(("ops", "0.1.0"), TOOLCHAIN, [(workload, arch, whole)])) == set()  # type: ignore[list-item]
 
 
 def test_the_lock_is_sorted_and_toml() -> None:

@@ -12,11 +12,11 @@ import pytest
 from support.fakes import ARCH
 
 from kerneldecl.hardware.arch_file import read_arch
-from kerneldecl.model import Workload
+from kerneldecl.model import Candidate, Proposal, Workload
 from kerneldecl.planning.plan import Inputs, Kind, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.store.results import BLOBS
+from kerneldecl.store.results import BLOBS, groups_to_json
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
@@ -38,11 +38,13 @@ class World:
     """What a planner is told: declarations' digests, records, blobs, artifacts, the last build."""
 
     rule: str = "rule digest"
+    reference: str = "reference digest"
+    proposed: tuple[str, ...] = ("first", "second")
     records: dict[tuple[str, str, bool], Record | Miss] = field(default_factory=dict)
     blobs: set[str] = field(default_factory=lambda: {f"{name} digest" for name in BLOBS})
     linked: dict[str, str] = field(default_factory=dict)
     manifests: dict[tuple[str, Kind], str] = field(default_factory=dict)
-    policies: Mapping[str, str] = field(default_factory=lambda: {"policy.plain": "policy digest"})
+    policies: Mapping[str, str] = field(default_factory=lambda: {"plain": "policy digest"})
 
     def plan(self, *workloads: Workload) -> Plan:
         detected = replace(BOX, name="host", is_detected=True)
@@ -50,10 +52,12 @@ class World:
             toolchain={"tvm": "1", "tvm_ffi": "2", "cuda": "3"},
             archs={"box": BOX, "host": detected},
             rules={"scale": self.rule},
+            references={"scale": self.reference},
             files={},
             file_attrs={"scale": ()},
             policies={("plain", "cpu"): ("plain",)},
             plugins={("plain", "cpu"): self.policies},
+            template=lambda name: f"{name} digest",
         )
 
         def read(kind: str, key: str, is_local: bool) -> Record | Miss:
@@ -73,13 +77,14 @@ class World:
             if kind == "link":
                 self.linked[action.target] = action.key
             else:
-                result = LOWERED if kind == "lower" else TUNED
+                proposals = [Proposal(Candidate.of(name, {}), 1e-6) for name in self.proposed]
+                result = {"lower": LOWERED, "propose": groups_to_json([("plain", proposals, False)]), "tune": TUNED}[kind]
                 self.records[kind, action.key, action.target == "host"] = Record(action.key, action.manifest, result)
             self.manifests[action.entry, kind] = action.manifest
         return self
 
     def complete(self, *workloads: Workload) -> World:
-        return self.do("lower", *workloads).do("tune", *workloads).do("link", *workloads)
+        return self.do("lower", *workloads).do("propose", *workloads).do("tune", *workloads).do("link", *workloads)
 
 
 def states(made: Plan) -> dict[str, tuple[bool, str]]:
@@ -89,22 +94,29 @@ def states(made: Plan) -> dict[str, tuple[bool, str]]:
 def test_everything_waits_for_the_lowering_of_a_new_entry() -> None:
     assert states(World().plan()) == {
         "lower": (False, "no record of a yet"),
-        "tune": (False, "waits for lower"),
+        "propose": (False, "waits for lower"),
+        "tune": (False, "waits for propose"),
         "build": (False, "waits for tune"),
         "link": (False, "waits for a@box"),
     }
-    assert [action.key for action in World().plan().actions if action.kind != "lower"] == ["", "", ""]
+    assert [action.key for action in World().plan().actions if action.kind != "lower"] == [""] * 4
 
 
-def test_a_lowered_entry_is_to_be_tuned() -> None:
+def test_for_a_lowered_entry_candidates_are_to_be_proposed() -> None:
     made = World().do("lower").plan()
-    assert states(made)["tune"] == (False, "this computation was never tuned with these settings")
+    assert states(made)["propose"] == (False, "its policies were never asked about this computation")
+    assert states(made)["tune"] == (False, "waits for propose")
+
+
+def test_an_entry_with_candidates_is_to_be_tuned() -> None:
+    made = World().do("lower").do("propose").plan()
+    assert states(made)["tune"] == (False, "these candidates were never measured")
     assert states(made)["build"] == (False, "waits for tune")
     assert made.entries[0].action("tune").key != ""
 
 
 def test_a_tuned_entry_is_to_be_linked() -> None:
-    made = World().do("lower").do("tune").plan()
+    made = World().do("lower").do("propose").do("tune").plan()
     assert [action.kind for action in made.misses] == ["link"]
     assert made.links[0].reason == "there is no artifact yet"
 
@@ -134,9 +146,9 @@ def test_a_link_waits_for_every_entry_of_its_target_and_names_the_first() -> Non
 
 
 def test_a_detected_arch_reads_the_records_of_this_machine_alone() -> None:
-    world = World().do("lower").do("tune")
+    world = World().do("lower").do("propose").do("tune")
     other = world.plan(replace(WORKLOAD, target="host"))
-    assert [action.kind for action in other.misses] == ["lower", "tune", "build", "link"]
+    assert [action.kind for action in other.misses] == ["lower", "propose", "tune", "build", "link"]
     assert World().complete(replace(WORKLOAD, target="host")).plan(replace(WORKLOAD, target="host")).misses == ()
 
 
@@ -153,17 +165,16 @@ def test_a_change_is_told_by_the_lines_that_differ() -> None:
 def test_a_changed_rule_that_computes_the_same_is_lowered_and_no_more() -> None:
     world = World().complete()
     world.rule = "digest of the rule with a comment"
-    assert [action.kind for action in world.plan().misses] == ["lower", "tune", "build", "link"], "nobody can know yet"
+    assert [action.kind for action in world.plan().misses] == ["lower", "propose", "tune", "build", "link"], "nobody can know yet"
     assert world.do("lower").plan().misses == ()
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (lambda world, w: (world, replace(w, top_k=5)), "search.top_k"),
         (lambda world, w: (world, replace(w, tolerance=0.5)), "search.tolerance"),
         (lambda world, w: (world, replace(w, generation=1)), "search.generation"),
-        (lambda world, w: (replace(world, policies={"policy.plain": "other"}), w), "plugins.policy.plain"),
+        (lambda world, w: (replace(world, reference="other"), w), "search.reference"),
     ],
 )
 def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World, Workload], tuple[World, Workload]], line: str) -> None:
@@ -173,6 +184,28 @@ def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World,
     tune = made.entries[0].action("tune")
     assert [name for name, _, _ in tune.changed] == [line]
     assert tune.reason.startswith(f"{line} ")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda world, w: (world, replace(w, top_k=5)), "top_k"),
+        (lambda world, w: (replace(world, policies={"plain": "other"}), w), "policies.plain"),
+    ],
+)
+def test_what_policies_see_is_a_reason_to_ask_them(change: Callable[[World, Workload], tuple[World, Workload]], line: str) -> None:
+    world, workload = change(World().complete(), WORKLOAD)
+    propose = world.plan(workload).entries[0].action("propose")
+    assert [name for name, _, _ in propose.changed] == [line]
+    assert [action.kind for action in world.plan(workload).misses] == ["propose", "tune", "build", "link"], "nobody can know yet"
+    assert world.do("propose", workload).plan(workload).misses == (), "they propose the same"
+
+
+def test_a_candidate_that_is_new_is_a_reason_to_tune() -> None:
+    world = World().complete()
+    world.policies, world.proposed = {"plain": "other"}, ("first", "third")
+    tune = world.do("propose").plan().entries[0].action("tune")
+    assert [name for name, _, _ in tune.changed] == ["candidates.1.plain", "templates.second", "templates.third"]
 
 
 @pytest.mark.parametrize("fields", [{"tags": ("fast",)}, {"name": "b"}])

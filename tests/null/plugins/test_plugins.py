@@ -207,13 +207,15 @@ def test_files_of_a_rule_are_all_that_it_imports_from_the_workspace(write_files:
             "kerneldecl/rule.py": "",
         }
     )
-    files = plugin_files("rules", root, "first")
-    assert files[0] == root / "rules/first.py"
-    assert {str(file.relative_to(root)) for file in files} == {
+    first, *rest = plugin_files("rules", root, "first")
+    assert first == root / "rules/first.py"
+    assert rest == sorted(rest)
+    assert {str(file.relative_to(root)) for file in (first, *rest) if file.is_relative_to(root)} == {
         *("rules/first.py", "rules/_a.py", "rules/_b/__init__.py", "rules/_b/c.py", "rules/_d.py"),
         *("shapes/__init__.py", "shapes/square.py", "other.py"),
     }
-    assert list(files[1:]) == sorted(files[1:])
+    # Of kerneldecl, what every rule inherits; not the values that it is given, which choose nothing.
+    assert [file for file in rest if not file.is_relative_to(root)] == [STANDARD / "arrays.py", STANDARD / "rule.py"]
 
 
 def test_relative_imports_in_a_nested_folder_are_followed_from_there(write_files: Write) -> None:
@@ -251,15 +253,12 @@ def test_a_workspace_policy_is_made_of_the_standard_files_that_it_imports(write_
 
 
 def test_the_analyses_that_decide_what_a_plugin_sees_are_files_behind_it(write_files: Write) -> None:
-    root = write_files(
-        {
-            "policies/mine.py": "from kerneldecl.analysis.contraction import Contraction\nfrom kerneldecl.compiler import iter_space\n",
-            "analysis/contraction.py": "",
-        }
-    )
+    mine = "from kerneldecl.analysis.contraction import Contraction\nfrom kerneldecl.hardware import host\n"
+    root = write_files({"policies/mine.py": mine, "analysis/contraction.py": ""})
     contraction = STANDARD / "analysis" / "contraction.py"
     facts = STANDARD / "analysis" / "tensor_cores.py"  # which contraction.py imports
-    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", contraction, facts)
+    package = STANDARD / "analysis" / "__init__.py"
+    assert plugin_files("policies", root, "mine") == (root / "policies" / "mine.py", package, contraction, facts)
     assert path_in_digests(contraction, root) == path_in_digests(contraction, STANDARD.parent) == "analysis/contraction.py"
     for kind, name in (("policies", "gpu_matmul"), ("templates", "gpu_matmul_tc"), ("templates", "wgmma_matmul")):
         assert contraction in plugin_files(kind, root, name)  # type: ignore[arg-type]
@@ -271,6 +270,20 @@ def test_an_edited_analysis_is_another_policy(write_files: Write, monkeypatch: p
     files = plugin_files("policies", root, "mine")
     before = files_digest(root, files)
     files[1].write_text("A = 2\n", encoding="utf-8")
+    assert files_digest(root, files) != before
+
+
+def test_the_instructions_that_a_template_uses_are_files_behind_it() -> None:
+    assert STANDARD / "compiler" / "intrinsics" / "mma.py" in plugin_files("templates", STANDARD, "gpu_matmul_tc")
+
+
+def test_a_comment_in_an_imported_file_leaves_the_digest(write_files: Write) -> None:
+    root = write_files({"policies/mine.py": "from .near import A\n", "policies/near.py": "A = 1\n"})
+    files = plugin_files("policies", root, "mine")
+    before = files_digest(root, files)
+    files[1].write_text("A = 1  # one\n", encoding="utf-8")
+    assert files_digest(root, files) == before
+    files[1].write_text("A = 2  # one\n", encoding="utf-8")
     assert files_digest(root, files) != before
 
 

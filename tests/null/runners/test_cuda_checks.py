@@ -74,10 +74,10 @@ def rms_of(checks: ctypes.CDLL, want: Array) -> float:
     return math.sqrt(total.value / finite.value) if finite.value else 0.0
 
 
-def error_of(checks: ctypes.CDLL, got: Array, want: Array) -> float:
+def error_of(checks: ctypes.CDLL, got: Array, want: Array, *, any_for_nan: bool = False) -> float:
     largest = ctypes.c_double()
-    arguments = (*of(got), *of(want), ctypes.c_uint64(want.size), ctypes.c_double(rms_of(checks, want)), ctypes.byref(largest))
-    checks.largest_errors(*arguments)
+    sizes = ctypes.c_uint64(want.size), ctypes.c_double(rms_of(checks, want))
+    checks.largest_errors(*of(got), *of(want), *sizes, ctypes.c_int(any_for_nan), ctypes.byref(largest))
     return largest.value
 
 
@@ -113,6 +113,7 @@ def test_every_value_of_a_narrow_dtype_is_read_right(checks: ctypes.CDLL, dtype:
         ([1.0, np.nan], [1.0, 2.0]),
         ([np.nan], [np.nan]),
         ([np.inf, -np.inf], [np.inf, -np.inf]),
+        ([np.nan, 5.0], [np.inf, 5.0]),
         ([np.inf], [1.0]),
         ([1.0, 5.0], [np.inf, 5.0]),
         ([-np.inf, 5.0], [np.inf, 5.0]),
@@ -125,7 +126,8 @@ def test_every_value_of_a_narrow_dtype_is_read_right(checks: ctypes.CDLL, dtype:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_what_is_not_finite_counts_as_in_numpy(checks: ctypes.CDLL, got: list[float], want: list[float], dtype: str) -> None:
     arrays = np.array(got).astype(dtype), np.array(want)
-    assert close(error_of(checks, *arrays), relative_error(*arrays))
+    for any_for_nan in (False, True):
+        assert close(error_of(checks, *arrays, any_for_nan=any_for_nan), relative_error(*arrays, any_for_nan=any_for_nan))
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "bool"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kerneldecl.model import Limits
 from kerneldecl.runners import local
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Answer
@@ -21,8 +22,8 @@ from kerneldecl.runners.process import Answer
 class HeldWorker:
     """A fake worker: it blocks until `go` is set, and answers with the number of its earlier answers."""
 
-    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
-        del environment, modules
+    def __init__(self, environment: Mapping[str, str], *modules: str, **limits: int) -> None:
+        del environment, modules, limits
         self.is_started = threading.Event()
         self.go = threading.Event()
         self._is_stopped = False
@@ -132,3 +133,40 @@ def test_no_more_workers_start_than_there_are(runner: LocalRunner) -> None:
         runner.start(3)
         (worker,) = runner._builders
         assert worker.is_started.wait(60)  # type: ignore[attr-defined]
+
+
+class TransientWorker(HeldWorker):
+    """A fake worker that notes what it is asked, and whose first answers may be the machine's fault."""
+
+    faults = 1
+
+    def __init__(self, environment: Mapping[str, str], *modules: str, **limits: int) -> None:
+        super().__init__(environment, *modules, **limits)
+        self.asked: list[tuple[str, float]] = []
+        self.left = self.faults
+
+    def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        self.asked.append((request["action"], limit_secs))
+        if self.left:
+            self.left -= 1
+            return {"failure": "its process was killed by SIGKILL", "is_transient": True}
+        return {"error": 0.0}
+
+
+@pytest.mark.parametrize(("faults", "failure"), [(1, ""), (2, "its process was killed by SIGKILL")])
+def test_what_the_machine_may_have_broken_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, faults: int, failure: str) -> None:
+    monkeypatch.setattr(local, "Worker", TransientWorker)
+    monkeypatch.setattr(TransientWorker, "faults", faults)
+    on = {"device": "cpu", "model": "", "spec": {"rule": "matmul"}}
+    with LocalRunner(1, 1, limits=Limits(prepare_secs=3, verify_secs=2)) as runner:
+        answer = runner.measure({"action": "prepare", **on}, 60)
+        runner.measure({"action": "verify", **on}, 60)
+        asked = runner._measurers["cpu", ""].asked  # type: ignore[attr-defined]  # it is a TransientWorker
+    assert answer.get("failure", "") == failure
+    assert asked == [("prepare", 3), ("prepare", 3), ("verify", 2)]
+
+
+def test_what_needs_a_prepared_process_is_for_the_search_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Worker", TransientWorker)
+    with LocalRunner(1, 1) as runner:
+        assert "failure" in runner.measure({"action": "verify", "device": "cpu", "model": "", "spec": {}}, 60)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +35,7 @@ CANDIDATES = 3
 
 @dataclass(frozen=True)
 class Change:
-    """An edit of the workspace, and what it must cause: which entries are lowered, tuned, compiled and measured."""
+    """An edit of the workspace, and what it must cause: which entries are lowered, proposed for, tuned, compiled and measured."""
 
     edit: Callable[[Space], object]
     line: str
@@ -47,6 +47,12 @@ class Change:
     measured: frozenset[str] = NONE
     """Entries of which every candidate is verified and timed."""
     linked: bool = True
+    proposed: frozenset[str] | None = None
+    """None: those of which candidates are compiled."""
+    recalled: frozenset[str] = NONE
+    """Entries that are tuned from records alone: no candidate is built."""
+    verified: frozenset[str] = NONE
+    """Entries whose winner alone is verified again."""
 
 
 def toml(old: str, new: str) -> Callable[[Space], None]:
@@ -97,9 +103,13 @@ CHANGES = {
         "search.tolerance",
         lowered=SCALED,
         tuned=SCALED,
-        measured=SCALED,
+        recalled=SCALED,
     ),
-    "rule's comment": Change(text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"), "rule", SCALED, linked=False),
+    "rule's reference": Change(
+        text("rules/scale.py", "return x * self.factor", "return self.factor * x"), "search.reference", tuned=SCALED, verified=SCALED
+    ),
+    "rule's comment": Change(text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"), "", linked=False),
+    "rule's words": Change(text("rules/scale.py", "    n: Extent", "    n: 'Extent'"), "rule", SCALED, SCALED, verified=SCALED),
     "file's content": Change(text("table.txt", "1 2 3", "1 2 4"), "files.table", *[only("tabled")] * 4),
     "file's name": Change(
         lambda space: (shutil.copy(space.root / "table.txt", space.root / "copy.txt"), toml("table.txt", "copy.txt")(space)),
@@ -107,40 +117,43 @@ CHANGES = {
         lowered=only("tabled"),
     ),
     # What tuning depends on. The same code is neither compiled nor measured twice.
-    "top_k": Change(toml("n = 64", "n = 64\ntop_k = 2"), "search.top_k", tuned=only("large")),
-    "tolerance": Change(toml("n = 64", "n = 64\ntolerance = 0.01"), "search.tolerance", tuned=only("large"), measured=only("large")),
+    "top_k": Change(toml("n = 64", "n = 64\ntop_k = 2"), "top_k", proposed=only("large"), tuned=only("large"), recalled=only("large")),
+    "tolerance": Change(toml("n = 64", "n = 64\ntolerance = 0.01"), "search.tolerance", tuned=only("large"), recalled=only("large")),
     "generation": Change(toml("n = 64", "n = 64\ngeneration = 1"), "search.generation", tuned=only("large"), measured=only("large")),
-    "policy's comment": Change(text("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS ="), "plugins.policy.plain", tuned=ALL),
-    "policy's order": Change(text("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)"), "plugins.policy.plain", tuned=ALL),
+    "policy's comment": Change(text("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS ="), "", linked=False),
+    "policy's words": Change(text("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)"), "policies.plain", proposed=ALL, linked=False),
+    "policy's order": Change(
+        text("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)"), "candidates.1.plain", proposed=ALL, tuned=ALL, recalled=ALL
+    ),
     "policy's choice": Change(
-        text("policies/plain.py", "(1, 2, 4, 8)", "(3, 5, 7)"), "plugins.policy.plain", tuned=ALL, compiled=ALL, measured=ALL
+        text("policies/plain.py", "(1, 2, 4, 8)", "(3, 5, 7)"), "candidates.1.plain", tuned=ALL, compiled=ALL, measured=ALL
     ),
-    "policy's name": Change(rename_policy, "plugins.policy.simple", tuned=ALL),
-    "template's comment": Change(text("templates/unrolled.py", "def", "# by hand\ndef"), "plugins.template.unrolled", tuned=ALL),
+    "policy's name": Change(rename_policy, "policies.simple", proposed=ALL, tuned=ALL, recalled=ALL),
+    "template's comment": Change(text("templates/unrolled.py", "def", "# by hand\ndef"), "", linked=False),
+    "template's words": Change(text("templates/unrolled.py", "def", "BY_HAND = 1\ndef"), "templates.unrolled", tuned=ALL),
     "template's code": Change(
-        text("templates/unrolled.py", "times", "fold"), "plugins.template.unrolled", tuned=ALL, compiled=ALL, measured=ALL
+        text("templates/unrolled.py", "times", "fold"), "templates.unrolled", tuned=ALL, compiled=ALL, measured=ALL, proposed=NONE
     ),
-    "template's name": Change(rename_template, "plugins.template.cut", tuned=ALL),
-    # An arch's figures steer policies and stand for a machine: measured again. Only its target is the compiler's business.
-    **{
-        f"arch's {name}": Change(arch(f"{name} = {old}", f"{name} = {new}"), f"arch.cpu.{name}", tuned=ALL, measured=ALL)
-        for name, old, new in [
-            ("cores", "2\nvector", "1\nvector"),
-            ("fma_per_cycle", "2.0", "1.0"),
-        ]
-    },
+    "template's name": Change(rename_template, "templates.cut", proposed=ALL, tuned=ALL),
+    # An arch's figures steer policies. Its model and its cores stand for a machine, its target is the compiler's business.
+    "arch's cores": Change(arch("cores = 2\nvector", "cores = 1\nvector"), "arch.cores", proposed=ALL, tuned=ALL, measured=ALL),
+    "arch's figure": Change(arch("fma_per_cycle = 2.0", "fma_per_cycle = 1.0"), "arch.cpu.fma_per_cycle", proposed=ALL, linked=False),
     "arch's target": Change(arch('"x86-64-v2"', '"x86-64-v3"'), "arch.target.mcpu", tuned=ALL, compiled=ALL, measured=ALL),
-    "arch's model": Change(arch('model = ""', f"model = {json.dumps(host.detect().model)}"), "arch.model", tuned=ALL, measured=ALL),
+    "arch's model": Change(
+        arch('model = ""', f"model = {json.dumps(host.detect().model)}"), "arch.model", proposed=ALL, tuned=ALL, measured=ALL
+    ),
     "arch's comment": Change(arch("[cpu]", "# figures\n[cpu]"), "", linked=False),
     # Another compiler may yield the same code, which is known then.
-    "toolchain's tvm": Change(toml("[target", '[toolchain]\ntvm = "9"\n[target'), "toolchain.tvm", ALL, ALL, ALL),
-    "toolchain's tvm_ffi": Change(toml("[target", '[toolchain]\ntvm_ffi = "9"\n[target'), "toolchain.tvm_ffi", tuned=ALL, compiled=ALL),
+    "toolchain's tvm": Change(toml("[target", '[toolchain]\ntvm = "9"\n[target'), "toolchain.tvm", ALL, ALL, ALL, proposed=NONE),
+    "toolchain's tvm_ffi": Change(
+        toml("[target", '[toolchain]\ntvm_ffi = "9"\n[target'), "toolchain.tvm_ffi", tuned=ALL, compiled=ALL, proposed=NONE
+    ),
     # What only the artifact holds.
     "artifact's name": Change(toml('"fakes"', '"kernels"'), "artifact.name"),
     "artifact's version": Change(toml('"1.0"', '"1.1"'), "artifact.version"),
     "entry's name": Change(toml('"small"', '"tiny"'), "entries.tiny"),
     "entry's tags": Change(toml("n = 64", 'n = 64\ntags = ["fast"]'), "entries.large"),
-    "rule's name": Change(rename_rule, "entries.small", SCALED),
+    "rule's name": Change(rename_rule, "entries.small", SCALED, SCALED, verified=SCALED),
     "entry removed": Change(lambda space: space.write({"workloads.toml": HEAD + ENTRIES.rpartition("[[")[0]}), "entries.tabled"),
     # What is in no key. A CPU's kernels have nothing to do with CUDA.
     "toolchain's cuda": Change(toml("[target", '[toolchain]\ncuda = "9"\n[target'), "", linked=False),
@@ -186,9 +199,11 @@ def test_a_change_causes_what_the_design_says(built_fakes: Space, fakes: Space, 
     assert names_of(fakes, runner.cases("lower")) == change.lowered
     assert {entry.partition("@")[0] for kind, entry in built.ran if kind == "tune"} == change.tuned
     assert runner.compiled == CANDIDATES * len(change.compiled) + recompiled(change)
-    assert names_of(fakes, runner.cases("build")) == change.tuned
-    assert names_of(fakes, runner.cases("verify", "prepare", "sample")) == change.measured
-    assert runner.counts["verify"] == CANDIDATES * len(change.measured)
+    assert {entry.partition("@")[0] for kind, entry in built.ran if kind == "propose"} == proposed(change)
+    assert names_of(fakes, runner.cases("build")) == change.tuned - change.recalled
+    assert names_of(fakes, runner.cases("verify", "prepare")) == change.measured | change.verified
+    assert names_of(fakes, runner.cases("sample")) == change.measured
+    assert runner.counts["verify"] == CANDIDATES * len(change.measured) + len(change.verified)
     assert built.links == change.linked
     # The plan before the build, or the plans during it, name the line; so does what is kept for `why` afterwards.
     state = read_state(fakes.root / "cache" / "state.json")
@@ -230,8 +245,12 @@ def test_each_of_an_archs_figures_is_part_of_the_key(built_fakes: Space, fakes: 
 
 def recompiled(change: Change) -> int:
     """Return how often code that is known is compiled again: to be measured once more, else for the winner's object alone."""
-    known = change.tuned - change.compiled
+    known = change.tuned - change.compiled - change.recalled
     return CANDIDATES * len(known & change.measured) + len(known - change.measured)
+
+
+def proposed(change: Change) -> frozenset[str]:
+    return change.compiled if change.proposed is None else change.proposed
 
 
 def explained_lines(space: Space) -> set[str]:
@@ -260,10 +279,11 @@ def test_one_computation_under_two_names_is_tuned_once(fakes: Space) -> None:
 
 
 def test_one_computation_from_two_rules_is_tuned_once(fakes: Space) -> None:
-    """The rules differ in comments, and in their names."""
-    fakes.write({"rules/double.py": f"# another author's\n{RULE.format(name='Double')}"})
+    """The rules differ in words, and in their names."""
+    fakes.write({"rules/double.py": f"AUTHOR = 'another'\n{RULE.format(name='Double')}"})
     built = two_entries(fakes, rule="double").build()
-    assert (built.counts["lower"], built.counts["compile"], built.counts["verify"]) == (2, CANDIDATES, CANDIDATES)
+    # Each rule's own reference judges the winner.
+    assert (built.counts["lower"], built.counts["sample"], built.counts["verify"]) == (2, CANDIDATES, CANDIDATES + 1)
 
 
 def test_one_computation_for_a_detected_and_a_declared_arch_has_a_record_in_each_part_of_the_store(fakes: Space) -> None:
@@ -312,7 +332,7 @@ def test_one_of_many_entries_is_compiled_and_linked_alone(fakes: Space, entries:
     fakes.edit("workloads.toml", ", 1000]", ", 5000]")
     built = fakes.build()
     asked = {name: count for name, count in built.counts.items() if name != "measured_peaks"}
-    assert asked == {"lower": 1, "compile": 2, "prepare": 1, "verify": 2, "sample": 2, "describe": 1}
+    assert asked == {"lower": 1, "propose": 1, "compile": 2, "prepare": 1, "verify": 2, "sample": 2, "confirm": 1, "describe": 1}
     changed = json.dumps(["scale", {"dtype": "float32", "factor": 2.0, "n": 5000, "table": ""}], sort_keys=True)
     assert built.runner.cases("lower", "build", "verify") == {changed}  # type: ignore[union-attr]
     assert built.links == 1
@@ -332,7 +352,7 @@ def test_a_candidate_that_is_new_is_compiled_and_measured_alone(fakes: Space) ->
 def test_a_winner_that_stays_does_not_link_anything_else(fakes: Space) -> None:
     fakes.build()
     before = fakes.artifact_files()
-    fakes.edit("policies/plain.py", "UNROLLS =", "# a comment\nUNROLLS =")
+    fakes.edit("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)")
     fakes.build()
     changed = {name.rpartition("/")[2] for name, digest in fakes.artifact_files().items() if before.get(name) != digest}
     assert changed == {"manifest.json"}, "it names the records, which have other keys"
@@ -356,9 +376,28 @@ def test_a_crash_is_not_remembered_but_a_verdict_is(fakes: Space) -> None:
     """A candidate that crashed may have met a machine without memory: the next search tries it again."""
     fakes.edit("templates/unrolled.py", "unrolled", "{['', 'crashing', 'wrong', '', 'unrolled'][params['unroll']]}")
     fakes.build()
-    fakes.edit("policies/plain.py", "UNROLLS =", "# a comment\nUNROLLS =")
+    fakes.edit("policies/plain.py", "(1, 2, 4, 8)", "(4, 2, 1, 8)")
     counts = fakes.build().counts
     assert counts["verify"] == 3
+
+
+@pytest.mark.parametrize("how_often", [1, 2])
+@pytest.mark.parametrize("failure", ["its process was killed by SIGKILL", "took more than 20 s"])
+def test_what_the_machine_fails_at_is_tried_again_and_not_held_against_the_candidate(fakes: Space, failure: str, how_often: int) -> None:
+    class Killed(FakeRunner):
+        left = how_often
+
+        def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            if request["action"] == "verify" and "unrolled 2 times" in Path(request["library"]).read_text() and self.left:
+                self.left -= 1
+                return {"failure": failure}
+            return super()._answer(request)
+
+    assert not fakes.build(Killed(), patterns=["small"]).build.failures
+    (path,) = fakes.records("tune")
+    result = json.loads(path.read_text())["result"]
+    assert (result["measured"], result["wanted"]) == ((3, 3) if how_often == 1 else (2, 3))
+    assert not any("failure" in trial for trial in result["trials"])
 
 
 def failing(fakes: Space) -> Space:
@@ -606,13 +645,32 @@ def test_a_locked_build_that_changes_nothing_passes(fakes: Space) -> None:
         lambda space: [path.unlink() for path in space.records("tune")],
     ],
 )
-def test_a_locked_build_stops_before_anything_runs_if_the_lock_would_change(fakes: Space, edit: Callable[[Space], object]) -> None:
+def test_a_locked_build_stops_before_anything_is_tuned_if_the_lock_would_change(fakes: Space, edit: Callable[[Space], object]) -> None:
     fakes.build()
     edit(fakes)
-    before = fakes.artifact_files()
+    before, runner = fakes.artifact_files(), FakeRunner()
     with pytest.raises(StaleError, match=r"workloads\.lock would change"):
-        locked(fakes)
+        fakes.build(runner, locked=True)
+    assert runner.counts.keys() <= {"lower", "propose"}
+    assert runner.started == 0
     assert fakes.artifact_files() == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        text("rules/scale.py", "    n: Extent", "    n: Extent  # elements"),
+        text("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)"),
+        text("archs/test-cpu.toml", "fma_per_cycle = 2.0", "fma_per_cycle = 1.0"),
+    ],
+)
+def test_a_locked_build_passes_where_the_same_is_proposed(fakes: Space, edit: Callable[[Space], object]) -> None:
+    fakes.build()
+    edit(fakes)
+    built = fakes.build(locked=True)
+    assert not built.build.failures
+    assert built.counts.keys() <= {"propose"}
+    assert built.links == 0
 
 
 def test_a_build_that_does_not_want_to_wait_names_the_holder(fakes: Space) -> None:
@@ -643,6 +701,8 @@ def test_the_stages_are_a_visible_tuple_in_the_order_of_the_design() -> None:
         "check_lock",
         "check_toolchain",
         "lower_entries",
+        "propose_entries",
+        "check_lock",
         "tune_entries",
         "rebuild_objects",
         "link_artifacts",

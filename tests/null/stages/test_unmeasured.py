@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
 import json
+import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +36,9 @@ from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.lock import exclusive
 from kerneldecl.toolchain.versions import is_cuda
-from kerneldecl.tuning import bundle
+from kerneldecl.tuning import bundle, records
 from kerneldecl.tuning.events import Event, Finished, Note, Report
-from kerneldecl.tuning.search import BUILT_AT_ONCE, Group, preferred_first
+from kerneldecl.tuning.search import BUILT_AT_ONCE, Built, preferred_first
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -105,6 +108,16 @@ def test_without_its_gpu_an_entry_is_linked_by_its_policys_order(gpus: Space) ->
     assert "GFLOP/s" in shown.splitlines()[3]
 
 
+def test_two_machines_make_one_artifact_of_what_nobody_has_measured(gpus: Space, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = gpus.copy_of(tmp_path / "elsewhere")
+    gpus.build()
+    there = ("Linux", "another-host", "7.0", "#1", "x86_64")
+    monkeypatch.setattr(records.os, "uname", lambda: os.uname_result(there))
+    monkeypatch.setattr(records.dt, "datetime", SimpleNamespace(now=lambda _: dt.datetime(2031, 5, 6, tzinfo=dt.UTC)))
+    elsewhere.build()
+    assert elsewhere.artifact_files() == gpus.artifact_files()
+
+
 def test_what_was_ranked_is_not_ranked_again(gpus: Space) -> None:
     gpus.build()
     again = gpus.build(DieRunner())
@@ -172,14 +185,117 @@ def test_an_edited_policy_is_tuned_from_what_was_measured_of_the_same_code(gpus:
     assert "unmeasured" not in gpus.read("workloads.lock")
 
 
-def test_with_one_candidate_that_nobody_has_measured_an_entry_is_ranked(gpus: Space) -> None:
+@pytest.fixture
+def measured(gpus: Space) -> Space:
+    """Return a workspace without the GPU whose entries were measured elsewhere, as a clone without artifacts and objects has it."""
     (folder,) = gpus.build(measure=False).build.bundles.values()
     _measure(gpus, folder)
-    gpus.build()
-    gpus.edit("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 3)")
-    built = gpus.build()
+    assert not gpus.build(require_measured=True).build.failures
+    for name in ("dist", "cache/blob", "cache/local", "cache/stamp.txt", "cache/memo.json", "cache/state.json"):
+        path = gpus.root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return gpus
+
+
+def _chosen(space: Space) -> list[Any]:
+    return [(entry.entry, entry.tuned.winner, entry.tuned.run_secs) for entry in space.plan().entries if entry.tuned]
+
+
+POLICY_EDITS: Mapping[str, tuple[str, str, str, str]] = {
+    "one candidate more": ("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 8, 16, 32, 64)", "3 of 5"),
+    "one candidate less": ("policies/plain.py", "UNROLLS[:top_k]", "UNROLLS[:top_k - 1]", ""),
+    "none of them": ("policies/plain.py", "(1, 2, 4, 8)", "(16, 32, 64)", "0 of 3"),
+    "other words": ("policies/plain.py", "(1, 2, 4, 8)", "(1, 2, 4, 2 * 4)", ""),
+    "a comment": ("policies/plain.py", "UNROLLS =", "# factors\nUNROLLS =", ""),
+    "top_k": ("workloads.toml", "top_k = 3", "top_k = 4", "3 of 4"),
+    "tolerance": ("workloads.toml", "top_k = 3", "top_k = 3\ntolerance = 0.25", ""),
+    "an arch's figure": ("archs/test-gpu.toml", "launch_secs = 1.5e-6", "launch_secs = 2.5e-6", ""),
+    "a tag": ("workloads.toml", 'name = "small"', 'name = "small"\ntags = ["fast"]', ""),
+}
+
+
+@pytest.mark.parametrize("what", POLICY_EDITS)
+def test_without_the_gpu_no_edit_of_a_search_loses_a_measured_winner(measured: Space, what: str) -> None:
+    before = _chosen(measured)
+    assert len(before) == 3
+    name, old, new, coverage = POLICY_EDITS[what]
+    measured.edit(name, old, new)
+    if coverage == "3 of 5":
+        measured.edit("workloads.toml", "top_k = 3", "top_k = 5")
+    built = measured.build()
     assert not built.build.failures
-    assert [entry["unmeasured"] for entry in _entries(gpus)] == [True] * 3
+    assert built.counts["verify"] == built.counts["sample"] == 0
+    assert built.counts["compile"] <= 3, "the winners' objects alone"
+    found = _chosen(measured)
+    assert what == "one candidate less" or found == before
+    assert [entry["unmeasured"] for entry in _entries(measured)] == [False] * 3
+    assert [entry["measured"] for entry in _entries(measured)] == [coverage] * 3
+    assert measured.read("workloads.lock").count(f'measured = "{coverage}"') == (3 if coverage else 0)
+    assert ("3 partly measured" in build_text(build_json(built.build))) == bool(coverage)
+    assert measured.command("build").out.startswith("3 entries: 3 up to date")
+    assert measured.command("build", "--locked").code == 0
+
+
+def test_in_a_clone_with_records_and_lock_nothing_is_stale(measured: Space) -> None:
+    """Objects are to be compiled and an artifact to be linked, which the committed files can make."""
+    found = measured.command("check", "--stale")
+    assert (found.code, found.out) == (0, "nothing has to be tuned\n")
+    assert {action.kind for action in measured.plan().misses} == {"build", "link"}
+    assert measured.command("build", "--locked", runner=FakeRunner()).code == 0
+
+
+def test_what_a_gpu_would_have_to_measure_is_told_and_accepted_once_it_is_in_the_lock(measured: Space) -> None:
+    measured.edit("workloads.toml", "top_k = 3", "top_k = 4")
+    assert measured.command("check", "--stale").code == 3
+    assert measured.command("build", "--locked", runner=FakeRunner()).code == 3
+    measured.build()
+    clone = measured.copy_of(measured.root / "clone", "cache/record", "workloads.lock")
+    for space in (measured, clone):
+        found = space.command("check", "--stale")
+        assert found.code == 0, found.err
+        assert "Test GPU would have to measure 3 candidates" in found.out
+        assert json.loads(space.command("check", "--stale", "--json").out)["devices"]["Test GPU"]["candidates"] == 3
+    assert clone.command("build", "--locked", runner=FakeRunner()).code == 0
+
+
+def test_a_machine_with_the_gpu_measures_what_is_wanting_and_no_more(measured: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.edit("workloads.toml", "top_k = 3", "top_k = 4")
+    clone = measured.copy_of(measured.root / "clone", "cache/record", "workloads.lock")
+    measured.build()
+    _with_gpu(monkeypatch)
+    for space, options in ((measured, {"require_measured": True}), (clone, {})):
+        built = space.build(**options)
+        assert not built.build.failures
+        assert built.counts["verify"] == built.counts["sample"] == 3, "one new candidate of each entry"
+        assert [entry["measured"] for entry in _entries(space)] == [""] * 3
+
+
+def test_an_edited_template_that_schedules_the_same_keeps_its_measurements(measured: Space) -> None:
+    before = _chosen(measured)
+    measured.edit("templates/unrolled.py", "def", "BY_HAND = True\ndef")
+    built = measured.build()
+    assert not built.build.failures
+    assert built.counts["compile"] <= 3, "the winners' objects alone: what the others compile to is known by their schedules"
+    assert _chosen(measured) == before
+    assert [entry["measured"] for entry in _entries(measured)] == [""] * 3
+
+
+def test_without_the_gpu_an_edited_reference_leaves_the_winner_and_says_so(measured: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _chosen(measured)
+    for rule in ("scale", "lookup"):
+        measured.edit(f"rules/{rule}.py", "return x * self.factor", "return self.factor * x")
+    built = measured.build()
+    assert not built.build.failures
+    assert built.counts["lower"] == 0
+    assert _chosen(measured) == before
+    assert [entry["verdict"]["verified"] for entry in _entries(measured)] == [False] * 3
+    assert measured.read("workloads.lock").count("unverified = true") == 3
+    assert "3 unverified" in build_text(build_json(built.build))
+    _with_gpu(monkeypatch)
+    built = measured.build(require_measured=True)
+    assert (built.counts["verify"], built.counts["sample"]) == (3, 0), "the winners are verified again, and nothing is timed"
+    assert [entry["verdict"]["verified"] for entry in _entries(measured)] == [True] * 3
+    assert _chosen(measured) == before
 
 
 def test_of_a_gpu_the_next_entrys_candidates_are_built_ahead_and_none_twice(gpus: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +335,8 @@ def test_as_many_workers_start_at_once_as_build_side_by_side(
 class FakeWorker:
     """Answers in process what a runner with real locks asks it."""
 
-    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
-        del environment, modules
+    def __init__(self, environment: Mapping[str, str], *modules: str, **limits: Any) -> None:
+        del environment, modules, limits
         self.call = FakeRunner().measure
 
     def start(self) -> None:
@@ -307,7 +423,7 @@ def test_a_bundle_measured_elsewhere_gives_the_artifact_that_measuring_here_give
     direct = gpus.copy_of(tmp_path / "direct")
     _with_gpu(monkeypatch)
     direct.build()
-    assert _winners(direct) == _winners(gpus)
+    assert _chosen(direct) == _chosen(gpus)
     assert direct.read("workloads.lock") == gpus.read("workloads.lock")
 
 
@@ -433,6 +549,6 @@ def _built(name: str, **fields: object) -> Trial:
     ids=["first", "spilling ones last", "rather than nothing", "nothing"],
 )
 def test_the_choice_without_measurements(built: Sequence[Trial], winner: str) -> None:
-    measurements = preferred_first(Group("policy", tuple(built)), is_complete=True)
+    measurements = preferred_first(Built("policy", tuple(built)), is_complete=True)
     assert (measurements[0].code_digest if measurements else "") == winner
     assert len(measurements) in (0, len(built))

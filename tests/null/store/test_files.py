@@ -17,7 +17,7 @@ import pytest
 from support.spaces import clean_environment
 
 from kerneldecl.null_build.memo import MEMO, Memo, Row, read_memo, write_memo
-from kerneldecl.null_build.stamp import is_fresh, write_stamp
+from kerneldecl.null_build.stamp import context, is_fresh, write_stamp
 from kerneldecl.store.files import write_whole
 
 WRITERS = 8
@@ -87,12 +87,12 @@ def test_processes_that_write_one_file_at_once_leave_one_of_their_contents(tmp_p
 
 def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> None:
     document = {"workload": [{"name": "a"}]}
-    row = Row(name="a", target="t", lower_key="l", tune_key="t", build_key="b", link_digest="d", entry_digest="e")
+    row = Row(name="a", target="t", lower_key="l", propose_key="p", tune_key="t", build_key="b", link_digest="d", entry_digest="e")
     (tmp_path / "cache").mkdir()
     (tmp_path / "workloads.toml").write_text("", encoding="utf-8")
 
     def end(writer: int) -> None:
-        write_memo(tmp_path, document, Memo({str(writer): [row]}, {}, {}), [], [])
+        write_memo(tmp_path, document, Memo({str(writer): [row]}, {}, {}), context(str(tmp_path), []), [], [])
         write_stamp(str(tmp_path), [], [], 1)
 
     at_once(end)
@@ -106,5 +106,5 @@ def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> Non
 
 def test_a_memo_of_another_form_does_not_hold(tmp_path: Path) -> None:
     document = {"workload": [{"name": "a"}]}
-    write_memo(tmp_path, document, Memo({"table": [("too", "short")]}, {}, {}), [], [])  # type: ignore[dict-item]
+    write_memo(tmp_path, document, Memo({"table": [("too", "short")]}, {}, {}), context(str(tmp_path), []), [], [])  # type: ignore[dict-item]
     assert read_memo(tmp_path, document) is None

@@ -35,12 +35,14 @@ def lower_manifest(workload: Workload = WORKLOAD, toolchain: dict[str, str] = TO
 
 
 def tune_manifest(arch: Arch, toolchain: dict[str, str] = TOOLCHAIN) -> str:
-    return keys.tune_manifest("computation", arch, {"top_k": 4}, {"policy.plain": "digest"}, toolchain)
+    candidates = {"candidates": {"1.plain": "4 digest"}, "templates": {"unrolled": "digest"}}
+    return keys.tune_manifest("computation", arch, {"tolerance": 1e-4}, candidates, toolchain)
 
 
 def test_manifests_have_the_published_text(golden: Callable[[str, str], None]) -> None:
     texts = [
         lower_manifest(),
+        keys.propose_manifest("computation", arch(), 4, {"plain": "digest"}),
         tune_manifest(arch()),
         keys.build_manifest("scheduled", "kd_0", arch(), TOOLCHAIN),
         keys.measure_manifest("code", arch(), {"protocol": "p", "seed": 1, "tolerance": 1e-4}),

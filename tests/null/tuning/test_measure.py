@@ -20,7 +20,7 @@ from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
-from kerneldecl.store.results import Lowered
+from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on
 from kerneldecl.tuning.task import Task
@@ -36,6 +36,8 @@ class TableRunner:
     """Answers verifications by code, samples with the same time for all, and remembers the order of requests."""
 
     verdicts: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    later: dict[str, Answer] = dataclasses.field(default_factory=dict)
+    """Verdicts on winners, where they are others."""
     prepared: Callable[[], Answer] = dict
     asked: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     devices: set[tuple[str, str]] = dataclasses.field(default_factory=set)
@@ -59,6 +61,8 @@ class TableRunner:
             return self.prepared()
         if request["action"] == "sample":
             return {"samples": [1e-5]}
+        if request["action"] == "confirm" and code in self.later:
+            return self.later[code]
         return self.verdicts.get(code, {"error": 1e-6, "secs": 1e-5})
 
     def of(self, action: str) -> list[str]:
@@ -71,12 +75,15 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
         root=ROOT,
         workload=workload,
         arch=arch,
-        policies=(),
+        groups=(),
         lowered=Lowered(LOWERED),
         tolerance=1e-3,
         protocol=MEASURING[arch.kind],
+        seed=20,
+        reference_digest="reference",
         toolchain={},
         folder=folder,
+        cache=folder,
     )
 
 
@@ -125,16 +132,31 @@ def test_after_one_that_fails_inputs_are_asked_for_again(tmp_path: Path) -> None
     assert done["good"].samples
 
 
-class TwoCandidates:
-    """A policy."""
+def test_a_winner_that_is_wrong_after_the_race_fails_and_the_next_one_wins(tmp_path: Path) -> None:
+    wrong = {"error": 0.5, "secs": 1e-5, "where": " in a later call on the same inputs"}
+    runner = TableRunner(later={"a": wrong, "b": {"failure": "its process was killed by SIGSEGV"}})
+    done = measured(task_in(tmp_path), runner, built("a"), built("b"), built("c"), built("d"))
+    assert runner.of("confirm") == ["a", "b", "c"]
+    assert done["a"].failure == "after the race: wrong: relative error 0.5 over 0.001 in a later call on the same inputs"
+    assert done["b"].failure == "after the race: its process was killed by SIGSEGV"
+    assert not done["a"].samples
+    assert (done["b"].samples, done["b"].error) == ((), None), "no record holds a crash"
+    assert done["c"].samples
+    assert runner.of("prepare") == ["", "", ""], "a process that died has its inputs no more"
 
-    @staticmethod
-    def propose(*_: Any) -> tuple[Any, ...]:
-        return tuple(search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b"))
+
+def test_one_whose_results_differ_from_call_to_call_fails(tmp_path: Path) -> None:
+    runner = TableRunner({"a": {"error": 1e-6, "where": "", "secs": 1e-5, "differs": True}})
+    done = measured(task_in(tmp_path), runner, built("a"), built("b"))
+    assert done["a"].failure.startswith("its results differ from call to call")
+    assert done["b"].samples
+
+
+TWO = groups_from_json(groups_to_json([("any", [search.Proposal(Candidate.of(code, {}), 1e-5) for code in ("a", "b")], False)]))
 
 
 @pytest.mark.parametrize(("arch", "built_before"), [(H200, 0), (CPU, 1)], ids=["gpu", "cpu"])
-def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: int, tmp_path: Path) -> None:
     """At once for a GPU; for a CPU, when there is code that nobody has measured."""
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -150,17 +172,15 @@ def test_inputs_are_made_while_candidates_are_built(arch: Arch, built_before: in
                 yield answer
             may_end.set()
 
-    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
-    task = dataclasses.replace(task_in(tmp_path, arch), policies=("any",))
+    task = dataclasses.replace(task_in(tmp_path, arch), groups=TWO)
     runner = Waiting(prepared=prepared)
     outcome = search.tune(task, runner, LocalStore(tmp_path / "store"), lambda *_: None)
     assert runner.of("prepare") == [""]
     assert outcome.trials[0].samples
 
 
-def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "load_module", lambda *_: TwoCandidates)
-    task = dataclasses.replace(task_in(tmp_path), policies=("any",), priority=3)
+def test_what_is_asked_ahead_is_asked_once_and_in_its_turn(tmp_path: Path) -> None:
+    task = dataclasses.replace(task_in(tmp_path), groups=TWO, priority=3)
     runner, store = TableRunner(), LocalStore(tmp_path / "store")
     answers = search.request_first(task, runner)
     outcome = search.tune(task, runner, store, lambda *_: None, lambda: answers)

@@ -304,3 +304,12 @@ def test_a_gemm_of_a_vector_that_is_a_view_and_one_of_two_batch_axes_stay() -> N
     assert after(vector, *GRAPH_PASSES, shape=(9, 8))
     heads = module(lambda builder, x: relax.op.matmul(builder.emit(relax.op.permute_dims(x, [0, 2, 1, 3])), random(8, 5)))
     assert after(heads, *GRAPH_PASSES)
+
+
+def test_an_empty_slice_of_a_view_stays() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        moved = builder.emit(relax.op.permute_dims(x, [0, 2, 1, 3]))
+        nothing = builder.emit(relax.op.strided_slice(moved, [3], [8], [8]))
+        return relax.op.concat([builder.emit(nn.relu(moved)), nothing], 3)
+
+    assert after(module(build), *GRAPH_PASSES)

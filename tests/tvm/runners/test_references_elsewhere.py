@@ -87,7 +87,8 @@ def given(space: Space, rule: str, attrs: dict[str, object], folder: Path) -> di
     spec = {"root": str(space.root), "rule": rule, "attrs": attrs, "computation": lowered["computation"]}
     file = folder / f"{lowered['computation']}.json"
     file.write_text(computation(spec)["ir"])
-    return {"rule": rule, "attrs": attrs, "computation": lowered["computation"], "file": str(file), "roots": [str(STANDARD)]}
+    asked = {"rule": rule, "attrs": attrs}
+    return {"asked": asked, "computation": lowered["computation"], "file": str(file), "roots": [str(STANDARD)]}
 
 
 def test_a_rule_of_ones_own_is_replaced_by_its_computation_which_gives_the_same(own: Space, tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_another_computation_than_the_named_one_is_no_reference(own: Space, tmp_
     asked = given(own, "tripled", {"n": 100}, tmp_path)
     for other in ("tripled", "elementwise"):
         with pytest.raises(ValueError, match="is another one"):
-            reference_of(**{**asked, "rule": other, "computation": "0" * 64})  # type: ignore[arg-type]
+            reference_of(**{**asked, "asked": {"rule": other, "attrs": {"n": 100}}, "computation": "0" * 64})  # type: ignore[arg-type]
     Path(str(asked["file"])).unlink()
     with pytest.raises(ValueError, match="computes something else here, or is not here"):
         reference_of(**asked)  # type: ignore[arg-type]
@@ -130,6 +131,6 @@ def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_pa
     assert verdicts["ir"][0]
     assert "against its computation" in verify_text({"artifacts": [found]})
     # A workspace's rule of the same name that computes the same is asked; what it says counts.
-    elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x")})
+    elsewhere.write({"rules/tripled.py": OWN.format(name="Tripled", line="return x * 2")})
     done = elsewhere.run("verify", str(own.artifact()), code=7)
-    assert "WRONG  own  relative error" in done.stdout
+    assert "WRONG  own  wrong: relative error" in done.stdout

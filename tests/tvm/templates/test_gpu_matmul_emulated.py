@@ -35,6 +35,18 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
         "gpu_matmul_tc",
         {**GEMM, "smem_epilogue": 1, "split_k": 1},
     ),
+    "scores of interleaved heads": (
+        "matmul",
+        {"m": 40, "n": 50, "k": 64, "batch": 2, "heads": 2, "layout": "nt", "interleaved": "ab", "epilogue": ["scale"]},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 0, "split_k": 1},
+    ),
+    "context of interleaved heads": (
+        "matmul",
+        {"m": 40, "n": 64, "k": 72, "batch": 2, "heads": 2, "layout": "nn", "interleaved": "bc"},
+        "gpu_matmul_tc",
+        {**GEMM, "smem_epilogue": 1, "split_k": 1},
+    ),
     "double buffering": (
         "matmul",
         {"m": 64, "n": 96, "k": 256, "layout": "nn"},

@@ -1,0 +1,26 @@
+"""Owns which failures of a request the machine may have caused: something else ended the process, or time or memory were short.
+
+Knows nothing of processes or candidates. Such a failure says nothing of what was asked for: it is tried again, and stands in no record.
+"""
+
+from __future__ import annotations
+
+import re
+
+OUT_OF_MEMORY = "out of memory"
+# Signals that a process draws upon itself; all others come from outside, such as from the kernel when memory is short.
+_OWN_SIGNALS = "SEGV|ABRT|FPE|ILL|BUS|TRAP|SYS"
+_SHORT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|out of memory|cannot allocate memory|OUT_OF_MEMORY", re.IGNORECASE)
+_BY_MACHINE = re.compile(
+    rf"(?:inputs or reference: )?(?:interrupted$|took more than |its process was killed by SIG(?!(?:{_OWN_SIGNALS})\b))"
+)
+
+
+def is_by_machine(failure: str) -> bool:
+    """Say whether a failure, as an answer or a trial words it, may be the machine's."""
+    return _BY_MACHINE.match(failure) is not None or is_short_of_memory(failure)
+
+
+def is_short_of_memory(text: str) -> bool:
+    """Say whether a message, or the last words of a process, tell of memory that was not to be had."""
+    return _SHORT_OF_MEMORY.search(text) is not None

@@ -1,0 +1,79 @@
+"""Owns what a kernel must get right before it is timed: the calls, what its arguments hold before each, what is compared after it.
+
+Knows nothing of devices, which place arguments and compare them, or of tolerances, by which `verdict` judges.
+
+A kernel is called on the same memory with one set of inputs, another, and the first one again, then elsewhere in memory with the
+remaining sets. Outputs hold another value before each call: a kernel that reads them, or leaves a part as it was, is wrong in one of
+the calls. So is one that keeps what it met in its first call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from kerneldecl.arrays import is_float
+from kerneldecl.model import Arg
+from kerneldecl.runners.reference_data import ReferenceData
+
+NAN_BYTE, NEGATIVE_BYTE, LARGE_BYTE = 0xFF, 0xDA, 0x5A
+"""Bytes that outputs are filled with. As floating-point numbers: NaN in each dtype, a large negative number, a large positive one."""
+
+
+class Call(NamedTuple):
+    """One call of a kernel that is verified."""
+
+    data: int
+    """Position of its inputs among the reference's sets."""
+    poison: int
+    """Byte that outputs are filled with before."""
+    at_end: bool
+    """Whether arguments end where memory ends that may be touched, rather than start where it starts."""
+
+
+def calls_of(data: ReferenceData) -> list[Call]:
+    """Return the calls that verify a kernel; the third repeats the first."""
+    last = range(2, len(data.sets)) if len(data.sets) > 2 else range(1, len(data.sets))
+    first = [Call(0, NAN_BYTE, at_end=True), Call(1 % len(data.sets), LARGE_BYTE, at_end=True), Call(0, NEGATIVE_BYTE, at_end=True)]
+    return [*first, *(Call(at, (NEGATIVE_BYTE, NAN_BYTE)[at % 2], at_end=False) for at in last)]
+
+
+def poison_byte(call: Call, arg: Arg) -> int:
+    """Return the byte that an output is filled with: bits of NaN would be -1 in an integer, which a kernel may well compute."""
+    return 0xA5 if call.poison == NAN_BYTE and not is_float(arg.dtype) else call.poison
+
+
+class Bench(Protocol):
+    """A workload's arguments on a device."""
+
+    data: ReferenceData
+
+    def run(self, kernel: Any, call: Call) -> str:
+        """Place arguments and call the kernel; return what it did besides, as a phrase, or nothing."""
+        ...
+
+    def error(self, call: Call) -> float:
+        """Return the largest relative error of the outputs."""
+        ...
+
+    def fingerprint(self, call: Call) -> object:
+        """Return what differs where any bit of the outputs does."""
+        ...
+
+
+def verified(bench: Bench, kernel: Any) -> dict[str, Any]:
+    """Return the largest error of a kernel with where it occurred and whether its results repeat, or how it failed."""
+    worst, where, prints = 0.0, "", dict[int, object]()
+    for call in calls_of(bench.data):
+        if damage := bench.run(kernel, call):
+            return {"failure": damage}
+        error = bench.error(call)
+        if error > worst:
+            worst, where = error, _where(call, bench.data, is_repeated=call.data in prints)
+        found = bench.fingerprint(call)
+        if bench.data.is_repeatable and found != prints.setdefault(call.data, found):
+            return {"error": worst, "where": where, "differs": True}
+    return {"error": worst, "where": where}
+
+
+def _where(call: Call, data: ReferenceData, *, is_repeated: bool) -> str:
+    return " in a later call on the same inputs" if is_repeated else data.sets[call.data].where

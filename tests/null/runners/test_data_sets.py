@@ -1,0 +1,128 @@
+"""The sets of inputs that kernels are verified on: special values, and data on which any kernel would pass."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
+from kerneldecl.runners.reference_data import ReferenceData, make_reference_data
+from kerneldecl.runners.special_values import in_range, large, small, sprinkled
+
+RULE = """
+import numpy as np
+from dataclasses import dataclass
+
+from kerneldecl.arrays import random_array
+from kerneldecl.rule import Arg, Rule, Signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Rule):
+    dtype: str = "float32"
+    operations: int = 1
+
+    def signature(self):
+        args = [Arg(name, (40, 30), self.dtype) for name in "XZY"]
+        return Signature(tuple(args[:2]), (args[2],))
+
+    def lower(self):
+        raise NotImplementedError
+
+    def flops(self):
+        return self.operations
+
+    def inputs(self, rng):
+        {inputs}
+
+    def reference(self, x, z):
+        {reference}
+"""
+RANDOM = "return super().inputs(rng)"
+SUM = "return x.astype(np.float64) + z"
+
+
+def made(folder: Path, inputs: str = RANDOM, reference: str = SUM, **fields: Any) -> ReferenceData:
+    (folder / "rules").mkdir()
+    (folder / "rules/own.py").write_text(RULE.format(inputs=inputs, reference=reference), encoding="utf-8")
+    attrs = {name: fields.pop(name) for name in ("dtype", "operations") if name in fields}
+    return make_reference_data({"root": str(folder), "rule": "own", "attrs": attrs, "seed": 1, **fields})
+
+
+def test_the_sets_have_nan_in_each_operand_tiny_and_huge_numbers_and_infinities(tmp_path: Path) -> None:
+    plain, small_set, large_set = made(tmp_path).sets
+    assert all(np.isfinite(array).all() for array in (*plain.inputs, *plain.expected))
+    for array in small_set.inputs:
+        assert np.isnan(array).sum() == 1
+        assert (array == 0).sum() == 2
+        assert (np.abs(array) < 1e-37).sum() > 4
+    for array in large_set.inputs:
+        assert np.isposinf(array).sum() == np.isneginf(array).sum() == 1
+        assert (np.isfinite(array) & (array > 1e6)).sum() == 1
+    assert not np.array_equal(plain.inputs[0], small_set.inputs[0])
+    assert (plain.any_for_nan, small_set.any_for_nan, large_set.any_for_nan) == (False, False, True)
+
+
+def test_no_nan_where_an_entry_ignores_it(tmp_path: Path) -> None:
+    assert not any(np.isnan(array).any() for each in made(tmp_path, nan="ignore").sets for array in each.inputs)
+
+
+def test_integers_have_other_inputs_instead(tmp_path: Path) -> None:
+    first, second = made(tmp_path, reference="return x + z", dtype="int32").sets
+    assert not np.array_equal(first.inputs[0], second.inputs[0])
+
+
+def test_where_nan_of_one_operand_is_everywhere_another_set_has_it_in_the_largest_alone(tmp_path: Path) -> None:
+    _, everywhere, alone, _ = made(tmp_path, reference="return x + z.sum(dtype=np.float64)").sets
+    assert np.isnan(everywhere.expected[0]).all()
+    assert np.isnan(alone.expected[0]).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"inputs": "x, z = super().inputs(rng); return [x, np.zeros_like(z)]"}, "inputs() gives Z one value everywhere, 0"),
+        ({"inputs": "x, z = super().inputs(rng); return [np.full_like(x, np.nan), z]"}, "inputs() gives X one value everywhere, nan"),
+        ({"reference": "return np.add(x, z, out=x)"}, "reference() writes into its inputs"),
+        ({"reference": "x += z; return x"}, "reference() writes into its inputs"),
+        ({"reference": "return z"}, "reference() returns its input Z as output Y"),
+        ({"reference": "return x.copy()"}, "reference() returns its input X as output Y"),
+        ({"reference": "return x * np.float32(np.nan)"}, "reference() gives NaN everywhere in output Y"),
+    ],
+    ids=str,
+)
+def test_data_on_which_any_kernel_would_pass_is_a_mistake(tmp_path: Path, fields: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        made(tmp_path, **fields)
+
+
+def test_a_copy_is_no_mistake_where_nothing_is_computed(tmp_path: Path) -> None:
+    assert len(made(tmp_path, reference="return x", operations=0).sets) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+def test_special_values_stay_apart_in_each_dtype(dtype: str) -> None:
+    values = np.array([*small(dtype), *large(dtype)]).astype(numpy_dtype(dtype)).astype(np.float64)
+    assert len(set(values)) == len(values) - 1, "0 and -0 alone are equal"
+
+
+def test_places_repeat_as_rows_of_large_operands_do() -> None:
+    rng = np.random.default_rng(0)
+    array = sprinkled(rng, repeated(rng.standard_normal((PERIOD, 16)), 2 * PERIOD + 7, 0), (np.nan,))
+    assert distinct(array, 0) == PERIOD
+    assert np.isnan(array).sum() in {2, 3}
+
+
+def test_a_small_array_keeps_some_of_its_values() -> None:
+    values = sprinkled(np.random.default_rng(0), np.ones(16), (np.nan, 0.0, 2.0))
+    assert (values == 1).sum() >= 14
+
+
+def test_results_beyond_the_outputs_range_are_infinite() -> None:
+    expected = np.array([1.0, 65504.0, 7e4, -7e4, np.nan])
+    np.testing.assert_array_equal(in_range(expected, "float16"), [1.0, 65504.0, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(in_range(expected, "bfloat16"), expected)

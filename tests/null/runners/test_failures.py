@@ -1,0 +1,47 @@
+"""Owns the tests of which failures may be the machine's, by their words.
+
+Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kerneldecl.runners.failures import is_by_machine
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "interrupted",
+        "took more than 20 s",
+        "its process was killed by SIGKILL",
+        "its process was killed by SIGTERM",
+        "its process was killed by SIGABRT: out of memory",
+        "inputs or reference: took more than 120 s",
+        "MemoryError: ",
+        "templates/mine.py:12: MemoryError: Unable to allocate 40.0 GiB for an array",
+        "InternalError: std::bad_alloc",
+        "CudaError: cuMemAlloc fails with CUDA_ERROR_OUT_OF_MEMORY",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_what_the_machine_may_have_caused(failure: str) -> None:
+    assert is_by_machine(failure)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "",
+        "its process was killed by SIGSEGV",
+        "its process was killed by SIGABRT",
+        "its process ended with exit code 3",
+        "printed more than 268435456 bytes",
+        "wrong: relative error 0.2 over 0.001",
+        "the template does not apply",
+        "templates/mine.py:12: ValueError: it took more than one axis",
+    ],
+)
+def test_what_is_the_candidates(failure: str) -> None:
+    assert not is_by_machine(failure)
