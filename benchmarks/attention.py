@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from bench_support.gpu.comparison import ERRORS, GpuProcess, Row, arguments_of, described, gpu_described, kernel_call
+from bench_support.gpu.comparison import ERRORS, Row, arguments_of, described, gpu_described, kernel_call
 from bench_support.gpu.figures import each, figure
 from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
+from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 from gpu import clocks, entries_of
 
@@ -138,7 +139,7 @@ def main() -> None:
         sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
     start = time.perf_counter()
     entries = entries_of(ROOT, "h200", given.only or ["*"])
-    gpu = GpuProcess()
+    gpu = OwnProcess()
     about: Row = machine() | gpu.ask(gpu_described)
     show_machine(about)
     print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)

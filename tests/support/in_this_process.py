@@ -14,7 +14,7 @@ from kerneldecl.runners import worker
 class InThisProcess:
     """Stands in for `kerneldecl.runners.process.Worker`."""
 
-    def __init__(self, _: object) -> None:
+    def __init__(self, _: object, **_limits: object) -> None:
         pass
 
     def call(self, request: dict[str, Any], _: float) -> dict[str, Any]:

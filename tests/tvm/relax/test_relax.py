@@ -338,7 +338,7 @@ def test_an_artifact_for_another_target_is_refused(built: Space) -> None:
 
 
 def test_an_artifact_for_another_gpu_is_refused(artifact: Path) -> None:
-    gpu = {**manifest_of(artifact)["arch"], "kind": "cuda", "target": {"kind": "cuda", "arch": "sm_90"}}
+    gpu = {**to_json(load_arch(STANDARD, "h200")), "target": {"kind": "cuda", "arch": "sm_90"}}
     seal(artifact, arch=gpu)
     with pytest.raises(ArtifactError, match="is for arch sm_90, this target has sm_80; compile for"):
         ApplyArtifact(artifact, target=tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))(FUSED(Net))
@@ -358,7 +358,7 @@ def damage_database(folder: Path) -> None:
     ("damage", "message"),
     [
         (damage_database, "database_workload.json of the artifact has other content"),
-        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 4"),
+        (lambda folder: seal(folder, schema=7), "the artifact has schema 7; this kerneldecl reads 5"),
         (lambda folder: seal(folder, toolchain={"tvm": "0.26.0"}), "the artifact was built with TVM 0.26.0"),
         (shutil.rmtree, "holds no artifact"),
     ],
