@@ -28,8 +28,10 @@ from kerneldecl.compiler.canonical import canonical_module
 from kerneldecl.compiler.cpu import compile_object
 from kerneldecl.compiler.model_import import read_model
 from kerneldecl.errors import ArtifactError, UnmatchedError
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.relax import TIR_PIPELINE, ApplyArtifact, Report, export_model, load_model, pipeline
+from kerneldecl.serial import to_json
 from kerneldecl.store.keys import digest
 from kerneldecl.toolchain.cxx import link_shared_library
 
