@@ -370,7 +370,7 @@ WRONG = {
     "nowhere:net": "No module named 'nowhere'",
     "nets:nothing": "module nets has no attribute nothing",
     "tensorir.json": "the file has no Relax function; a module of TensorIR alone is declared with rule tensor_ir",
-    "broken:net": "broken:net: reading and lowering it failed: ZeroDivisionError: division by zero",
+    "broken:net": "broken:net: reading and lowering it failed: broken.py:1: ZeroDivisionError: division by zero",
     "nets:number": "number is a int, not a Relax module; expected a tvm.IRModule",
 }
 
