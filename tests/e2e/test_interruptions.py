@@ -128,7 +128,7 @@ def damaged(space: Space) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_builds_that_are_killed_lose_nothing_that_was_finished(fresh: Space, kills: int) -> None:
     """At random moments. Whenever a build gets to its end, some of the work is taken away again."""
     moments = random.Random(20)

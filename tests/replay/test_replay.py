@@ -17,6 +17,7 @@ from replay.renaming import names_difference, with_renamed
 from replay.workloads import read_workloads
 
 WORKLOADS = read_workloads()
+QUICK = ("h200", "server")
 ARCHS = list(dict.fromkeys(arch for each in WORKLOADS for arch in each.archs))
 NOT_FROZEN_POLICIES = {
     "auto": "names other policies; which ones and in which order is frozen before all workloads",
@@ -39,7 +40,7 @@ def candidates(kind: str) -> list[tuple[str, Line]]:
     return [(policy, line) for (workload, policy), lines in several if workload != replay.EVERYTHING for line in lines]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS])
 def test_policies_propose_what_is_frozen(arch: str) -> None:
     names, found = read_names(), replay.proposals(WORKLOADS, arch, read_spaces())
     renamed = with_renamed(names, [found], read_lists("proposals", arch))

@@ -163,6 +163,7 @@ def test_library_loads_with_the_runtime_alone_and_finds_every_kernel(store: Loca
     assert not found["compiler"]
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_one_module_gives_one_object_in_any_process_with_cudas_runtime_or_without(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("with", "without")]

@@ -24,9 +24,8 @@ from kerneldecl.relax import TIR_PIPELINE, export_model, load_model, pipeline, t
 
 torch = pytest.importorskip("torch", reason="models come from torch")
 pytest.importorskip("onnxscript", reason="torch exports ONNX by it")
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's and transformers' own, of their exporters
-QUICK = ("convnext", "gpt2")
-NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*VISION, *LANGUAGE)]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # torch's and transformers' own, of their exporters
+NAMES = [*VISION, *LANGUAGE]
 DTYPES, FILES = ("float32", "float16"), ("pt2", "onnx")
 ROUNDING = {"float32": 2e-6, "float16": 2e-3}
 """What torch's own rounding errors are taken for where they are less."""

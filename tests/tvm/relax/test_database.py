@@ -164,6 +164,7 @@ def test_stock_tvm_opens_the_database_and_applies_every_record(built_real: Space
     assert not (built_real.artifact() / "database_intrinsics").exists()
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_schedules_that_name_intrinsics_stand_in_a_second_database(tmp_path: Path) -> None:
     space = Space(tmp_path / "gpu").write({"workloads.toml": TENSOR_CORES})

@@ -81,6 +81,7 @@ def rules(space: Space, network: Network) -> Counter[str]:
     return Counter(table["rule"] for table in tables if name_of(network) in table["tags"])
 
 
+@pytest.mark.slow
 def test_functions_in_float32_are_those_of_standard_rules(tmp_path: Path) -> None:
     networks = [network for network in SMALL if network.dtype == "float32"]
     space = extracted(tmp_path, networks)
@@ -140,6 +141,7 @@ def imported() -> tuple[Any, Any]:
     return model, relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(from_onnx(model))
 
 
+@pytest.mark.slow
 def test_an_imported_network_is_converted_and_matches_onnx(tmp_path: Path) -> None:
     model, module = imported()
     space = Space(tmp_path).write(REAL).write({"workloads.toml": HEAD, "net.json": tvm.ir.save_json(module)})

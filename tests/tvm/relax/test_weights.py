@@ -178,6 +178,7 @@ print(json.dumps({"bytes": peak() - before, "first": float(out[0, 0])}))
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_weights(artifact: Path, tmp_path: Path) -> None:
     rows, columns = 100_000, 512  # 205 MB
     library = export(linear(np.full((rows, columns), 0.5, "float32"), 1), artifact, tmp_path / "model.so")
