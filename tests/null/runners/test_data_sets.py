@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repository import REPOSITORY
 
 from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
 from kerneldecl.runners.reference_data import ReferenceData, make_reference_data
@@ -126,3 +127,9 @@ def test_results_beyond_the_outputs_range_are_infinite() -> None:
     expected = np.array([1.0, 65504.0, 7e4, -7e4, np.nan])
     np.testing.assert_array_equal(in_range(expected, "float16"), [1.0, 65504.0, np.inf, -np.inf, np.nan])
     np.testing.assert_array_equal(in_range(expected, "bfloat16"), expected)
+
+
+def test_a_standard_rule_may_compute_nothing() -> None:
+    attrs = {"op": "mean", "shape": [2, 1, 1, 8], "axes": [1, 2], "keepdims": True}
+    data = make_reference_data({"root": str(REPOSITORY), "rule": "reduce", "attrs": attrs, "seed": 1})
+    np.testing.assert_array_equal(data.expected[0], data.inputs[0])
