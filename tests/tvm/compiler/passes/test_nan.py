@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import tvm
 import tvm_ffi
 from emulation import Kernel
@@ -29,11 +28,11 @@ VALUES = [np.nan, np.inf, -np.inf, 0.0, 1.5, -2.0, 7.0, 0.25]
 PAIRS = np.array([[x, z] for x in VALUES for z in VALUES])
 """All pairs, among them NaN in the first operand, in the second and in both."""
 OPERATIONS = {
-    "relu": torch.relu,
-    "relu6": torch.nn.functional.relu6,
-    "hard_sigmoid": torch.nn.functional.hardsigmoid,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
+    "relu": "relu",
+    "relu6": "relu6",
+    "hard_sigmoid": "hardsigmoid",
+    "maximum": "maximum",
+    "minimum": "minimum",
 }
 
 
@@ -64,7 +63,9 @@ def test_elementwise_operations_on_a_cpu_are_those_of_torch(op: str, dtype: str)
     rule = load_rule(ROOT, "elementwise").of(ROOT, {"op": op, "shape": (64,), "dtype": dtype})
     count = len(rule.signature().inputs)
     inputs = [PAIRS[:, at].astype(numpy_dtype(dtype)) for at in range(count)]
-    want = OPERATIONS[op](*(torch.tensor(PAIRS[:, at]).to(getattr(torch, dtype)) for at in range(count))).double().numpy()
+    torch = pytest.importorskip("torch", reason="what is expected is what torch computes")
+    function = getattr(torch.nn.functional, OPERATIONS[op], None) or getattr(torch, OPERATIONS[op])
+    want = function(*(torch.tensor(PAIRS[:, at]).to(getattr(torch, dtype)) for at in range(count))).double().numpy()
     got = on_cpu(first_candidate(canonical.lower(rule), "cpu_elementwise", HOST), *inputs, out=rule.signature().outputs[0])
     np.testing.assert_allclose(got, want, rtol=1e-2)
 
