@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.stages.conclude import describe
 from kerneldecl.stages.session import Session
-from kerneldecl.stages.tune import describe, task_of
+from kerneldecl.stages.tasks import task_of
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.task import BUILD_SECS, Task
