@@ -5,6 +5,7 @@ Knows nothing of what the stages do, nor of their order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,8 +13,13 @@ from pathlib import Path
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
 from kerneldecl.model import Trial
-from kerneldecl.planning import last_build
-from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State, plan
+from kerneldecl.planning import last_build, sources
+from kerneldecl.planning.action import Action, Changed, Kind, State
+from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.earlier_manifests import EarlierManifests
+from kerneldecl.planning.explain import Explainer, link_causes
+from kerneldecl.planning.plan import EntryPlan, Past, Plan, plan
+from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.toolchain.linkers import Linker
@@ -122,15 +128,9 @@ def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
 
 def past_of(workspace: Workspace) -> Past:
     """Return what earlier builds left in the workspace."""
-    store, declaration = workspace.store, workspace.declaration
-    last = last_build.read_state(workspace.cache / "state.json")
-    detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
-
-    def manifest(entry: str, kind: str) -> str:
-        record_key = last.keys.get(entry, {}).get(kind, "")
-        is_local = kind == "link" or detected.get(entry.rpartition("@")[2], True)
-        found = store.read(kind, record_key, is_local=is_local) if record_key else None
-        return found.manifest if isinstance(found, Record) else ""
+    declaration = workspace.declaration
+    last = last_build.read_state(workspace.cache / last_build.FILE)
+    earlier = EarlierManifests(workspace, last)
 
     def defect(target: str, link_key: str) -> str:
         return artifact_defect(artifact_folder(workspace.root, declaration.artifact, declaration.version, target), link_key)
@@ -139,7 +139,20 @@ def past_of(workspace: Workspace) -> Past:
         before = last.failed.get(entry, {})
         return f"it failed in the last build: {before['reason']}" if before.get("key") == failed_key else ""
 
-    return Past(manifest, store.has_blob, defect, failure)
+    def reference(entry: str) -> str:
+        return last.keys.get(entry, {}).get(last_build.REFERENCE, "")
+
+    known = functools.cache(lambda: read_sources(workspace.cache / sources.FILE))
+
+    @functools.cache
+    def now(joint: str) -> Sources:
+        return sources_behind({joint: workspace.behind.get(joint, ())}, known())
+
+    def of_link(target: str, changed: Changed, entries: Mapping[str, EntryPlan]) -> tuple[Cause, ...]:
+        return link_causes(target, changed, entries, known().links)
+
+    explainer = Explainer(workspace.inputs, earlier.manifest, reference, known, now)
+    return Past(earlier.manifest, workspace.store.has_blob, defect, failure, explainer.causes, of_link)
 
 
 def drop_damaged(workspace: Workspace, planned: Plan) -> bool:
