@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
+from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
@@ -186,8 +187,9 @@ def show_text(json: Json) -> str:
     """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
     head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
     if not json["tuned"]:
-        lines = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
-        return "\n".join([head, f"not tuned yet: {json['reason']}", *lines])
+        tried = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
+        told = ["in the last build:", *tried, TRY_AGAIN.replace("ENTRY", json["entry"])] if tried else []
+        return "\n".join([head, f"not tuned yet: {json['reason']}", *told])
     verified = [c for c in json["candidates"] if c["run_secs"]]
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])

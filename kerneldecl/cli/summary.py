@@ -10,6 +10,9 @@ from typing import Any
 from kerneldecl.planning.fallbacks import fallback_shares, share_text
 from kerneldecl.stages.session import Session
 
+TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
+"""The way out for an entry whose candidates were wrong through no fault of theirs."""
+
 
 def build_json(done: Session) -> dict[str, Any]:
     """Return counts, failures with their reasons, and where the artifacts are."""
@@ -56,9 +59,7 @@ def build_text(found: dict[str, Any]) -> str:
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
-        lines.append(
-            "`kerneldecl show ENTRY` lists its candidates; a verdict is remembered: raise `generation` on the entry to verify again"
-        )
+        lines.append(f"`kerneldecl show ENTRY` lists its candidates; {TRY_AGAIN}")
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
     if partly := found["partly_measured"]:

@@ -139,10 +139,8 @@ def _stated(workload: Workload, arch: Arch, line: Line) -> Cause:
         return Cause(f"policies of {workload.policy}", f"{rest} is asked" if new else f"{rest} is asked no more")
     if name == f"templates.{SPECIALIZE}":
         return Cause(DECLARED, SPECIALIZE, *(None if value is None else "there" for value in (old, new)))
-    if head == "attrs" or name in {"search.tolerance", "search.generation"}:
-        return Cause(DECLARED, rest, old, new)
-    if head in {"nan", "top_k"}:
-        return Cause(DECLARED, name, old, new)
+    if head == "attrs" or name in {"search.tolerance", "search.generation", "nan", "top_k"}:
+        return Cause(DECLARED, rest or name, old, new)
     if head == "arch":
         return Cause("this machine" if arch.is_detected else f"archs/{arch.name}.toml", rest, old, new)
     return Cause("toolchain", rest, old, new) if head == "toolchain" else Cause("kerneldecl", name, old, new)

@@ -112,6 +112,8 @@ class Past:
     has_blob: Callable[[str], bool]
     artifact_defect: Callable[[str, str], str]
     """What is wrong with the artifact of a target for a link key; empty where nothing is."""
+    is_wanted_again: Callable[[str, str], bool]
+    """Whether an entry is to be tuned again, though there is a record under its key."""
     failure: Callable[[str, str], str]
     """Why an entry failed in the last build under the same key; empty where it did not."""
     causes: Callable[[Workload, Kind, Manifests], tuple[Cause, ...]]
@@ -137,7 +139,8 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     groups = groups_from_json(proposed.result)
     manifests["tune"] = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
     tune, tuned = _judged(workload, manifests, read, past, arch)
-    if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
+    is_again = past.is_wanted_again(workload.entry, tune.key)
+    if tuned is None and not is_again and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
         tune, tuned = Action.done(Subject(workload.entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
@@ -218,6 +221,8 @@ def _judged(workload: Workload, manifests: Manifests, read: Read, past: Past, ar
     """Return the action of the last of an entry's manifests, with its record where it is done."""
     kind, manifest = list(manifests.items())[-1]
     subject, action_key = Subject(workload.entry, workload.target, kind), keys.key(manifest)
+    if kind == "tune" and past.is_wanted_again(subject.entry, action_key):
+        return Action.ready(subject, action_key, "it is to be tuned again (--retune)", manifest), None
     found = read(kind, action_key, arch.is_detected)
     if isinstance(found, Record):
         return Action.done(subject, action_key, manifest), found

@@ -29,6 +29,7 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
     """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
     action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
     if winner is None:
+        _make_way(session, entry)
         session.fail(action, why_no_winner(outcome.trials), outcome.trials)
         return False
     before = known_of(session, entry)
@@ -41,10 +42,19 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
         outcome = outcome._replace(policy=source.policy)
     session.workspace.check_current()
     device = _device(session, task, winner, source)
+    _make_way(session, entry)
     write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
     figure = f"{winner.run_secs * 1e6:.4g} us" if winner.samples else f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
+
+
+def _make_way(session: Session, entry: EntryPlan) -> None:
+    """Remove the record of an entry that was tuned again: records are written once."""
+    key = entry.action("tune").key
+    if session.is_wanted_again(entry.entry, key):
+        session.workspace.store.forget("tune", key, is_local=entry.arch.is_detected)
+        session.tuned_again.add(key)
 
 
 def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[str, str] | str:

@@ -39,7 +39,7 @@ def _keep(session: Session, entry: EntryPlan, task: Task, answer: Mapping[str, A
     if isinstance(described, str):
         session.fail(action, described)
     elif differing := [name for name, blob in {"object": rebuilt, **described}.items() if blob != tuned.blobs[name]]:
-        other = " and ".join(differing)
-        session.fail(action, f"the recorded winner gives another {other} here; raise `generation` on the entry to tune it again")
+        other, way_out = " and ".join(differing), f"--retune {entry.entry} or a higher `generation` tunes it again"
+        session.fail(action, f"the recorded winner gives another {other} here; {way_out}")
     else:
         session.report(Finished(entry.entry, "build", "built from its record"))

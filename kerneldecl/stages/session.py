@@ -27,6 +27,8 @@ from kerneldecl.tuning.earlier import Earlier
 from kerneldecl.tuning.events import Finished, Report
 from kerneldecl.tuning.task import Runner
 
+Wanted = Callable[[str, str], bool]
+"""Says of an entry and its tune key whether it is to be tuned again."""
 Runners = Callable[[], AbstractContextManager[Runner]]
 
 
@@ -39,6 +41,8 @@ class Options:
     wait: bool = True
     selected: frozenset[str] | None = None
     """Entries to build; None: all."""
+    retuned: frozenset[str] = frozenset()
+    """Entries to tune again, whatever is known of them."""
     measure: bool = True
     """Whether candidates are measured here. If not, what needs a GPU goes into a bundle, even where that GPU is here."""
     jobs: int | None = None
@@ -77,6 +81,8 @@ class Session:
     """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
+    tuned_again: set[str] = field(default_factory=set)
+    """Keys under which entries of `Options.retuned` were tuned in this build."""
     ran: list[Action] = field(default_factory=list)
     """What was run, as the plan of that moment has it: with its key and reason."""
 
@@ -104,7 +110,11 @@ class Session:
         return list(wanted.values())[::-1]
 
     def replan(self) -> None:
-        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked)
+        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked, is_wanted_again=self.is_wanted_again)
+
+    def is_wanted_again(self, entry: str, key: str) -> bool:
+        """Say whether an entry is to be tuned again under a key, and was not yet."""
+        return entry in self.options.retuned and key not in self.tuned_again
 
     def fail(self, action: Action, reason: str, trials: Sequence[Trial] = ()) -> None:
         """Note the failure of every entry that waits for this action, and what became of its candidates."""
@@ -116,17 +126,19 @@ class Session:
                 self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
 
 
-def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
+def make_plan(workspace: Workspace, *, shows_ranked: bool = True, is_wanted_again: Wanted = lambda *_: False) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
     declaration = workspace.declaration
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
         return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
 
-    return plan(declaration.workloads, workspace.inputs, read, past_of(workspace), (declaration.artifact, declaration.version))
+    return plan(
+        declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), (declaration.artifact, declaration.version)
+    )
 
 
-def past_of(workspace: Workspace) -> Past:
+def past_of(workspace: Workspace, is_wanted_again: Wanted = lambda *_: False) -> Past:
     """Return what earlier builds left in the workspace."""
     declaration = workspace.declaration
     last = last_build.read_state(workspace.cache / last_build.FILE)
@@ -152,7 +164,7 @@ def past_of(workspace: Workspace) -> Past:
         return link_causes(target, changed, entries, known().links)
 
     explainer = Explainer(workspace.inputs, earlier.manifest, reference, known, now)
-    return Past(earlier.manifest, workspace.store.has_blob, defect, failure, explainer.causes, of_link)
+    return Past(earlier.manifest, workspace.store.has_blob, defect, is_wanted_again, failure, explainer.causes, of_link)
 
 
 def drop_damaged(workspace: Workspace, planned: Plan) -> bool:

@@ -36,6 +36,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
         toolchain=session.workspace.inputs.toolchain,
         folder=folder,
         variants=session.variants.get(entry.entry, 0),
+        is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
     )
 
 
@@ -52,11 +53,14 @@ def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
 
 
 def known_of(session: Session, entry: EntryPlan) -> Known:
-    """Return what records of other lists of candidates know of an entry's computation."""
+    """Return what records of other lists of candidates know of an entry's computation; nothing where it is to be tuned again."""
+    action = entry.action("tune")
+    if session.is_wanted_again(entry.entry, action.key):
+        return Earlier(()).of(action.manifest)
     is_local = entry.arch.is_detected
     if is_local not in session.earlier:
         session.earlier[is_local] = Earlier(session.workspace.store.all("tune", is_local=is_local))
-    return session.earlier[is_local].of(entry.action("tune").manifest)
+    return session.earlier[is_local].of(action.manifest)
 
 
 def reporter(session: Session, entry: EntryPlan) -> OnProgress:

@@ -47,6 +47,8 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
         session.report(Note(text))
 
     def is_tuned(entry: EntryPlan) -> bool:
+        if session.is_wanted_again(entry.entry, entry.action("tune").key):
+            return False
         return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):

@@ -46,6 +46,7 @@ class World:
     blobs: set[str] = field(default_factory=lambda: {f"{name} digest" for name in BLOBS})
     linked: dict[str, str] = field(default_factory=dict)
     manifests: dict[tuple[str, Kind], str] = field(default_factory=dict)
+    again: tuple[str, ...] = ()
     policies: Mapping[str, str] = field(default_factory=lambda: {"plain": "policy digest"})
 
     def plan(self, *workloads: Workload) -> Plan:
@@ -69,6 +70,7 @@ class World:
             lambda entry, kind, _new: self.manifests.get((entry, kind), ""),
             self.blobs.__contains__,
             lambda target, key: "" if self.linked.get(target) == key else "there is no artifact yet",
+            lambda entry, _key: entry in self.again,
             lambda _entry, _key: "",
             lambda workload, kind, manifests: self.causes(workload.entry, kind, manifests[kind]),
             lambda target, changed, _entries: tuple(Cause(target, *line) for line in changed),
