@@ -19,6 +19,7 @@ from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, m
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Report, Started
 
 Stage = Callable[[Session], None]
@@ -60,7 +61,8 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
     report(Started(len(session.plan.entries), to_lower, to_tune, to_build))
     if needs_runner:
-        with runners() as session.started_runner:
+        with runners() as runner:
+            session.started_runner = Counted(runner)
             _run(session, STAGES)
     else:
         _run(session, NOTHING_TO_RUN)

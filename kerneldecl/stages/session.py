@@ -23,6 +23,7 @@ from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.earlier import Earlier
 from kerneldecl.tuning.events import Finished, Report
 from kerneldecl.tuning.task import Runner
@@ -64,7 +65,7 @@ class Session:
     report: Report
     plan: Plan
     first_plan: Plan
-    started_runner: Runner | None = None
+    started_runner: Counted | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
     links: dict[str, Action] = field(default_factory=dict)
