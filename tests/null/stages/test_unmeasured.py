@@ -23,11 +23,12 @@ from support.spaces import REPOSITORY, Space
 
 from kerneldecl import api, flow
 from kerneldecl.cli.report import show_json, show_text
-from kerneldecl.cli.summary import build_json, build_text
+from kerneldecl.cli.summary import build_json, build_text, measured_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.stages import conclude, tune, turns
@@ -161,6 +162,30 @@ def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made
     monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(runner))
     assert api.measure_bundle(folder, gpus.root / "cache")["measured"] == 3
     _assert_prepared_next(runner)
+
+
+@pytest.mark.parametrize(
+    ("trust", "named"),
+    [(False, "the computation that the bundle carries"), (True, "rule scale of the bundle, or the standard one where it holds none")],
+)
+def test_measuring_says_what_kernels_were_verified_against(gpus: Space, monkeypatch: pytest.MonkeyPatch, trust: bool, named: str) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
+    monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(FakeRunner()))
+    found = api.measure_bundle(folder, gpus.root / "cache", trust_rules=trust)
+    assert found["references"]["small@box"] == named
+    assert f"verified against {named}: small@box" in measured_text(found)
+    assert api.measure_bundle(folder, gpus.root / "cache")["references"] == {}, "what was measured before is not verified now"
+
+
+def test_a_standard_rule_is_named_as_the_reference(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    entry = bundle.read_bundle(folder)[0]
+    standard = {"root": str(STANDARD), "rule": entry.task.workload.rule, "attrs": {}}
+    assert (
+        bundle.reference_name(dataclasses.replace(entry, task=dataclasses.replace(entry.task, reference=standard)))
+        == "the standard rule scale"
+    )
 
 
 def _assert_prepared_next(runner: FakeRunner) -> None:
