@@ -14,10 +14,12 @@ from kerneldecl.stages.lower import lower_entries
 from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
+from kerneldecl.stages.retune import check_retuned
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Report, Started
 
 Stage = Callable[[Session], None]
@@ -41,8 +43,8 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     """Bring the workspace's artifacts up to date, as far as no entry fails, and return what came of it."""
     shows_ranked = options.measure and not options.require_measured
     first = make_plan(workspace, shows_ranked=shows_ranked)
-    if drop_damaged(workspace, first):
-        first = make_plan(workspace, shows_ranked=shows_ranked)
+    check_retuned(first, options)
+    is_again = drop_damaged(workspace, first)
     session = Session(
         workspace=workspace,
         options=options,
@@ -52,11 +54,15 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         first_plan=first,
         shows_ranked=shows_ranked,
     )
+    if is_again or options.retuned:
+        session.replan()
+        session.first_plan = session.plan
     needs_runner = not all(entry.is_done for entry in session.entries)
     to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
-    report(Started(len(first.entries), to_lower, to_tune, to_build))
+    report(Started(len(session.plan.entries), to_lower, to_tune, to_build))
     if needs_runner:
-        with runners() as session.started_runner:
+        with runners() as runner:
+            session.started_runner = Counted(runner)
             _run(session, STAGES)
     else:
         _run(session, NOTHING_TO_RUN)

@@ -9,9 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerneldecl.planning.plan import Action, EntryPlan, tolerance
+from kerneldecl.planning.action import Action
+from kerneldecl.planning.plan import EntryPlan, tolerance
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.earlier import Earlier, Known
+from kerneldecl.tuning.forecast import forecast
 
 CANDIDATE_SECS = 0.1
 """GPU seconds for one candidate: 37 entries of 20 took 74 s on an H200, 2026-11-22, benchmarks/RESULTS.md."""
@@ -70,8 +72,7 @@ def _wanting(entry: EntryPlan) -> str:
 def _wanted(entry: EntryPlan, known: Known | None) -> int:
     if known is None or entry.lowered is None or not entry.groups:
         return entry.workload.top_k
-    trials = known.trials(tolerance(entry.workload, entry.lowered))
-    return sum(proposal.candidate not in trials for proposal in entry.groups[0].proposals)
+    return forecast(entry.groups, known, tolerance(entry.workload, entry.lowered)).candidates
 
 
 def stale_json(found: Sequence[Stale]) -> dict[str, Any]:
