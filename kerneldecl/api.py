@@ -104,6 +104,15 @@ def run_build(
     return done
 
 
+def look_ahead(workspace: Workspace) -> Session:
+    """Return a build as it stands once everything is lowered and every policy asked, of which nothing is kept."""
+
+    def local() -> LocalRunner:
+        return LocalRunner(1, 1, limits=workspace.declaration.limits)
+
+    return flow.look_ahead(workspace, local, lambda _: None)
+
+
 def measure_bundle(
     folder: str | Path,
     cache: str | Path = "cache",

@@ -1,4 +1,4 @@
-"""Owns the order of a build's stages.
+"""Owns the order of a build's stages, and of those that only look ahead.
 
 Knows nothing of what the stages do. No stage calls another: each finds in the plan what is ready, runs it, records it and plans again.
 """
@@ -6,6 +6,7 @@ Knows nothing of what the stages do. No stage calls another: each finds in the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.link import link_artifacts
@@ -18,6 +19,7 @@ from kerneldecl.stages.retune import check_retuned
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
+from kerneldecl.store.overlay import Overlay
 from kerneldecl.toolchain.linkers import Linker
 from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Report, Started
@@ -68,6 +70,18 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         _run(session, NOTHING_TO_RUN)
     session.plan = make_plan(workspace)
     remember(session)
+    return session
+
+
+def look_ahead(workspace: Workspace, runners: Runners, report: Report) -> Session:
+    """Lower and ask policies, as a build would, and keep nothing: its plan then tells what has to be tuned."""
+    workspace = replace(workspace, overlay=Overlay(workspace.store))
+    first = make_plan(workspace)
+    session = Session(workspace=workspace, options=Options(locked=True), linkers={}, report=report, plan=first, first_plan=first)
+    if misses(session.entries, "lower") or misses(session.entries, "propose"):
+        with runners() as runner:
+            session.started_runner = Counted(runner)
+            _run(session, (lower_entries, propose_entries))
     return session
 
 

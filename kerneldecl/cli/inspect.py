@@ -17,24 +17,28 @@ from kerneldecl.errors import StaleError
 @json_option
 @click.pass_obj
 def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
-    """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing."""
+    """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing.
+
+    With --stale, what was edited is lowered, and policies are asked, since only candidates that nobody has measured are out of date.
+    """
+    from kerneldecl.api import look_ahead
     from kerneldecl.cli.stale import stale_entries, stale_json, stale_text
     from kerneldecl.planning.lockfile import unmeasured_keys
     from kerneldecl.stages.lock import lock_of, lock_on_disk
-    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
     chosen = chosen_entries(workspace, patterns)
     if not stale:
         print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
-    plan, lock = make_plan(workspace), lock_on_disk(workspace)
-    found = stale_entries([e for e in plan.entries if e.entry in set(chosen)], workspace.store, unmeasured_keys(lock))
+    ahead, lock = look_ahead(workspace), lock_on_disk(workspace)
+    plan, entries = ahead.plan, [entry for entry in ahead.plan.entries if entry.entry in set(chosen)]
+    found = stale_entries(entries, workspace.store, unmeasured_keys(lock), ahead.failures)
     print_result(as_json, stale_json(found), stale_text)
     if wanting := [each.entry for each in found if not each.is_accepted]:
         named = f"{', '.join(wanting[:5])}{' …' if len(wanting) > 5 else ''}"
         raise StaleError(f"{len(wanting)} out of date: {named}")
-    if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(workspace, plan) != lock:
+    if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(ahead.workspace, plan) != lock:
         raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
 
 

@@ -6,7 +6,7 @@ Knows nothing of exit codes. Objects to compile and artifacts to link make nothi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kerneldecl.planning.action import Action
@@ -35,8 +35,8 @@ class Stale:
     """Whether the lock holds the entry as it is: somebody has committed that its measurements are wanting."""
 
 
-def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collection[str]) -> list[Stale]:
-    """Return the entries that have to be lowered, proposed for or tuned, or whose winner waits for measurements."""
+def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collection[str], failures: Mapping[str, str]) -> list[Stale]:
+    """Return the entries that have to be tuned, whose winner waits for measurements, or of which `failures` says why that is unknown."""
     earlier: dict[bool, Earlier] = {}
     found: list[Stale] = []
     for entry in entries:
@@ -45,7 +45,8 @@ def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collec
             continue
         is_local = entry.arch.is_detected
         earlier.setdefault(is_local, Earlier(store.all("tune", is_local=is_local)))
-        found.append(_stale(entry, action or entry.action("tune"), earlier[is_local], unmeasured))
+        stale = _stale(entry, action or entry.action("tune"), earlier[is_local], unmeasured)
+        found.append(replace(stale, reason=failures.get(entry.entry, stale.reason)))
     return found
 
 

@@ -46,6 +46,8 @@ class Workspace:
     """The files that each digest of a plug-in stands for, those of templates once anybody has asked for their digest."""
     surroundings: str = ""
     """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
+    overlay: Store | None = None
+    """What stands in for the workspace's store where nothing is to be kept."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -61,7 +63,7 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        return LocalStore(self.cache)
+        return self.overlay or LocalStore(self.cache)
 
 
 def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
