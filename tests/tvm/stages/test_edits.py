@@ -236,8 +236,13 @@ def check_clone(space: Space, runner: LocalRunner) -> None:
 
 
 def follow(sequence: Sequence[Sequence[tuple[str, Any]]], runner: LocalRunner) -> None:
-    """Edit and build by turns."""
-    with tempfile.TemporaryDirectory(prefix="kerneldecl-test-") as folder, mock.patch("os.fsync"):
+    """Edit and build by turns. `check --stale` asks the same workers: those of its own would import TVM each time."""
+
+    def same_workers(*_: object, **_limits: object) -> contextlib.nullcontext[LocalRunner]:
+        return contextlib.nullcontext(runner)
+
+    folders = tempfile.TemporaryDirectory(prefix="kerneldecl-test-")
+    with folders as folder, mock.patch("os.fsync"), mock.patch("kerneldecl.api.LocalRunner", same_workers):
         space, declared = Space(Path(folder) / "space"), Declared()
         space.write(declared.files())
         assert not build(space, runner).failures
