@@ -49,12 +49,18 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict
         raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
     return {
         "computation": canonical.module_digest(mod),
+        "names": _names_digest(mod),
         "signature": to_json(declared.signature()),
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),
         "space": to_json(iter_space(mod)),
     }
+
+
+def _names_digest(mod: tvm.IRModule) -> str:
+    """Return a digest of the module as it stands: objects, sources and schedules may depend on names, though computations do not."""
+    return digest("\n".join(canonical.code_lines(mod)).encode())
 
 
 def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, force: bool = False) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     if result is None:
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
-    manifest = build_manifest(scheduled, symbol, parsed, toolchain)
+    manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
     store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
@@ -262,7 +268,7 @@ def _lowered(spec: Spec) -> tvm.IRModule:
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
         mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
-        if canonical.module_digest(mod) != spec["computation"]:
+        if canonical.module_digest(mod) != spec["computation"] or spec.get("names", "") not in {"", _names_digest(mod)}:
             raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod

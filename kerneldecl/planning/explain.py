@@ -60,7 +60,7 @@ class Explainer:
             yield from self._described(old, new, ONLY_CHECKED)
         elif head in {"policies", "templates"} and old and new:
             yield from self._described(old, new)
-        elif head == "computation":
+        elif head in {"computation", "names"}:
             yield from list(self._causes(workload, "lower", manifests)) or [Cause("computation", "another one")]
         elif head == "candidates":
             yield from self._causes(workload, "propose", manifests)
