@@ -223,6 +223,28 @@ def measured(gpus: Space) -> Space:
     return gpus
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("workloads.toml", "n = 64", "n = 64\ngeneration = 1", "[3 candidates wait for Test GPU, which is not here]"),
+        ("workloads.toml", "n = 64", "n = 64\ntolerance = 0.5", "[from records]"),
+        ("rules/scale.py", "return x *", "return 1 * x *", "[the winner is to be verified on Test GPU, which is not here]"),
+    ],
+)
+def test_a_plan_tells_what_waits_for_a_gpu_elsewhere(measured: Space, file: str, old: str, new: str, told: str) -> None:
+    measured.edit(file, old, new)
+    (line,) = [line for line in measured.command("plan").out.splitlines() if line.startswith("tune") and " large@box " in line]
+    assert line.endswith(told)
+
+
+def test_what_a_gpu_elsewhere_has_measured_is_not_tuned_again_here(measured: Space) -> None:
+    before = {path: path.read_bytes() for path in measured.records("tune")}
+    refused = measured.command("build", "--retune", "small")
+    assert refused.code == 10
+    assert "small@box cannot be tuned again here" in refused.err
+    assert {path: path.read_bytes() for path in measured.records("tune")} == before
+
+
 def _chosen(space: Space) -> list[Any]:
     return [(entry.entry, entry.tuned.winner, entry.tuned.run_secs) for entry in space.plan().entries if entry.tuned]
 
