@@ -27,6 +27,8 @@ CHUNK = 64
 MMA_K = 16
 """Elements of the reduction that one wgmma multiplies."""
 MAX_HEAD_DIM = 256
+MAX_OFFSET = 2**31
+"""Elements that 32-bit offsets address."""
 SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112), (1, 2): (24, 232), (1, 3): (24, 136)}
 """Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
 are. No other numbers are built."""
@@ -130,7 +132,7 @@ class WgmmaAttentionParams(NamedTuple):
     def smem_bytes(self, head_dim: int, value_dim: int) -> int:
         """Return the shared memory of a CTA."""
         qk, v = chunks(head_dim), chunks(value_dim)
-        rows = self.q_stages * self.block_m * qk + self.stages * self.block_n * (qk + v)
+        rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
     def fits(self, head_dim: int, value_dim: int) -> bool:
@@ -169,11 +171,8 @@ def takes(sizes: AttentionSizes) -> bool:
     return (
         sizes.dtype in ("float16", "bfloat16")
         and sizes.out_dtype == sizes.dtype
-        and not sizes.has_mask
-        and not (sizes.has_alibi or sizes.has_softcap or sizes.has_logsumexp or sizes.is_packed)
-        and sizes.band.lower is None
+        and math.prod(sizes.mask) < MAX_OFFSET
         and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
-        and chunks(sizes.value_dim) <= chunks(sizes.head_dim)
     )
 
 

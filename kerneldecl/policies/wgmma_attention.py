@@ -81,9 +81,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
     if not attention.takes(sizes):
-        return (
-            "it has another mask than a causal one, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
-        )
+        return "its elements do not have 16 bits, its mask has too many, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
@@ -129,10 +127,10 @@ def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float
 def _blocks(sizes: AttentionSizes, params: WgmmaAttentionParams) -> list[int]:
     """Return how many blocks of keys each tile of a head goes through."""
     rows = range(0, sizes.queries, params.block_m)
-    if not sizes.is_causal:
+    if sizes.band.is_full:
         return [-(-sizes.keys // params.block_n)] * len(rows)
     seen = (sizes.band.keys_of(range(row, min(row + params.block_m, sizes.queries)), sizes.keys) for row in rows)
-    return [max(1, -(-keys.stop // params.block_n)) for keys in seen]
+    return [max(1, -(-keys.stop // params.block_n) - keys.start // params.block_n) for keys in seen]
 
 
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:
