@@ -40,6 +40,10 @@ OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
 
 
+BIAS_REGISTERS = 24
+"""Those that biases take besides: softcap, slopes, a mask. With fewer, heads of 128 and 256 with blocks of 192 and 80 keys spill."""
+
+
 class AttentionSizes(NamedTuple):
     """Sizes and kind of an attention: each head's rows of queries see rows of keys."""
 
@@ -73,6 +77,11 @@ class AttentionSizes(NamedTuple):
     @property
     def has_mask(self) -> bool:
         return bool(self.mask)
+
+    @property
+    def has_bias(self) -> bool:
+        """Say whether something is done to scores before their softmax, but for a scale and a band."""
+        return self.has_softcap or self.has_alibi or self.has_mask
 
     @property
     def group(self) -> int:
@@ -135,8 +144,9 @@ class WgmmaAttentionParams(NamedTuple):
         rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
-    def fits(self, head_dim: int, value_dim: int) -> bool:
+    def fits(self, head_dim: int, value_dim: int, *, has_bias: bool = False) -> bool:
         """Say whether a kernel with these parameters can be built."""
+        others = OTHER_REGISTERS + (BIAS_REGISTERS if has_bias else 0)
         return (
             (self.consumers, self.ctas_per_sm) in SETMAXNREG
             and self.block_n % MMA_K == 0
@@ -152,7 +162,7 @@ class WgmmaAttentionParams(NamedTuple):
             and self.cluster in (1, 2)
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
-            and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
+            and self.registers(value_dim) + others <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
             and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
