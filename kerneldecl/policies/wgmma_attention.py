@@ -100,9 +100,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
             WgmmaAttentionParams(consumers, block_n, stages, q_stages, overlap, pingpong, together, ctas, 1, fma, pdl=1)
             for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
         )
-        yield from itertools.islice(
-            (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, has_bias=sizes.has_bias)), 1
-        )
+        yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers)), 1)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
