@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 
 ALL_LANES = 0xFFFFFFFF
@@ -46,7 +47,7 @@ class Softmax(NamedTuple):
     Element i of the scores is in row `i % 4 // 2` of the thread's two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel
+    kernel: AttentionKernel | AttentionTcKernel
     scores: Any
     reference: Any
     """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
@@ -69,7 +70,9 @@ class Softmax(NamedTuple):
     def finite(self, reference: Any) -> Any:
         """Return a row's reference, or zero for a row that has seen no key yet: then the distance of each score to it is minus infinity."""
         lowest = tirx.const(float("-inf"), "float32")
-        return T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal else reference
+        return (
+            T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal or self.kernel.spec.has_mask else reference
+        )
 
 
 def mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
