@@ -7,17 +7,55 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kerneldecl.analysis.gpu_limits import WARP_LANES
-from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.model import Candidate, Gpu
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
+from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
-ITEM_BYTES = 2
-"""Bytes of an element that the kernel takes."""
-PIECE = 8
-"""Elements that one cp.async copies: 16 bytes."""
 MAX_HEAD_DIM = 256
+HEAD_MULTIPLE = 8
+"""Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
 OTHER_REGISTERS = 34
 """Registers of a thread besides scores, results and queries: fragments, addresses, maxima and sums of rows, temporaries."""
+
+
+class Rows(NamedTuple):
+    """Rows of an attention's arguments, and how they lie in shared memory."""
+
+    head_dim: int
+    value_dim: int
+    dtype: str
+
+    @property
+    def is_wide(self) -> bool:
+        """Say whether elements have 32 bits: then each is split into two of TF32, and three products replace one."""
+        return self.dtype == "float32"
+
+    @property
+    def mma_dtype(self) -> str:
+        """Return what tensor cores multiply."""
+        return "tfloat32" if self.is_wide else self.dtype
+
+    @property
+    def item_bytes(self) -> int:
+        return dtype_bytes(self.dtype)
+
+    @property
+    def qk_bytes(self) -> int:
+        """Return the bytes of a row of queries or keys, with the zeros that fill what one mma.sync multiplies."""
+        return -(-self.head_dim * self.item_bytes // K_BYTES) * K_BYTES
+
+    @property
+    def qk_pitch(self) -> int:
+        return pitch(self.qk_bytes)
+
+    @property
+    def v_pitch(self) -> int:
+        return pitch(self.value_dim * self.item_bytes)
+
+
+def pitch(row_bytes: int) -> int:
+    """Return the bytes between rows in shared memory: an odd number of pieces, so that eight rows are read from different banks."""
+    return (row_bytes // VECTOR_BYTES | 1) * VECTOR_BYTES
 
 
 class AttentionTcParams(NamedTuple):
@@ -51,19 +89,18 @@ class AttentionTcParams(NamedTuple):
     def threads(self) -> int:
         return self.warps * WARP_LANES
 
-    def registers(self, head_dim: int, value_dim: int) -> int:
+    def registers(self, rows: Rows) -> int:
         """Return the registers of a thread that hold scores, results and queries; powers replace scores."""
-        queries = padded(head_dim) // 4 if self.q_in_registers else 0
-        return self.fragments * (self.block_n // 2 + value_dim // 2 + queries)
+        queries = rows.qk_bytes // 8 if self.q_in_registers else 0
+        return self.fragments * (self.block_n // 2 + rows.value_dim // 2 + queries)
 
-    def smem_bytes(self, head_dim: int, value_dim: int) -> int:
+    def smem_bytes(self, rows: Rows) -> int:
         """Return the shared memory of a CTA: queries, which make room for results, and the stages of keys and values."""
-        qk, v = row_elements(padded(head_dim)), row_elements(value_dim)
-        return (self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)) * ITEM_BYTES
+        return self.block_m * max(rows.qk_pitch, rows.v_pitch) + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch)
 
-    def fits(self, head_dim: int, value_dim: int, gpu: Gpu) -> bool:
+    def fits(self, rows: Rows, gpu: Gpu) -> bool:
         """Say whether a kernel with these parameters can be built for a GPU, without registers that spill."""
-        smem_bytes = self.smem_bytes(head_dim, value_dim)
+        smem_bytes = self.smem_bytes(rows)
         registers = min(gpu.max_registers_per_thread, gpu.registers_per_sm // (self.threads * self.ctas_per_sm) // 8 * 8)
         return (
             self.warps >= 1
@@ -75,8 +112,8 @@ class AttentionTcParams(NamedTuple):
             and self.q_in_registers in (0, 1)
             and self.heads_together >= 1
             and self.ctas_per_sm >= 1
-            and 0 <= self.fma_powers <= 8
-            and self.registers(head_dim, value_dim) + OTHER_REGISTERS <= registers
+            and 0 <= self.fma_powers <= (0 if rows.is_wide else 8)
+            and self.registers(rows) + OTHER_REGISTERS <= registers
             and smem_bytes <= gpu.smem_per_block_optin_bytes
             and self.ctas_per_sm * (smem_bytes + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         )
@@ -85,16 +122,8 @@ class AttentionTcParams(NamedTuple):
         return Candidate.of("gpu_attention_tc", self._asdict())
 
 
-def padded(columns: int) -> int:
-    """Return the elements of a row with the zeros that fill the last fragment."""
-    return -(-columns // FRAGMENT) * FRAGMENT
-
-
-def row_elements(columns: int) -> int:
-    """Return the elements between rows in shared memory: an odd number of pieces, so that ldmatrix reads eight from different banks."""
-    return (columns // PIECE | 1) * PIECE
-
-
-def takes(head_dim: int, value_dim: int, dtype: str) -> bool:
-    """Say whether the kernel on mma.sync computes such an attention."""
-    return dtype in ("float16", "bfloat16") and all(columns % PIECE == 0 and columns <= MAX_HEAD_DIM for columns in (head_dim, value_dim))
+def takes(rows: Rows, gpu: Gpu) -> bool:
+    """Say whether the kernel on mma.sync computes attentions with such rows on a GPU."""
+    return gpu.tensor_rate(rows.mma_dtype) > 0 and all(
+        columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (rows.head_dim, rows.value_dim)
+    )

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from kerneldecl.analysis import attention_tc, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, attention_of
-from kerneldecl.analysis.attention_tc import ITEM_BYTES, AttentionTcParams, padded
+from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle, start_secs
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 
@@ -28,6 +28,10 @@ BLOCK_N = (32, 48, 64, 80, 96, 112, 128, 160, 192)
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
+WIDE_PRODUCTS = 3
+"""Products of TF32 in place of one of float32."""
+SPLIT_CYCLES = 4 / 128
+"""Cycles of an SM to split a float32 into two of TF32."""
 L2_SHARE = 0.4
 """Part of L2 that the keys and values of heads that are computed together may take."""
 SAME_TILE = 2
@@ -78,13 +82,13 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
-    if not attention_tc.takes(sizes.head_dim, sizes.value_dim, sizes.dtype):
-        return "its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+    if not attention_tc.takes(_rows(sizes), gpu):
+        return "the GPU's tensor cores do not take its dtype, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
-    together = _heads_together(sizes, gpu)
+    together, rows = _heads_together(sizes, gpu), _rows(sizes)
     most_n = -(-sizes.keys // FRAGMENT) * FRAGMENT
     for warps, fragments, block_n, stages, fma in itertools.product(WARPS, FRAGMENTS, BLOCK_N, STAGES, FMA_POWERS):
         if (warps * fragments - 1) * FRAGMENT >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
@@ -94,12 +98,16 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma)
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
-            yield from itertools.islice((params for params in residents if params.fits(sizes.head_dim, sizes.value_dim, gpu)), 1)
+            yield from itertools.islice((params for params in residents if params.fits(rows, gpu)), 1)
+
+
+def _rows(sizes: AttentionSizes) -> Rows:
+    return Rows(sizes.head_dim, sizes.value_dim, sizes.dtype)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
     """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them."""
-    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * ITEM_BYTES
+    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
     fitting = max(1, int(gpu.l2_bytes * L2_SHARE / kv_bytes))
     return min(fitting * sizes.group, sizes.batch * sizes.heads)
 
@@ -116,7 +124,7 @@ def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
     busiest = max(*blocks, mean * rounds)
     cycles = busiest * block_cycles(sizes, params, gpu, resident) + max(1.0, rounds) * TILE_CYCLES
     sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
-    l2_bytes = mean * tiles * params.block_n * (sizes.head_dim + sizes.value_dim) * ITEM_BYTES
+    l2_bytes = mean * tiles * params.block_n * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
     dram_secs = sizes.arguments_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE)
     return p_norm(sm_secs, l2_bytes / gpu.l2_bytes_per_s, dram_secs, exponent=KERNEL_P_NORM) + start_secs(gpu)
 
@@ -133,15 +141,20 @@ def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
 def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles in which so many CTAs on an SM each take a block of keys: they share its units."""
     scores = params.block_m * params.block_n
-    columns = padded(sizes.head_dim) + sizes.value_dim
+    rows = _rows(sizes)
+    row_bytes = rows.qk_bytes + rows.value_dim * rows.item_bytes
     # Fewer warps than an SM has partitions leave some of its tensor cores idle.
     idle = max(1.0, SM_PARTITIONS / params.warps)
-    products = scores * columns / multiplies_per_cycle(gpu, sizes.dtype, "float32")
     on_fma = params.fma_powers / 8
     softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + sizes.has_mask * MASK_CYCLES)
-    read = params.warps * params.block_n * columns * ITEM_BYTES
-    read += 0 if params.q_in_registers else params.block_m * padded(sizes.head_dim) * ITEM_BYTES
-    written = params.block_n * columns * ITEM_BYTES
+    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.mma_dtype, "float32")
+    if rows.is_wide:
+        products *= WIDE_PRODUCTS
+        # Each warp splits all keys and values.
+        softmax += SPLIT_CYCLES * (scores + (params.warps * params.block_n + params.block_m) * row_bytes / rows.item_bytes)
+    read = params.warps * params.block_n * row_bytes
+    read += 0 if params.q_in_registers else params.block_m * rows.qk_bytes
+    written = params.block_n * row_bytes
     smem = (read + written) / gpu.smem_bytes_per_clock_per_sm
     waited = BLOCK_CYCLES + (LOAD_CYCLES if params.stages == 1 else 0.0) / 4
     alone = (products + softmax + smem / 4) * idle + waited

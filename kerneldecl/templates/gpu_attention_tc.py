@@ -30,7 +30,7 @@ from collections.abc import Mapping
 
 from tvm import IRModule, tirx
 
-from kerneldecl.analysis.attention_tc import AttentionTcParams, takes
+from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows, takes
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.attention import AttentionSpec, read_attention
 from kerneldecl.compiler.canonical import signature_of
@@ -49,9 +49,10 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
     spec = read_attention(mod)
-    if spec is None or not takes(spec.head_dim, spec.value_dim, spec.dtype) or spec.scale <= 0:
+    if spec is None or spec.scale <= 0:
         return None
-    if not attention.fits(spec.head_dim, spec.value_dim, gpu):
+    rows = Rows(spec.head_dim, spec.value_dim, spec.dtype)
+    if not takes(rows, gpu) or not attention.fits(rows, gpu):
         return None
     arguments = tuple(
         tirx.decl_buffer(shape, dtype, name) for (shape, dtype), name in zip(signature_of(mod["main"]), _names(spec), strict=True)

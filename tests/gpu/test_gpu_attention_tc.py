@@ -16,8 +16,8 @@ FIRST = proposed("gpu_attention_tc", step=20)
 SEVERAL = proposed("gpu_attention_tc", step=6)
 LENGTHS = ((1, 1), (7, 1000), (63, 63), (64, 65), (65, 64), (1000, 1000), (129, 4097))
 """Queries, keys."""
-DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16")
-HEADS = ({"head_dim": 64}, {"head_dim": 128}, {"head_dim": 256}, {"head_dim": 40}, {"head_dim": 64, "value_dim": 96})
+DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16", "float32")
+HEADS = ({"head_dim": 64}, {"head_dim": 128}, {"head_dim": 256}, {"head_dim": 40}, {"head_dim": 64, "value_dim": 96}, {"head_dim": 72})
 KINDS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"mask": True})
 
 
@@ -36,7 +36,13 @@ PROPOSED = [
 ]
 LARGE = [
     attention("large", SEVERAL, {"batch": 1, "heads": 16, "kv_heads": 4, "queries": 2048, "keys": 2048, "head_dim": 128, **more})
-    for more in ({}, {"causal": True}, {"head_dim": 64, "layout": "bshd", "causal": True}, {"layout": "bshd", "queries": 1999})
+    for more in (
+        {},
+        {"causal": True},
+        {"head_dim": 64, "layout": "bshd", "causal": True},
+        {"layout": "bshd", "queries": 1999},
+        {"dtype": "float32"},
+    )
 ]
 
 

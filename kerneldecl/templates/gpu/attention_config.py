@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kerneldecl.analysis.attention_tc import PIECE, AttentionTcParams, padded, row_elements
-from kerneldecl.analysis.tensor_cores import FRAGMENT, PTX_TYPES
+from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES
+from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
 from kerneldecl.compiler.attention import AttentionSpec
 
 LOG2_E = math.log2(math.e)
@@ -72,8 +73,8 @@ class AttentionTcKernel:
 
     @property
     def mma(self) -> str:
-        kind = PTX_TYPES[self.spec.dtype]
-        return f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"
+        kind = PTX_TYPES[self.rows.mma_dtype]
+        return f"mma.sync.aligned.m16n8k{K_BYTES // self.rows.item_bytes}.row.col.f32.{kind}.{kind}.f32"
 
     @property
     def narrow(self) -> str:
@@ -82,28 +83,29 @@ class AttentionTcKernel:
 
     @property
     def score_steps(self) -> int:
-        """Return how many fragments rows of queries and keys have."""
-        return padded(self.spec.head_dim) // FRAGMENT
+        """Return how many mma.syncs one after the other multiply rows of queries and keys."""
+        return self.rows.qk_bytes // K_BYTES
 
     # ---- shared memory
 
     @property
-    def qk_row(self) -> int:
-        return row_elements(padded(self.spec.head_dim))
+    def rows(self) -> Rows:
+        return Rows(self.spec.head_dim, self.spec.value_dim, self.spec.dtype)
 
     @property
-    def v_row(self) -> int:
-        return row_elements(self.spec.value_dim)
+    def piece(self) -> int:
+        """Return the elements that one cp.async copies."""
+        return VECTOR_BYTES // self.rows.item_bytes
 
     @property
-    def q_row(self) -> int:
-        """Return the elements between rows of queries, where results go as well."""
-        return max(self.qk_row, self.v_row)
+    def q_pitch(self) -> int:
+        """Return the bytes between rows of queries, where results go as well."""
+        return max(self.rows.qk_pitch, self.rows.v_pitch)
 
     @property
     def qk_pieces(self) -> int:
-        return padded(self.spec.head_dim) // PIECE
+        return self.rows.qk_bytes // VECTOR_BYTES
 
     @property
     def v_pieces(self) -> int:
-        return self.spec.value_dim // PIECE
+        return self.spec.value_dim // self.piece

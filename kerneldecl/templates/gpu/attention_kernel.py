@@ -42,7 +42,8 @@ def _take_scores(warp: Warp) -> None:
     for softmax, results, operand, _ in warp.fragments:
         next_softmax(softmax, None, is_masked=False)
         rescale(softmax, results, warp.kernel.results)
-        to_operand(softmax, operand)
+        if not warp.kernel.rows.is_wide:
+            to_operand(softmax, operand)
 
 
 @T.inline
@@ -78,7 +79,7 @@ def _take_block(warp, matrices, slot, number):
 def _go_through_blocks(warp):
     """Go through the blocks of keys, from the last that the tile sees to the first."""
     params = T.meta_var(warp.kernel.params)
-    matrices = T.alloc_local((4,), "uint32")
+    matrices = T.alloc_local((8 if warp.kernel.rows.is_wide else 4,), "uint32")
     slot = T.alloc_local((1,), "int32")
     load_first(warp)
     _clear(warp)
@@ -100,14 +101,20 @@ def _round_results(warp: Warp, packed: Any) -> None:
         for i in range(0, kernel.results, 2):
             half = i % 4 // 2
             row = warp.warp * kernel.params.warp_rows + number * FRAGMENT + warp.lane // 4 + half * 8
-            T.evaluate(T.ptx[kernel.narrow](packed[0], results[i + 1] * softmax.factor[half], results[i] * softmax.factor[half]))
-            T.buffer_store(warp.smem.q, packed[0], [row, i // 4 * WORDS + warp.lane % 4])
+            pair = [results[i + place] * softmax.factor[half] for place in range(2)]
+            if kernel.rows.is_wide:
+                for place in range(2):
+                    word = i // 4 * 8 + warp.lane % 4 * 2 + place
+                    T.buffer_store(warp.smem.q, T.reinterpret("uint32", pair[place]), [row, word])
+            else:
+                T.evaluate(T.ptx[kernel.narrow](packed[0], pair[1], pair[0]))
+                T.buffer_store(warp.smem.q, packed[0], [row, i // 4 * 4 + warp.lane % 4])
 
 
 def _word(warp: Warp, row: Any, piece: Any) -> Any:
-    """Return where a piece of a row of results begins, in pairs of elements."""
+    """Return where a piece of a row of results begins, in words."""
     spec = warp.kernel.spec
-    shape = spec.shape(spec.heads, spec.queries, spec.value_dim // 2)
+    shape = spec.shape(spec.heads, spec.queries, warp.kernel.v_pieces * WORDS)
     index = spec.index(warp.tile.batch, warp.tile.head, row, piece * WORDS)
     return ((index[0] * shape[1] + index[1]) * shape[2] + index[2]) * shape[3] + index[3]
 
@@ -118,7 +125,7 @@ def _store_results(warp):
     kernel, spec = T.meta_var((warp.kernel, warp.kernel.spec))
     rows, pieces = T.meta_var((kernel.params.warp_rows, kernel.v_pieces))
     out = T.meta_var(kernel.func_params[-1])
-    words = T.decl_buffer((spec.batch * spec.heads * spec.queries * spec.value_dim // 2,), "uint32", data=out.data)
+    words = T.decl_buffer((spec.batch * spec.heads * spec.queries * pieces * WORDS,), "uint32", data=out.data)
     packed = T.alloc_local((1,), "uint32")
     _round_results(warp, packed)
     T.cuda.warp_sync()
@@ -135,7 +142,7 @@ def _store_results(warp):
 def _fragment(kernel: AttentionTcKernel) -> Fragment:
     """Return the registers of a fragment of rows."""
     scores, results = T.alloc_local((kernel.scores,), "float32"), T.alloc_local((kernel.results,), "float32")
-    operand = T.alloc_local((kernel.scores // 2,), "uint32")
+    operand = T.alloc_local((8 if kernel.rows.is_wide else kernel.scores // 2,), "uint32")
     queries = T.alloc_local((4 * (kernel.score_steps if kernel.params.q_in_registers else 1),), "uint32")
     reference, factor = T.alloc_local((2,), "float32"), T.alloc_local((2,), "float32")
     total, partial = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
@@ -149,11 +156,11 @@ def _fragments(kernel: AttentionTcKernel) -> tuple[Fragment, ...]:
 
 @T.inline
 def _run(kernel, block, warp_id, lane):
-    params, spec = T.meta_var((kernel.params, kernel.spec))
+    params = T.meta_var(kernel.params)
     pool = T.SMEMPool()  # names of its buffers stand in the generated code
-    queries = pool.alloc((params.block_m, kernel.q_row // 2), "uint32", align=16)
-    keys = pool.alloc((params.stages, params.block_n, kernel.qk_row), spec.dtype, align=16)
-    values = pool.alloc((params.stages, params.block_n, kernel.v_row), spec.dtype, align=16)
+    queries = pool.alloc((params.block_m, kernel.q_pitch // 4), "uint32", align=16)
+    keys = pool.alloc((params.stages, params.block_n, kernel.rows.qk_pitch // 4), "uint32", align=16)
+    values = pool.alloc((params.stages, params.block_n, kernel.rows.v_pitch // 4), "uint32", align=16)
     pool.commit()
     tile = Tile(kernel, block)
     fragments = T.meta_var(_fragments(kernel))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.attention_tc import PIECE
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source
@@ -17,8 +16,8 @@ from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.hopper.attention_softmax import Softmax
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
-WORDS = PIECE // 2
-"""Registers of two elements in what one cp.async copies."""
+WORDS = VECTOR_BYTES // 4
+"""Words that one cp.async copies."""
 
 
 class Copy(NamedTuple):
@@ -47,10 +46,10 @@ class Fragment(NamedTuple):
 
 
 class Smem(NamedTuple):
-    """Shared memory of a CTA, in rows of elements."""
+    """Shared memory of a CTA, in rows of words."""
 
     q: Any
-    """Queries, and at the end results, as pairs of elements."""
+    """Queries, and at the end results."""
     k: Any
     v: Any
 
@@ -77,7 +76,7 @@ class Warp(NamedTuple):
         """Return how queries, keys and values are copied."""
         kernel, spec = self.kernel, self.kernel.spec
         q, k, v = kernel.func_params[:3]
-        real = spec.head_dim // PIECE
+        real = spec.head_dim // kernel.piece
         return (
             Copy(q, spec.heads, spec.queries, kernel.qk_pieces, real),
             Copy(k, spec.kv_heads, spec.keys, kernel.qk_pieces, real),
@@ -126,21 +125,19 @@ class Tile:
         return T.min(whole, T.max(0, self.row + spec.diagonal + 1) // block_n) if spec.is_causal else whole
 
 
-def _start_copy(
-    warp: Warp, copy: Copy, to: tuple[Any, tuple[Any, ...], int], place: tuple[Any, Any], count: int, *, is_checked: bool
-) -> None:
+def _start_copy(warp: Warp, copy: Copy, to: tuple[Any, tuple[Any, ...]], place: tuple[Any, Any], count: int, *, is_checked: bool) -> None:
     """Start to copy so many rows of an argument to shared memory, zeros in place of those beyond the last; `place` is the head and row.
 
-    `to` is the buffer there, the index in front of a row, and the elements of a piece. As many threads take part as are a multiple of a
+    `to` is the buffer there, and the index in front of a row. As many threads take part as are a multiple of a
     row's pieces: then each of them copies the same piece of all its rows.
     """
     spec, threads = warp.kernel.spec, warp.kernel.params.threads
-    (buffer, stage, width), (head, first) = to, place
+    (buffer, stage), (head, first) = to, place
     pieces = copy.pieces
     step = threads // pieces
     name, source = cp_async_source(VECTOR_BYTES)
     row_in_pass, piece = warp.thread // pieces, warp.thread % pieces
-    column = piece * PIECE if copy.real == pieces else T.min(piece, copy.real - 1) * PIECE
+    column = (piece if copy.real == pieces else T.min(piece, copy.real - 1)) * warp.kernel.piece
     for number in range(-(-count // step)):
         row = row_in_pass + number * step
         at = T.min(first + row, copy.rows - 1) if is_checked else first + row
@@ -149,7 +146,7 @@ def _start_copy(
         size = T.Select(T.And(*asked) if len(asked) == 2 else asked[0], VECTOR_BYTES, 0) if asked else VECTOR_BYTES
         call = T.cuda.func_call(
             name,
-            buffer.ptr_to([*stage, row, piece * width]),
+            buffer.ptr_to([*stage, row, piece * WORDS]),
             copy.buffer.ptr_to(spec.index(warp.tile.batch, head, at, column)),
             size,
             source_code=source,
@@ -170,7 +167,7 @@ def _load_queries(warp):
     _start_copy(
         warp,
         copy,
-        (warp.smem.q, (), WORDS),
+        (warp.smem.q, ()),
         (warp.tile.head, warp.tile.row),
         params.block_m,
         is_checked=copy.rows % params.block_m != 0,
@@ -185,7 +182,7 @@ def load_rows(warp, copy, ring, stage, number, is_checked):
         _start_copy(
             warp,
             copy,
-            (ring, (stage,), PIECE),
+            (ring, (stage,)),
             (warp.kv_head, (warp.tile.blocks - 1 - number) * params.block_n),
             params.block_n,
             is_checked=is_checked and copy.rows % params.block_n != 0,

@@ -14,7 +14,7 @@ from emulation import EmulationError, emulate, host
 from support.attention_cases import SMALL
 from support.attention_tc_cases import ATTENTIONS, ONE, PLAIN
 from support.compilers import needs_nvcc
-from support.thinned import at, only
+from support.thinned import only
 
 import kerneldecl
 from kerneldecl.arrays import relative_error
@@ -35,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "head of 256": LLAMA | {"head_dim": 256, "dtype": "bfloat16"},
     "diffusion": {"batch": 2, "heads": 8, "queries": 4096, "keys": 4096, "head_dim": 40},
     "mask": LLAMA | {"mask": True, "causal": False},
+    "float32": LLAMA | {"dtype": "float32"},
     "one query": LLAMA | {"queries": 1},
 }
 
@@ -55,7 +56,7 @@ def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], se
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("one stage", "head of 40", "bshd, GQA, bfloat16", "additive mask"), ATTENTIONS))
+@pytest.mark.parametrize("name", only(("one stage", "head of 40", "bshd, GQA, bfloat16", "float32"), ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     rule = rule_of(attrs)
@@ -119,14 +120,14 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
     made = gpu_attention_tc.apply(mod, dict(first.candidate.params), gpu)
     assert made is not None
     sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
-    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FAST_MATH_FLAGS)
+    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FLAGS if name == "float32" else nvcc.FAST_MATH_FLAGS)
     assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
 
 
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({"dtype": "float32"}, {}),
+        ({"dtype": "float32"}, {"fma_powers": 1}),
         ({"head_dim": 68}, {}),
         ({"head_dim": 264}, {}),
         ({}, {"block_n": 40}),
@@ -147,11 +148,11 @@ def test_none_without_asynchronous_copies() -> None:
     assert policy.why_not(iter_space(mod), turing)
 
 
-@pytest.mark.parametrize("arch", ["h200", "a100-80gb", "rtx-3090", "l4", "rtx-5090"])
-@pytest.mark.parametrize("name", at({0, 5}, [*SHAPES]))
+@pytest.mark.parametrize("arch", only(("a100-80gb", "l4"), ("h200", "a100-80gb", "rtx-3090", "l4", "rtx-5090")))
+@pytest.mark.parametrize("name", only(("float32", "one query"), SHAPES))
 def test_the_policys_proposals_apply(name: str, arch: str) -> None:
     mod, gpu = canonical.lower(rule_of(SHAPES[name])), load_arch(ROOT, arch)
     proposals = policy.propose(iter_space(mod), gpu, 20)
     assert len(proposals) > 3
-    for proposal in proposals[::9]:
+    for proposal in proposals[::12]:
         assert gpu_attention_tc.apply(mod, dict(proposal.candidate.params), gpu) is not None, proposal.candidate
