@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kerneldecl.analysis.attention import AttentionSizes
 from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
+DTYPES = ("float16", "bfloat16", "float32")
 MAX_HEAD_DIM = 256
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
@@ -24,6 +26,11 @@ class Rows(NamedTuple):
     head_dim: int
     value_dim: int
     dtype: str
+    out_dtype: str
+
+    @classmethod
+    def of(cls, sizes: AttentionSizes) -> Rows:
+        return cls(sizes.head_dim, sizes.value_dim, sizes.dtype, sizes.out_dtype)
 
     @property
     def is_wide(self) -> bool:
@@ -51,6 +58,16 @@ class Rows(NamedTuple):
     @property
     def v_pitch(self) -> int:
         return pitch(self.value_dim * self.item_bytes)
+
+    @property
+    def out_bytes(self) -> int:
+        """Return the bytes of a row of results."""
+        return self.value_dim * dtype_bytes(self.out_dtype)
+
+    @property
+    def q_pitch(self) -> int:
+        """Return the bytes between rows of queries, where results go as well."""
+        return max(self.qk_pitch, pitch(self.out_bytes))
 
 
 def pitch(row_bytes: int) -> int:
@@ -96,7 +113,7 @@ class AttentionTcParams(NamedTuple):
 
     def smem_bytes(self, rows: Rows) -> int:
         """Return the shared memory of a CTA: queries, which make room for results, and the stages of keys and values."""
-        return self.block_m * max(rows.qk_pitch, rows.v_pitch) + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch)
+        return self.block_m * rows.q_pitch + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch)
 
     def fits(self, rows: Rows, gpu: Gpu) -> bool:
         """Say whether a kernel with these parameters can be built for a GPU, without registers that spill."""
@@ -122,8 +139,11 @@ class AttentionTcParams(NamedTuple):
         return Candidate.of("gpu_attention_tc", self._asdict())
 
 
-def takes(rows: Rows, gpu: Gpu) -> bool:
-    """Say whether the kernel on mma.sync computes attentions with such rows on a GPU."""
-    return gpu.tensor_rate(rows.mma_dtype) > 0 and all(
-        columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (rows.head_dim, rows.value_dim)
+def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:
+    """Say whether the kernel on mma.sync computes such an attention on a GPU."""
+    return (
+        sizes.dtype in DTYPES
+        and sizes.out_dtype in DTYPES
+        and gpu.tensor_rate(Rows.of(sizes).mma_dtype) > 0
+        and all(columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )

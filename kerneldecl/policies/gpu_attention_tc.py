@@ -43,8 +43,8 @@ SOFTMAX_CYCLES = 2.4 / 128
 POWER_CYCLES = 8.8 / 128
 FMA_POWER_CYCLES = 10.0 / 128
 """Cycles for a power on CUDA cores."""
-MASK_CYCLES = 6.0 / 128
-"""Cycles for a score to which a mask is added: its load, conversion and addition."""
+BIAS_CYCLES = 6.0 / 128
+"""Cycles for a score to which a mask is added: its load, conversion and addition. Slopes and caps take about as much."""
 BLOCK_CYCLES = 400.0
 """Cycles of a block in which its warps do nothing else: two barriers, the exchange of maxima, the first fragments."""
 TILE_CYCLES = 2500.0
@@ -82,13 +82,13 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
-    if not attention_tc.takes(_rows(sizes), gpu):
+    if not attention_tc.takes(sizes, gpu):
         return "the GPU's tensor cores do not take its dtype, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
-    together, rows = _heads_together(sizes, gpu), _rows(sizes)
+    together, rows = _heads_together(sizes, gpu), Rows.of(sizes)
     most_n = -(-sizes.keys // FRAGMENT) * FRAGMENT
     for warps, fragments, block_n, stages, fma in itertools.product(WARPS, FRAGMENTS, BLOCK_N, STAGES, FMA_POWERS):
         if (warps * fragments - 1) * FRAGMENT >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
@@ -99,10 +99,6 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
             yield from itertools.islice((params for params in residents if params.fits(rows, gpu)), 1)
-
-
-def _rows(sizes: AttentionSizes) -> Rows:
-    return Rows(sizes.head_dim, sizes.value_dim, sizes.dtype)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
@@ -131,22 +127,25 @@ def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
 
 def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
     """Return how many blocks of keys each tile of a head goes through."""
-    rows = range(0, sizes.queries, params.block_m)
-    if not sizes.is_causal:
-        return [-(-sizes.keys // params.block_n)] * len(rows)
-    seen = (min(row + params.block_m, sizes.queries) + sizes.keys - sizes.queries for row in rows)
-    return [max(1, -(-min(keys, sizes.keys) // params.block_n)) for keys in seen]
+    tiles = (range(row, min(row + params.block_m, sizes.queries)) for row in range(0, sizes.queries, params.block_m))
+    seen = (sizes.band.keys_of(rows, sizes.keys) for rows in tiles)
+    return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in seen]
+
+
+def _biases(sizes: AttentionSizes) -> int:
+    """Return how many things are done to each score before its softmax."""
+    return sizes.has_mask + sizes.has_alibi + sizes.has_softcap
 
 
 def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles in which so many CTAs on an SM each take a block of keys: they share its units."""
     scores = params.block_m * params.block_n
-    rows = _rows(sizes)
+    rows = Rows.of(sizes)
     row_bytes = rows.qk_bytes + rows.value_dim * rows.item_bytes
     # Fewer warps than an SM has partitions leave some of its tensor cores idle.
     idle = max(1.0, SM_PARTITIONS / params.warps)
     on_fma = params.fma_powers / 8
-    softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + sizes.has_mask * MASK_CYCLES)
+    softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + _biases(sizes) * BIAS_CYCLES)
     products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.mma_dtype, "float32")
     if rows.is_wide:
         products *= WIDE_PRODUCTS

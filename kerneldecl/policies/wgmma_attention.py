@@ -90,8 +90,10 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
-    if not attention.takes(sizes.head_dim, sizes.value_dim, sizes.dtype, has_mask=sizes.has_mask):
-        return "it has a mask, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+    if not attention.takes(sizes):
+        return (
+            "it has another mask than a causal one, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+        )
     return ""
 
 
@@ -176,10 +178,8 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
-    rows = range(0, sizes.queries, block_m)
-    if not sizes.is_causal:
-        return [sizes.keys] * len(rows)
-    return [max(1, min(row + block_m, sizes.queries) + sizes.keys - sizes.queries) for row in rows]
+    tiles = (range(row, min(row + block_m, sizes.queries)) for row in range(0, sizes.queries, block_m))
+    return [max(1, sizes.band.keys_of(rows, sizes.keys).stop) for rows in tiles]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:

@@ -32,8 +32,7 @@ from tvm import IRModule, tirx
 
 from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows, takes
 from kerneldecl.analysis.tensor_cores import first_capability
-from kerneldecl.compiler.attention import AttentionSpec, read_attention
-from kerneldecl.compiler.canonical import signature_of
+from kerneldecl.compiler.attention import read_attention
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
 from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
@@ -49,16 +48,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
     spec = read_attention(mod)
-    if spec is None or spec.scale <= 0:
+    if spec is None or spec.scale <= 0 or not takes(spec.sizes, gpu) or not attention.fits(Rows.of(spec.sizes), gpu):
         return None
-    rows = Rows(spec.head_dim, spec.value_dim, spec.dtype)
-    if not takes(rows, gpu) or not attention.fits(rows, gpu):
-        return None
-    arguments = tuple(
-        tirx.decl_buffer(shape, dtype, name) for (shape, dtype), name in zip(signature_of(mod["main"]), _names(spec), strict=True)
-    )
+    arguments = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments}
     return build(AttentionTcKernel(arguments, spec, attention, supports_pdl(gpu)))
-
-
-def _names(spec: AttentionSpec) -> tuple[str, ...]:
-    return ("Q", "K", "V", "mask", "O") if spec.has_mask else ("Q", "K", "V", "O")

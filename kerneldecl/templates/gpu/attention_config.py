@@ -6,6 +6,7 @@ Knows nothing of the kernel's statements.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,8 @@ LOG2_E = math.log2(math.e)
 class AttentionTcKernel:
     """One kernel: each CTA computes one tile of queries, and goes through the blocks of keys from the last that it sees to the first."""
 
-    func_params: tuple[Any, ...]
-    """Q, K, V, the mask if there is one, O."""
+    arguments: Mapping[str, Any]
+    """Buffers by the names that `AttentionSpec.arguments` gives them."""
     spec: AttentionSpec
     params: AttentionTcParams
     has_pdl: bool
@@ -50,14 +51,20 @@ class AttentionTcKernel:
         return min(self.params.heads_together, self.all_heads)
 
     @property
-    def masks_last_block(self) -> bool:
-        """Say whether the last block that a tile goes through has keys that not all rows see."""
-        return self.spec.is_causal or self.spec.keys % self.params.block_n != 0
+    def has_unseen_keys(self) -> bool:
+        """Say whether some blocks have keys that not all rows see, besides those that a mask hides."""
+        return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
+
+    @property
+    def has_bias(self) -> bool:
+        """Say whether more is done to scores than to scale them."""
+        spec = self.spec
+        return spec.softcap > 0 or spec.alibi is not None or (spec.has_mask and spec.bias_dtype != "bool")
 
     @property
     def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken; with a mask, they are before it is added."""
-        return 1.0 if self.spec.has_mask else self.spec.scale * LOG2_E
+        """Return what scores are multiplied by before powers of two are taken; those with a bias are scaled before."""
+        return 1.0 if self.has_bias else self.spec.scale * LOG2_E
 
     # ---- registers of a thread, for each fragment of rows
 
@@ -78,8 +85,8 @@ class AttentionTcKernel:
 
     @property
     def narrow(self) -> str:
-        """Return the conversion of two float32 to a register."""
-        return f"cvt.rn.{PTX_TYPES[self.spec.dtype]}x2.f32"
+        """Return the conversion of two float32 to a register of powers."""
+        return narrow(self.spec.dtype)
 
     @property
     def score_steps(self) -> int:
@@ -90,17 +97,12 @@ class AttentionTcKernel:
 
     @property
     def rows(self) -> Rows:
-        return Rows(self.spec.head_dim, self.spec.value_dim, self.spec.dtype)
+        return Rows.of(self.spec.sizes)
 
     @property
     def piece(self) -> int:
         """Return the elements that one cp.async copies."""
         return VECTOR_BYTES // self.rows.item_bytes
-
-    @property
-    def q_pitch(self) -> int:
-        """Return the bytes between rows of queries, where results go as well."""
-        return max(self.rows.qk_pitch, self.rows.v_pitch)
 
     @property
     def qk_pieces(self) -> int:
@@ -109,3 +111,12 @@ class AttentionTcKernel:
     @property
     def v_pieces(self) -> int:
         return self.spec.value_dim // self.piece
+
+    @property
+    def out_pieces(self) -> int:
+        return self.rows.out_bytes // VECTOR_BYTES
+
+
+def narrow(dtype: str) -> str:
+    """Return the conversion of two float32 to a register."""
+    return f"cvt.rn.{PTX_TYPES[dtype]}x2.f32"

@@ -13,10 +13,11 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
-from kerneldecl.templates.gpu.attention_products import add_mask, add_results, compute_scores, hold_queries
+from kerneldecl.templates.gpu.attention_bias import add_biases, hide_unseen
+from kerneldecl.templates.gpu.attention_config import LOG2_E, AttentionTcKernel, narrow
+from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
 from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
-from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, mask, next_softmax, rescale, to_operand
+from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, to_operand
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
@@ -29,12 +30,6 @@ def _clear(warp: Warp) -> None:
             T.buffer_store(softmax.total, T.float32(0), [i])
         for i in range(warp.kernel.results):
             T.buffer_store(results, T.float32(0), [i])
-
-
-def _mask(warp: Warp, block: Any) -> None:
-    """Set the scores of keys that rows do not see to minus infinity."""
-    for number, fragment in enumerate(warp.fragments):
-        mask(fragment.softmax, (fragment.softmax.limits(warp.first_row(number), (0, warp.lane)), block))
 
 
 def _take_scores(warp: Warp) -> None:
@@ -53,7 +48,7 @@ def _take_block(warp, matrices, slot, number):
     now = T.meta_var(slot[0] if stages > 1 else 0)
     # The stage of the block before, which all warps have multiplied.
     before = T.meta_var(0 if stages == 1 else T.Select(slot[0] == 0, stages - 1, slot[0] - 1))
-    block = T.meta_var(tile.blocks - 1 - number)
+    block = T.meta_var(tile.last - number)
     _, keys, values = meta_vars(warp.copies())
     T.ptx.cp.async_.wait_group(2 * (stages - 1))
     T.cuda.cta_sync()
@@ -64,11 +59,11 @@ def _take_block(warp, matrices, slot, number):
     T.cuda.cta_sync()
     load_rows(warp, keys, warp.smem.k, now, number + stages, False)
     T.ptx.cp.async_.commit_group()
-    if kernel.spec.has_mask:
-        add_mask(warp, block)
-    if kernel.masks_last_block:
-        if block >= tile.whole_blocks():
-            _mask(warp, block)
+    if kernel.has_bias or kernel.spec.has_mask:
+        add_biases(warp, block)
+    if kernel.has_unseen_keys:
+        if tile.is_partial(block):
+            hide_unseen(warp, block)
     _take_scores(warp)
     add_results(warp, now, matrices)
     if stages > 1:
@@ -102,19 +97,31 @@ def _round_results(warp: Warp, packed: Any) -> None:
             half = i % 4 // 2
             row = warp.warp * kernel.params.warp_rows + number * FRAGMENT + warp.lane // 4 + half * 8
             pair = [results[i + place] * softmax.factor[half] for place in range(2)]
-            if kernel.rows.is_wide:
+            if kernel.spec.result_dtype == "float32":
                 for place in range(2):
                     word = i // 4 * 8 + warp.lane % 4 * 2 + place
                     T.buffer_store(warp.smem.q, T.reinterpret("uint32", pair[place]), [row, word])
             else:
-                T.evaluate(T.ptx[kernel.narrow](packed[0], pair[1], pair[0]))
+                T.evaluate(T.ptx[narrow(kernel.spec.result_dtype)](packed[0], pair[1], pair[0]))
                 T.buffer_store(warp.smem.q, packed[0], [row, i // 4 * 4 + warp.lane % 4])
+
+
+def _store_sums(warp: Warp) -> None:
+    """Store the logarithms of the sums of rows; one of the four threads of a row does."""
+    kernel, spec, tile = warp.kernel, warp.kernel.spec, warp.tile
+    for number, (softmax, _, _, _) in enumerate(warp.fragments):
+        for r in range(2):
+            row = warp.first_row(number) + warp.lane // 4 + r * 8
+            highest = softmax.finite(softmax.reference[r]) * T.float32(kernel.scale_log2)
+            value = (highest + T.log2(softmax.total[r * 2])) * T.float32(1 / LOG2_E)
+            with T.If(T.And(warp.lane % 4 == 0, row < spec.queries)), T.Then():
+                T.buffer_store(kernel.arguments["logsumexp"], value, [tile.batch, tile.head, row])
 
 
 def _word(warp: Warp, row: Any, piece: Any) -> Any:
     """Return where a piece of a row of results begins, in words."""
     spec = warp.kernel.spec
-    shape = spec.shape(spec.heads, spec.queries, warp.kernel.v_pieces * WORDS)
+    shape = spec.shape(spec.heads, spec.queries, warp.kernel.out_pieces * WORDS)
     index = spec.index(warp.tile.batch, warp.tile.head, row, piece * WORDS)
     return ((index[0] * shape[1] + index[1]) * shape[2] + index[2]) * shape[3] + index[3]
 
@@ -123,11 +130,13 @@ def _word(warp: Warp, row: Any, piece: Any) -> Any:
 def _store_results(warp):
     """Store a warp's results in whole rows."""
     kernel, spec = T.meta_var((warp.kernel, warp.kernel.spec))
-    rows, pieces = T.meta_var((kernel.params.warp_rows, kernel.v_pieces))
-    out = T.meta_var(kernel.func_params[-1])
+    rows, pieces = T.meta_var((kernel.params.warp_rows, kernel.out_pieces))
+    out = T.meta_var(kernel.arguments["O"])
     words = T.decl_buffer((spec.batch * spec.heads * spec.queries * pieces * WORDS,), "uint32", data=out.data)
     packed = T.alloc_local((1,), "uint32")
     _round_results(warp, packed)
+    if spec.has_logsumexp:
+        _store_sums(warp)
     T.cuda.warp_sync()
     for i in T.unroll(-(-rows * pieces // WARP_LANES)):
         index = T.meta_var(i * WARP_LANES + warp.lane)
@@ -158,7 +167,7 @@ def _fragments(kernel: AttentionTcKernel) -> tuple[Fragment, ...]:
 def _run(kernel, block, warp_id, lane):
     params = T.meta_var(kernel.params)
     pool = T.SMEMPool()  # names of its buffers stand in the generated code
-    queries = pool.alloc((params.block_m, kernel.q_pitch // 4), "uint32", align=16)
+    queries = pool.alloc((params.block_m, kernel.rows.q_pitch // 4), "uint32", align=16)
     keys = pool.alloc((params.stages, params.block_n, kernel.rows.qk_pitch // 4), "uint32", align=16)
     values = pool.alloc((params.stages, params.block_n, kernel.rows.v_pitch // 4), "uint32", align=16)
     pool.commit()
@@ -188,5 +197,5 @@ def build(kernel: AttentionTcKernel) -> tvm.IRModule:
         lane = T.lane_id([WARP_LANES])
         _run(kernel, block, warp, lane)
 
-    func = tirx.PrimFunc(list(kernel.func_params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    func = tirx.PrimFunc(list(kernel.arguments.values()), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

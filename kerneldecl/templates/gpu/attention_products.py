@@ -1,4 +1,4 @@
-"""Owns the products of attention on mma.sync: scores and results of a warp's fragments, and the additive mask.
+"""Owns the products of attention on mma.sync: scores and results of a warp's fragments, from elements of 16 or 32 bits.
 
 Knows nothing of when blocks of keys and values are in shared memory.
 
@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.templates.gpu.attention_config import LOG2_E, AttentionTcKernel
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.gpu.attention_tile import WORDS, Warp
 
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x{}{}.shared.b16"
@@ -138,17 +138,3 @@ def _add_wide_results(warp: Warp, stage: Any, matrices: Any) -> None:
             _split(_floats((matrices, 0), 2), matrices)
             for fragment in warp.fragments:
                 _multiply_split(kernel, (fragment.results, column * 4), (fragment.operand, 0), (matrices, 0))
-
-
-def add_mask(warp: Warp, block: Any) -> None:
-    """Scale the scores of a block of keys, and add the mask."""
-    kernel, spec = warp.kernel, warp.kernel.spec
-    values = kernel.func_params[3]
-    for number, fragment in enumerate(warp.fragments):
-        scores = fragment.softmax.scores
-        for i in range(kernel.scores):
-            row = warp.first_row(number) + warp.lane // 4 + i % 4 // 2 * 8
-            column = block * kernel.params.block_n + warp.lane % 4 * 2 + i // 4 * 8 + i % 2
-            inside = (T.min(row, spec.queries - 1), T.min(column, spec.keys - 1))
-            added = T.cast(values[inside], "float32") * T.float32(LOG2_E)
-            T.buffer_store(scores, scores[i] * T.float32(spec.scale * LOG2_E) + added, [i])

@@ -5,6 +5,7 @@ Knows nothing of what is computed of them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
@@ -24,7 +25,8 @@ class Copy(NamedTuple):
     """How a CTA's threads copy rows of an argument: neighbouring threads copy neighbouring pieces of a row."""
 
     buffer: Any
-    heads: int
+    first_head: int
+    """Head of the argument that is this one's first: packed arguments have others before it."""
     rows: int
     """Rows that each head has."""
     pieces: int
@@ -75,12 +77,14 @@ class Warp(NamedTuple):
     def copies(self) -> tuple[Copy, Copy, Copy]:
         """Return how queries, keys and values are copied."""
         kernel, spec = self.kernel, self.kernel.spec
-        q, k, v = kernel.func_params[:3]
+        is_packed, arguments = spec.layout == "packed", kernel.arguments
+        q, k, v = (arguments["QKV" if is_packed else name] for name in "QKV")
+        first_of_k, first_of_v = (spec.heads, spec.heads + spec.kv_heads) if is_packed else (0, 0)
         real = spec.head_dim // kernel.piece
         return (
-            Copy(q, spec.heads, spec.queries, kernel.qk_pieces, real),
-            Copy(k, spec.kv_heads, spec.keys, kernel.qk_pieces, real),
-            Copy(v, spec.kv_heads, spec.keys, kernel.v_pieces, kernel.v_pieces),
+            Copy(q, 0, spec.queries, kernel.qk_pieces, real),
+            Copy(k, first_of_k, spec.keys, kernel.qk_pieces, real),
+            Copy(v, first_of_v, spec.keys, kernel.v_pieces, kernel.v_pieces),
         )
 
     def first_row(self, number: int) -> Any:
@@ -90,7 +94,7 @@ class Warp(NamedTuple):
 
 @T.meta_class
 class Tile:
-    """The tile of a CTA: which head, which rows, how many blocks of keys they see, and how many of these all rows see whole."""
+    """The tile of a CTA: which head, which rows, how many blocks of keys they see, and which is the last of these."""
 
     def __init__(self, kernel: AttentionTcKernel, block: Any) -> None:
         self.kernel = kernel
@@ -98,6 +102,7 @@ class Tile:
         self.head = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
         self.blocks = T.local_scalar("int32")
+        self.last = T.local_scalar("int32")
         self._place(block)
 
     @T.inline
@@ -112,17 +117,25 @@ class Tile:
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
         self.row = tile * params.block_m
-        if spec.is_causal:
-            last = T.meta_var(T.min(self.row + params.block_m, spec.queries) + spec.diagonal)
-            self.blocks = T.max(1, (T.min(last, spec.keys) + params.block_n - 1) // params.block_n)
-        else:
-            self.blocks = kernel.key_blocks
+        first_key, stop = meta_vars(self._keys())
+        self.last = (stop + params.block_n - 1) // params.block_n - 1
+        self.blocks = T.max(0, self.last + 1 - first_key // params.block_n)
 
-    def whole_blocks(self) -> Any:
-        """Return how many blocks of keys all rows of the tile see whole."""
-        spec, block_n = self.kernel.spec, self.kernel.params.block_n
-        whole = spec.keys // block_n
-        return T.min(whole, T.max(0, self.row + spec.diagonal + 1) // block_n) if spec.is_causal else whole
+    def _keys(self) -> tuple[Any, Any]:
+        """Return the first key that some row of the tile sees, and the one behind the last."""
+        spec, band = self.kernel.spec, self.kernel.spec.band
+        first = 0 if band.lower is None else T.max(0, self.row + band.lower)
+        rows = T.min(self.row + self.kernel.params.block_m, spec.queries)
+        return first, spec.keys if band.upper is None else T.max(0, T.min(rows + band.upper, spec.keys))
+
+    def is_partial(self, block: Any) -> Any:
+        """Say whether some row does not see all keys of a block."""
+        spec, band, params = self.kernel.spec, self.kernel.spec.band, self.kernel.params
+        stop = (block + 1) * params.block_n
+        found = [stop > spec.keys] if spec.keys % params.block_n else []
+        found += [] if band.upper is None else [stop > self.row + band.upper + 1]
+        found += [] if band.lower is None else [block * params.block_n < self.row + params.block_m - 1 + band.lower]
+        return functools.reduce(T.Or, found)
 
 
 def _start_copy(warp: Warp, copy: Copy, to: tuple[Any, tuple[Any, ...]], place: tuple[Any, Any], count: int, *, is_checked: bool) -> None:
@@ -147,7 +160,7 @@ def _start_copy(warp: Warp, copy: Copy, to: tuple[Any, tuple[Any, ...]], place: 
         call = T.cuda.func_call(
             name,
             buffer.ptr_to([*stage, row, piece * WORDS]),
-            copy.buffer.ptr_to(spec.index(warp.tile.batch, head, at, column)),
+            copy.buffer.ptr_to(spec.index(warp.tile.batch, head + copy.first_head if copy.first_head else head, at, column)),
             size,
             source_code=source,
         )
@@ -183,7 +196,7 @@ def load_rows(warp, copy, ring, stage, number, is_checked):
             warp,
             copy,
             (ring, (stage,)),
-            (warp.kv_head, (warp.tile.blocks - 1 - number) * params.block_n),
+            (warp.kv_head, (warp.tile.last - number) * params.block_n),
             params.block_n,
             is_checked=is_checked and copy.rows % params.block_n != 0,
         )

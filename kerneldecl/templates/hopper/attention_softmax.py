@@ -70,9 +70,8 @@ class Softmax(NamedTuple):
     def finite(self, reference: Any) -> Any:
         """Return a row's reference, or zero for a row that has seen no key yet: then the distance of each score to it is minus infinity."""
         lowest = tirx.const(float("-inf"), "float32")
-        return (
-            T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal or self.kernel.spec.has_mask else reference
-        )
+        is_seen = self.kernel.spec.band.is_full and not self.kernel.spec.has_mask
+        return reference if is_seen else T.Select(reference == lowest, T.float32(0), reference)
 
 
 def mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
@@ -187,7 +186,7 @@ def to_operand(softmax, operand):
 
 @T.inline
 def finish_rows(softmax):
-    """Add up the sums of the threads that share a row, and note their inverse; zero for rows that see no key."""
+    """Add up the sums of the threads that share a row, and note their inverse; zero for rows that see no key, NaN for those of NaN."""
     total, factor = T.meta_var((softmax.total, softmax.factor))
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + total[r * 2 + 1]
@@ -196,4 +195,4 @@ def finish_rows(softmax):
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 2, 32, 32)
     for r in T.unroll(2):
-        factor[r] = T.Select(total[r * 2] > T.float32(0), T.float32(1) / total[r * 2], T.float32(0))
+        factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
