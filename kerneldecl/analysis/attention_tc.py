@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kerneldecl.analysis.attention import AttentionSizes
-from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
@@ -16,7 +16,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 MAX_HEAD_DIM = 256
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
-OTHER_REGISTERS = 34
+OTHER_REGISTERS = 32
 """Registers of a thread besides scores, results and queries: fragments, addresses, maxima and sums of rows, temporaries."""
 
 
@@ -107,9 +107,9 @@ class AttentionTcParams(NamedTuple):
         return self.warps * WARP_LANES
 
     def registers(self, rows: Rows) -> int:
-        """Return the registers of a thread that hold scores, results and queries; powers replace scores."""
+        """Return the registers of a thread that hold scores, results and queries, and powers of one fragment beside the scores of all."""
         queries = rows.qk_bytes // 8 if self.q_in_registers else 0
-        return self.fragments * (self.block_n // 2 + rows.value_dim // 2 + queries)
+        return self.fragments * (self.block_n // 2 + rows.value_dim // 2 + queries) + self.block_n // 4
 
     def smem_bytes(self, rows: Rows) -> int:
         """Return the shared memory of a CTA: queries, which make room for results, and the stages of keys and values."""
@@ -118,7 +118,9 @@ class AttentionTcParams(NamedTuple):
     def fits(self, rows: Rows, gpu: Gpu) -> bool:
         """Say whether a kernel with these parameters can be built for a GPU, without registers that spill."""
         smem_bytes = self.smem_bytes(rows)
-        registers = min(gpu.max_registers_per_thread, gpu.registers_per_sm // (self.threads * self.ctas_per_sm) // 8 * 8)
+        warps = -(-self.warps * self.ctas_per_sm // SM_PARTITIONS)
+        shared = gpu.registers_per_sm // (SM_PARTITIONS * warps) // gpu.register_allocation_unit * gpu.register_allocation_unit
+        registers = min(gpu.max_registers_per_thread, shared // WARP_LANES)
         return (
             self.warps >= 1
             and self.threads <= gpu.max_threads_per_block
