@@ -43,6 +43,10 @@ MANY_WAVES = 16
 
 SOFTMAX_CYCLES = 9.9 / 128
 """Cycles of an SM for a score: 1/16 for its power, which nothing of the same warp hides wholly, and what is multiplied and added."""
+CAP_CYCLES = 17.6 / 128
+SLOPE_CYCLES = 3.0 / 128
+MASK_CYCLES = 10.0 / 128
+"""Cycles for what softcap, slopes and a mask do to a score. Counted instructions, not measured."""
 BLOCK_CYCLES = 626.0
 """Cycles of a block in which its consumer does nothing else: barriers, the exchange of maxima, wgmma's latency."""
 TILE_CYCLES = 4700.0
@@ -91,9 +95,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
     if not attention.takes(sizes):
-        return (
-            "it has another mask than a causal one, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
-        )
+        return "its elements do not have 16 bits, its mask has too many, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
@@ -109,7 +111,9 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
                 WgmmaAttentionParams(consumers, block_n, stages, q_stages, OVERLAP, pingpong, together, ctas, cluster, FMA_POWERS, pdl=1)
                 for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
             )
-            yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim)), 1)
+            yield from itertools.islice(
+                (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, has_bias=sizes.has_bias)), 1
+            )
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
@@ -146,7 +150,7 @@ def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float
 def _work(sizes: AttentionSizes, params: WgmmaAttentionParams, ctas: int) -> Iterable[tuple[int, float]]:
     """Return how many tiles, and blocks of keys in them, CTAs have, without repetition."""
     tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
-    if not sizes.is_causal:
+    if sizes.band.is_full:
         count = -(-tiles // ctas)
         return [(count, count * -(-sizes.keys // params.block_n))]
     if tiles > MANY_WAVES * ctas:
@@ -179,7 +183,7 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
     tiles = (range(row, min(row + block_m, sizes.queries)) for row in range(0, sizes.queries, block_m))
-    return [max(1, sizes.band.keys_of(rows, sizes.keys).stop) for rows in tiles]
+    return [max(1, len(sizes.band.keys_of(rows, sizes.keys))) for rows in tiles]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
@@ -190,7 +194,8 @@ def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles of a block of keys of all consumers of so many CTAs on an SM: they share tensor cores, and what softmax takes."""
     scores, results = _mma_cycles(sizes, params, gpu)
-    softmax = MMA_TILE_ROWS * params.block_n * SOFTMAX_CYCLES
+    bias = sizes.has_softcap * CAP_CYCLES + sizes.has_alibi * SLOPE_CYCLES + sizes.has_mask * MASK_CYCLES
+    softmax = MMA_TILE_ROWS * params.block_n * (SOFTMAX_CYCLES + bias)
     consumers = resident * params.consumers
     alone = BLOCK_CYCLES + scores + max(results, softmax)
     cycles = p_norm(consumers * (scores + results), consumers * softmax, alone, exponent=BLOCK_P_NORM)

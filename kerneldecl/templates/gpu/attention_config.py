@@ -28,6 +28,10 @@ class AttentionTcKernel:
     params: AttentionTcParams
     has_pdl: bool
 
+    def argument(self, name: str) -> Any:
+        """Return the buffer of an argument."""
+        return self.arguments[name]
+
     # ---- tiles
 
     @property
@@ -56,15 +60,9 @@ class AttentionTcKernel:
         return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
 
     @property
-    def has_bias(self) -> bool:
-        """Say whether more is done to scores than to scale them."""
-        spec = self.spec
-        return spec.softcap > 0 or spec.alibi is not None or (spec.has_mask and spec.bias_dtype != "bool")
-
-    @property
     def scale_log2(self) -> float:
         """Return what scores are multiplied by before powers of two are taken; those with a bias are scaled before."""
-        return 1.0 if self.has_bias else self.spec.scale * LOG2_E
+        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
 
     # ---- registers of a thread, for each fragment of rows
 

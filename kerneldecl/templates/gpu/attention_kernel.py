@@ -13,11 +13,11 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.templates.gpu.attention_bias import add_biases, hide_unseen
-from kerneldecl.templates.gpu.attention_config import LOG2_E, AttentionTcKernel, narrow
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel, narrow
 from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
 from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
-from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, to_operand
+from kerneldecl.templates.hopper.attention_bias import Rows
+from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, store_sums, to_operand
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
@@ -32,19 +32,21 @@ def _clear(warp: Warp) -> None:
             T.buffer_store(results, T.float32(0), [i])
 
 
-def _take_scores(warp: Warp) -> None:
+def _take_scores(warp: Warp, block: Any) -> None:
     """Turn the scores of a block into powers, and shrink earlier results where maxima have grown."""
-    for softmax, results, operand, _ in warp.fragments:
-        next_softmax(softmax, None, is_masked=False)
-        rescale(softmax, results, warp.kernel.results)
-        if not warp.kernel.rows.is_wide:
+    kernel = warp.kernel
+    is_masked = warp.tile.is_partial(block) if kernel.has_unseen_keys else False
+    for number, (softmax, results, operand, _) in enumerate(warp.fragments):
+        next_softmax(softmax, Rows(kernel, warp.tile, warp.first_row(number), (0, warp.lane)), block, is_masked)
+        rescale(softmax, results, kernel.results)
+        if not kernel.rows.is_wide:
             to_operand(softmax, operand)
 
 
 @T.inline
 def _take_block(warp, matrices, slot, number):
     """Take the `number`-th block: its scores, their powers, and what these add to the results; start later copies when stages are free."""
-    kernel, stages, tile = T.meta_var((warp.kernel, warp.kernel.params.stages, warp.tile))
+    stages, tile = T.meta_var((warp.kernel.params.stages, warp.tile))
     now = T.meta_var(slot[0] if stages > 1 else 0)
     # The stage of the block before, which all warps have multiplied.
     before = T.meta_var(0 if stages == 1 else T.Select(slot[0] == 0, stages - 1, slot[0] - 1))
@@ -59,12 +61,7 @@ def _take_block(warp, matrices, slot, number):
     T.cuda.cta_sync()
     load_rows(warp, keys, warp.smem.k, now, number + stages, False)
     T.ptx.cp.async_.commit_group()
-    if kernel.has_bias or kernel.spec.has_mask:
-        add_biases(warp, block)
-    if kernel.has_unseen_keys:
-        if tile.is_partial(block):
-            hide_unseen(warp, block)
-    _take_scores(warp)
+    _take_scores(warp, block)
     add_results(warp, now, matrices)
     if stages > 1:
         slot[0] = T.Select(slot[0] == stages - 1, 0, slot[0] + 1)
@@ -107,15 +104,8 @@ def _round_results(warp: Warp, packed: Any) -> None:
 
 
 def _store_sums(warp: Warp) -> None:
-    """Store the logarithms of the sums of rows; one of the four threads of a row does."""
-    kernel, spec, tile = warp.kernel, warp.kernel.spec, warp.tile
-    for number, (softmax, _, _, _) in enumerate(warp.fragments):
-        for r in range(2):
-            row = warp.first_row(number) + warp.lane // 4 + r * 8
-            highest = softmax.finite(softmax.reference[r]) * T.float32(kernel.scale_log2)
-            value = (highest + T.log2(softmax.total[r * 2])) * T.float32(1 / LOG2_E)
-            with T.If(T.And(warp.lane % 4 == 0, row < spec.queries)), T.Then():
-                T.buffer_store(kernel.arguments["logsumexp"], value, [tile.batch, tile.head, row])
+    for number, fragment in enumerate(warp.fragments):
+        store_sums(fragment.softmax, warp.kernel.argument("logsumexp"), warp.tile, warp.first_row(number), (0, warp.lane))
 
 
 def _word(warp: Warp, row: Any, piece: Any) -> Any:
