@@ -5,9 +5,10 @@ Knows nothing of TVM or of which parameters are fast.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-from kerneldecl.analysis.attention import AttentionSizes
+from kerneldecl.analysis.attention import BIAS_REGISTERS, MAX_OFFSET, AttentionSizes
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
@@ -115,7 +116,7 @@ class AttentionTcParams(NamedTuple):
         """Return the shared memory of a CTA: queries, which make room for results, and the stages of keys and values."""
         return self.block_m * rows.q_pitch + self.stages * self.block_n * (rows.qk_pitch + rows.v_pitch)
 
-    def fits(self, rows: Rows, gpu: Gpu) -> bool:
+    def fits(self, rows: Rows, gpu: Gpu, *, has_bias: bool = False) -> bool:
         """Say whether a kernel with these parameters can be built for a GPU, without registers that spill."""
         smem_bytes = self.smem_bytes(rows)
         warps = -(-self.warps * self.ctas_per_sm // SM_PARTITIONS)
@@ -132,7 +133,7 @@ class AttentionTcParams(NamedTuple):
             and self.heads_together >= 1
             and self.ctas_per_sm >= 1
             and 0 <= self.fma_powers <= (0 if rows.is_wide else 8)
-            and self.registers(rows) + OTHER_REGISTERS <= registers
+            and self.registers(rows) + OTHER_REGISTERS + (BIAS_REGISTERS if has_bias else 0) <= registers
             and smem_bytes <= gpu.smem_per_block_optin_bytes
             and self.ctas_per_sm * (smem_bytes + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
         )
@@ -147,5 +148,14 @@ def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:
         sizes.dtype in DTYPES
         and sizes.out_dtype in DTYPES
         and gpu.tensor_rate(Rows.of(sizes).mma_dtype) > 0
+        and max(_elements(sizes)) < MAX_OFFSET
         and all(columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )
+
+
+def _elements(sizes: AttentionSizes) -> tuple[int, ...]:
+    """Return the elements of the largest arguments."""
+    queries, keys = sizes.batch * sizes.heads * sizes.queries, sizes.batch * sizes.kv_heads * sizes.keys
+    largest = max(sizes.head_dim, sizes.value_dim)
+    packed = (queries + 2 * keys) * largest if sizes.is_packed else 0
+    return queries * largest, keys * largest, packed, math.prod(sizes.mask)

@@ -83,7 +83,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
     if not attention_tc.takes(sizes, gpu):
-        return "the GPU's tensor cores do not take its dtype, or heads' dimensions are no multiples of 8 up to 256"
+        return "the GPU's tensor cores do not take its dtype, its arguments have too many elements, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
@@ -98,7 +98,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma)
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
-            yield from itertools.islice((params for params in residents if params.fits(rows, gpu)), 1)
+            yield from itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:

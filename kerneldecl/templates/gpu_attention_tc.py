@@ -48,7 +48,9 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     if gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
     spec = read_attention(mod)
-    if spec is None or spec.scale <= 0 or not takes(spec.sizes, gpu) or not attention.fits(Rows.of(spec.sizes), gpu):
+    if spec is None or spec.scale <= 0 or not takes(spec.sizes, gpu):
+        return None
+    if not attention.fits(Rows.of(spec.sizes), gpu, has_bias=spec.sizes.has_bias):
         return None
     arguments = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments}
     return build(AttentionTcKernel(arguments, spec, attention, supports_pdl(gpu)))
