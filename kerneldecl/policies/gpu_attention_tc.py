@@ -83,7 +83,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
     if not attention_tc.takes(sizes, gpu):
-        return "the GPU's tensor cores do not take its dtype, its arguments have too many elements, or heads' dimensions are no multiples of 8 up to 256"
+        return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
