@@ -129,7 +129,8 @@ class AttentionTcParams(NamedTuple):
             and self.block_n >= FRAGMENT
             and self.block_n % FRAGMENT == 0
             and self.stages >= 1
-            and self.q_in_registers in (0, 1)
+            # Of float32, nvcc would hold both parts in registers.
+            and self.q_in_registers in ((0,) if rows.is_wide else (0, 1))
             and self.heads_together >= 1
             and self.ctas_per_sm >= 1
             and 0 <= self.fma_powers <= (0 if rows.is_wide else 8)

@@ -41,9 +41,9 @@ ATTENTIONS: dict[str, Case] = {
     ),
     "powers on CUDA cores": ({"causal": True, "queries": 70}, {"fma_powers": 3}),
     "float32": ({"dtype": "float32", "causal": True}, {"stages": 1}),
-    "float32, two fragments, queries in registers": (
+    "float32, two fragments": (
         {"dtype": "float32", "head_dim": 40, "value_dim": 24, "keys": 200, "layout": "bshd"},
-        {"fragments": 2, "stages": 3, "q_in_registers": 1},
+        {"fragments": 2, "stages": 3},
     ),
     "additive mask": ({"mask": True}, {"fragments": 2}),
     "additive and causal mask, bfloat16": ({"mask": True, "causal": True, "dtype": "bfloat16", "keys": 65}, {"stages": 1}),
