@@ -105,15 +105,14 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
         if (consumers - 1) * MMA_TILE_ROWS >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
             continue
         for pingpong, cluster in PIPELINES if consumers > 1 else ((0, 1),):
-            if cluster > 1 and (consumers != 2 or (sizes.is_causal and sizes.group % cluster)):
+            if cluster > 1 and (consumers != 2 or (not sizes.band.is_full and sizes.group % cluster)):
                 continue
             rings = (
                 WgmmaAttentionParams(consumers, block_n, stages, q_stages, OVERLAP, pingpong, together, ctas, cluster, FMA_POWERS, pdl=1)
                 for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
             )
-            yield from itertools.islice(
-                (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, has_bias=sizes.has_bias)), 1
-            )
+            fitting = (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers))
+            yield from itertools.islice(fitting, 1)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
@@ -157,8 +156,9 @@ def _work(sizes: AttentionSizes, params: WgmmaAttentionParams, ctas: int) -> Ite
         dealt = [(-(-tiles // ctas), _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads // ctas)]
     else:
         dealt = _dealt(sizes, params.block_m, params.heads_together, ctas)
-    # The last block of a tile reaches half a block further than its rows see, in the mean.
-    return [(count, seen / params.block_n + count / 2) for count, seen in dealt]
+    # Where keys are limited, a tile's last block, or its first one, reaches half a block further than its rows see, in the mean.
+    limits = sum(limit is not None for limit in sizes.band)
+    return [(count, seen / params.block_n + count * limits / 2) for count, seen in dealt]
 
 
 @functools.lru_cache
@@ -182,8 +182,8 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
-    tiles = (range(row, min(row + block_m, sizes.queries)) for row in range(0, sizes.queries, block_m))
-    return [max(1, len(sizes.band.keys_of(rows, sizes.keys))) for rows in tiles]
+    rows = range(0, sizes.queries, block_m)
+    return [max(1, len(sizes.band.keys_of(range(row, min(row + block_m, sizes.queries)), sizes.keys))) for row in rows]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
