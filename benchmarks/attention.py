@@ -40,6 +40,8 @@ FIGURES = (
     ("encoder", "encoders and diffusion: slowest, of torch's best", 1.15, min),
 )
 """Tag, name of the figure, goal for their time by ours, and how the entries are combined."""
+TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
+"""The same for kernels on mma.sync, as FlashAttention-2's are."""
 
 
 def candidate_of(template: str, text: str) -> Any:
@@ -106,12 +108,12 @@ def rival(row: Row, name: str = "") -> float | None:
     return min(found, default=None)
 
 
-def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def judged(rows: Sequence[Row], policy: str = POLICIES[0]) -> list[dict[str, Any]]:
     """Return the figures whose entries are among the rows."""
     found = []
-    for tag, what, settings, combine in FIGURES:
+    for tag, what, settings, combine in FIGURES if policy == POLICIES[0] else TC_FIGURES:
         tagged = [row for row in rows if tag in row["tags"]]
-        name = "cudnn" if "cuDNN" in what else ""
+        name = "cudnn" if "cuDNN" in what else "flash" if "Flash" in what else ""
         if tagged:
             found.append(figure(what, settings, combine, each(tagged, lambda row, name=name: rival(row, name))))
     return found
@@ -171,7 +173,7 @@ def main() -> None:
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
-    figures = judged(rows)
+    figures = judged(rows, given.policy)
     show("Figures", figures)
     write_json(given.json, about, {"figures": figures, "entries": rows})
 
