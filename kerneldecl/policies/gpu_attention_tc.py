@@ -102,10 +102,14 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
-    """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them."""
+    """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them.
+
+    They divide all heads: with a rest, causal tiles would end with few long ones.
+    """
     kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
-    fitting = max(1, int(gpu.l2_bytes * L2_SHARE / kv_bytes))
-    return min(fitting * sizes.group, sizes.batch * sizes.heads)
+    kv_heads = sizes.batch * sizes.kv_heads
+    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
+    return sizes.group * next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
 
 
 def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
