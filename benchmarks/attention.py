@@ -1,4 +1,4 @@
-"""Owns the comparison of attention on wgmma with torch's back ends (cuDNN, FlashAttention), and its goals.
+"""Owns the comparison of attention kernels with torch's back ends (cuDNN, FlashAttention), and its goals.
 
 Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
 verified against torch in float64, and all contenders are timed, interleaved.
@@ -27,7 +27,8 @@ from bench_support.table import machine, show, show_machine, write_json
 from gpu import clocks, entries_of
 
 ROOT = Path(__file__).parent / "attention"
-POLICY = TEMPLATE = "wgmma_attention"
+POLICIES = ("wgmma_attention", "gpu_attention_tc")
+"""Policies whose candidates can be timed; each has one template, of the same name."""
 LIMIT_SECS = 60.0
 """Seconds after which an entry is given up: a kernel hangs."""
 FIGURES = (
@@ -39,14 +40,16 @@ FIGURES = (
     ("encoder", "encoders and diffusion: slowest, of torch's best", 1.15, min),
 )
 """Tag, name of the figure, goal for their time by ours, and how the entries are combined."""
+TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
+"""The same for kernels on mma.sync, as FlashAttention-2's are."""
 
 
-def candidate_of(text: str) -> Any:
-    """Return the candidate that a line of parameters describes: `consumers=2 block_n=128 …`."""
+def candidate_of(template: str, text: str) -> Any:
+    """Return the candidate of a template that a line of parameters describes: `consumers=2 block_n=128 …`."""
     from kerneldecl.model import Candidate
 
     pairs = (part.split("=") for part in text.split())
-    return Candidate.of(TEMPLATE, {name: int(value) for name, value in pairs})
+    return Candidate.of(template, {name: int(value) for name, value in pairs})
 
 
 def built(entry: Entry, candidate: Any, folder: str) -> Built:
@@ -95,7 +98,7 @@ def table_row(row: Row) -> Row:
         **{name.removeprefix("torch "): round(value, 3) for name, value in row["ratios"].items()},
         "first": round(min(ours) / ours[0], 3),
         "error": row["errors"][best],
-        "candidate": best.removeprefix(f"{POLICY} "),
+        "candidate": best.partition(" ")[2],
     }
 
 
@@ -105,12 +108,12 @@ def rival(row: Row, name: str = "") -> float | None:
     return min(found, default=None)
 
 
-def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def judged(rows: Sequence[Row], policy: str = POLICIES[0]) -> list[dict[str, Any]]:
     """Return the figures whose entries are among the rows."""
     found = []
-    for tag, what, settings, combine in FIGURES:
+    for tag, what, settings, combine in FIGURES if policy == POLICIES[0] else TC_FIGURES:
         tagged = [row for row in rows if tag in row["tags"]]
-        name = "cudnn" if "cuDNN" in what else ""
+        name = "cudnn" if "cuDNN" in what else "flash" if "Flash" in what else ""
         if tagged:
             found.append(figure(what, settings, combine, each(tagged, lambda row, name=name: rival(row, name))))
     return found
@@ -125,16 +128,22 @@ def say(row: Row, seconds: float) -> None:
         print(f"    {name}: {why}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time attention on a GPU with wgmma beside torch's back ends.")
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Time attention kernels beside torch's back ends.")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, or tag:NAME, as in `kerneldecl build`")
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="whose candidates are timed")
     parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
     parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="parameters of one more candidate, name=value …")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
     start = time.perf_counter()
@@ -143,10 +152,10 @@ def main() -> None:
     about: Row = machine() | gpu.ask(gpu_described)
     show_machine(about)
     print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)
-    also = [candidate_of(text) for text in given.also]
+    also = [candidate_of(given.policy, text) for text in given.also]
     rows = []
     with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
-        asked = [pool.submit(proposals, entry, POLICY, given.top_k) for entry in entries]
+        asked = [pool.submit(proposals, entry, given.policy, given.top_k) for entry in entries]
         chosen = [dict.fromkeys([*one.result(), *also]) for one in asked]
         waiting = [[pool.submit(built, entry, one, folder) for one in many] for entry, many in zip(entries, chosen, strict=True)]
         for entry, kernels in zip(entries, waiting, strict=True):
@@ -164,7 +173,7 @@ def main() -> None:
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
-    figures = judged(rows)
+    figures = judged(rows, given.policy)
     show("Figures", figures)
     write_json(given.json, about, {"figures": figures, "entries": rows})
 

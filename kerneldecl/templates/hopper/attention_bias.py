@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.hopper.attention_config import LOG2_E, AttentionKernel
 
 CAP_SOURCE = """
@@ -29,7 +30,7 @@ class Rows(NamedTuple):
     Element i of its scores is in row `i % 4 // 2` of the two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel
+    kernel: AttentionKernel | AttentionTcKernel
     tile: Any
     first_row: Any
     """The consumer's first row."""
