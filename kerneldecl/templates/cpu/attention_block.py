@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.templates.cpu.attention_config import Task
-from kerneldecl.templates.cpu.vectors import kept, larger, load, loop, power, spread, store
+from kerneldecl.templates.cpu.vectors import in_float32, kept, larger, load, loop, power, spread, store
 
 
 def clear(task: Task) -> None:
@@ -38,8 +38,7 @@ def add_block(task: Task, first: Any, count: Any) -> None:
     with loop(value_dim // params.tile_e) as tile:
         _weigh(task, (first, count), tile * params.tile_e, params.tile_e)
     if value_dim % params.tile_e:
-        if True:
-            _weigh(task, (first, count), T.int64(value_dim // params.tile_e * params.tile_e), value_dim % params.tile_e)
+        _weigh(task, (first, count), T.int64(value_dim // params.tile_e * params.tile_e), value_dim % params.tile_e)
 
 
 def _tile(task: Task, rows: int) -> tuple[Any, list[tuple[int, int]]]:
@@ -70,11 +69,13 @@ def _scores(task: Task, first: Any, count: Any, start: Any) -> None:
         store(tile, part, spread(0.0, lanes))
     with loop(kernel.spec.head_dim) as element:
         _multiply(task, tile, (task.queries, element), [task.keys(task.place, first + at, element) for at in within])
-    if task.bias is not None:
-        for row, query in parts:
-            store(tile, (row, query), load(tile, (row, query), lanes) + load(task.bias, (within[row], query), lanes))
-    if kernel.spec.is_causal:
-        _hide_later_keys(task, tile, parts, [first + at for at in within])
+    keys = [first + at for at in within]
+    for row, query in parts:
+        load_tile = load(tile, (row, query), lanes)
+        biased = _biased(task, load_tile, (keys[row], within[row]), query)
+        if biased is not load_tile:
+            store(tile, (row, query), biased)
+    _hide(task, tile, parts, keys)
     for vector in range(kernel.vectors):
         highest = kept(load(task.highest, (vector * lanes,), lanes))
         for row in range(kernel.params.tile_n):
@@ -84,15 +85,38 @@ def _scores(task: Task, first: Any, count: Any, start: Any) -> None:
         store(task.highest, (vector * lanes,), highest)
 
 
-def _hide_later_keys(task: Task, tile: Any, parts: list[tuple[int, int]], keys: list[Any]) -> None:
-    """Give the scores of keys behind a query's own minus infinity, in tiles that have such keys."""
-    lanes = task.kernel.lanes
-    first_hidden = T.bind(task.place.row + task.kernel.spec.diagonal + 1)
-    with T.If(keys[-1] >= first_hidden), T.Then():
-        for row, query in parts:
-            distance = tirx.Broadcast(tirx.Cast("int32", keys[row] - first_hidden), lanes)
-            seen = distance < tirx.Ramp(T.int32(query), T.int32(1), lanes)
-            store(tile, (row, query), tirx.Select(seen, load(tile, (row, query), lanes), spread(-math.inf, lanes)))
+def _biased(task: Task, score: Any, at: tuple[Any, Any], query: int) -> Any:
+    """Return a key's scores, capped and biased; `at` is the key and its place in the block."""
+    (key, within), kernel, lanes = at, task.kernel, task.kernel.lanes
+    spec = kernel.spec
+    if spec.softcap:
+        cap = spread(spec.softcap, lanes)
+        score = kept(tirx.tanh(kept(score / cap)) * cap)
+    if spec.alibi is not None:
+        first = tirx.Cast("int32", task.place.row + spec.alibi - key) + query
+        distance = tirx.Cast(f"float32x{lanes}", tirx.Ramp(first, T.int32(1), lanes))
+        score = score - spread(kernel.args["slopes"][task.place.head], lanes) * tirx.abs(distance)
+    if task.bias is not None:
+        score = score + load(task.bias, (within, query), lanes)
+    elif spec.has_mask:
+        score = score + spread(in_float32(kernel.args["mask"][kernel.mask_index(task.place, 0, key)]), lanes)
+    return score
+
+
+def _hide(task: Task, tile: Any, parts: list[tuple[int, int]], keys: list[Any]) -> None:
+    """Give the scores of keys outside a query's band minus infinity, in tiles that have such keys."""
+    lanes, row_of, (lower, upper) = task.kernel.lanes, task.place.row, task.kernel.spec.band
+    limits = []
+    if upper is not None:
+        limits.append((keys[-1] > row_of + upper, upper, tirx.LE))
+    if lower is not None:
+        limits.append((keys[0] < row_of + task.kernel.params.block_m - 1 + lower, lower, tirx.GE))
+    for is_beyond, limit, compare in limits:
+        with T.If(is_beyond), T.Then():
+            for row, query in parts:
+                distance = tirx.Broadcast(tirx.Cast("int32", keys[row] - row_of - limit), lanes)
+                seen = compare(distance, tirx.Ramp(T.int32(query), T.int32(1), lanes))
+                store(tile, (row, query), tirx.Select(seen, load(tile, (row, query), lanes), spread(-math.inf, lanes)))
 
 
 def _powers(task: Task, count: Any) -> None:
@@ -100,18 +124,17 @@ def _powers(task: Task, count: Any) -> None:
     lanes = task.kernel.lanes
     for vector in range(task.kernel.vectors):
         at = vector * lanes
-        if True:
-            total = T.alloc_buffer((lanes,), "float32", scope="local")
-            highest = kept(load(task.highest, (at,), lanes))
-            shrink = power(load(task.before, (at,), lanes) - highest)
-            store(task.shrink, (at,), shrink)
-            store(task.before, (at,), highest)
-            store(total, (0,), load(task.total, (at,), lanes) * shrink)
-            with loop(count) as key:
-                value = power(load(task.powers, (key, at), lanes) - highest)
-                store(task.powers, (key, at), value)
-                store(total, (0,), load(total, (0,), lanes) + value)
-            store(task.total, (at,), load(total, (0,), lanes))
+        total = T.alloc_buffer((lanes,), "float32", scope="local")
+        highest = kept(load(task.highest, (at,), lanes))
+        shrink = power(load(task.before, (at,), lanes) - highest)
+        store(task.shrink, (at,), shrink)
+        store(task.before, (at,), highest)
+        store(total, (0,), load(task.total, (at,), lanes) * shrink)
+        with loop(count) as key:
+            value = power(load(task.powers, (key, at), lanes) - highest)
+            store(task.powers, (key, at), value)
+            store(total, (0,), load(total, (0,), lanes) + value)
+        store(task.total, (at,), load(total, (0,), lanes))
 
 
 def _weigh(task: Task, keys: tuple[Any, Any], start: Any, elements: int) -> None:

@@ -13,6 +13,15 @@ from kerneldecl.analysis.cpu_params import CpuAttentionParams
 from kerneldecl.compiler.attention import AttentionSpec
 
 
+class Place(NamedTuple):
+    """A task's sequence, head of queries, the head of keys that it sees, and first query."""
+
+    batch: Any
+    head: Any
+    kv_head: Any
+    row: Any
+
+
 @dataclass(frozen=True)
 class AttentionKernel:
     """An attention, the parameters of its kernel, the float32 of a vector, and the arguments by name."""
@@ -39,16 +48,26 @@ class AttentionKernel:
     @property
     def has_uneven_tiles(self) -> bool:
         """Say whether some block of keys is no multiple of a tile."""
-        return self.spec.is_causal or self.spec.keys % self.params.tile_n != 0
+        return not self.spec.band.is_full or self.spec.keys % self.params.tile_n != 0
 
+    @property
+    def has_bias_columns(self) -> bool:
+        """Say whether there is a mask whose rows differ by query."""
+        return self.spec.has_mask and self.spec.mask[-2] > 1
 
-class Place(NamedTuple):
-    """A task's sequence, head of queries, the head of keys that it sees, and first query."""
+    def operand(self, name: str, batch: Any, head: Any, row: Any, column: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the argument that holds Q, K or V, and the index of an element; the head is one of Q's or of those of K and V."""
+        spec = self.spec
+        if spec.layout == "packed":
+            head = head + {"Q": 0, "K": spec.heads, "V": spec.heads + spec.kv_heads}[name]
+            name = "QKV"
+        return self.args[name], spec.index(batch, head, row, column)
 
-    batch: Any
-    head: Any
-    kv_head: Any
-    row: Any
+    def mask_index(self, place: Place, row: Any, key: Any) -> tuple[Any, ...]:
+        """Return the index of the mask's element; axes of one element are for all."""
+        shape = self.spec.mask
+        at = (place.batch, place.head, row, key)[4 - len(shape) :]
+        return tuple(0 if extent == 1 else index for extent, index in zip(shape, at, strict=True))
 
 
 Element = Callable[[Place, Any, Any], Any]
@@ -67,7 +86,7 @@ class Task(NamedTuple):
     powers: Any
     """Scores of a block of keys, and then their powers."""
     bias: Any
-    """The mask of a block of keys; None without one."""
+    """What is added to the scores of a block of keys where it differs by query; None without."""
     results: Any
     """Sums of weighted values, relative to the highest score until then."""
     highest: Any

@@ -18,7 +18,7 @@ from kerneldecl.compiler.attention import AttentionSpec
 from kerneldecl.templates.cpu.attention_block import add_block, clear
 from kerneldecl.templates.cpu.attention_config import AttentionKernel, Element, Place, Task
 from kerneldecl.templates.cpu.attention_rows import load_columns, store_results
-from kerneldecl.templates.cpu.vectors import in_float32, load, loop, parallel, store
+from kerneldecl.templates.cpu.vectors import has_vectors, in_float32, load, loop, parallel, spread, store
 
 ROWS_TOGETHER = 64
 """Rows of keys and values that one task packs."""
@@ -29,26 +29,22 @@ def build(spec: AttentionSpec, params: CpuAttentionParams, lanes: int) -> tvm.IR
     with IRBuilder() as builder, prim_func():
         T.func_name("main")
         T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
-        args = {name: T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in _arguments(spec)}
+        args = {name: T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in spec.arguments}
         kernel = AttentionKernel(spec, params, lanes, args)
-        if True:
-            keys, values = _packed(kernel) if params.pack else (_element(kernel, "K"), _element(kernel, "V"))
-            with parallel(kernel.tasks) as task:
-                _task(kernel, _place(kernel, task), keys, values)
+        keys, values = _packed(kernel) if params.pack else (_element(kernel, "K"), _element(kernel, "V"))
+        with parallel(kernel.tasks) as task:
+            _task(kernel, _place(kernel, task), keys, values)
     return tvm.IRModule({"main": builder.get()})
 
 
-def _arguments(spec: AttentionSpec) -> list[tuple[str, tuple[int, ...], str]]:
-    queries, results = (spec.shape(spec.heads, spec.queries, columns) for columns in (spec.head_dim, spec.value_dim))
-    keys, values = (spec.shape(spec.kv_heads, spec.keys, columns) for columns in (spec.head_dim, spec.value_dim))
-    shapes = {"Q": queries, "K": keys, "V": values} | ({"mask": (spec.queries, spec.keys)} if spec.has_mask else {}) | {"O": results}
-    return [(name, shape, spec.dtype) for name, shape in shapes.items()]
-
-
 def _element(kernel: AttentionKernel, name: str) -> Element:
-    """Return what gives an element of an argument."""
-    arg, spec = kernel.args[name], kernel.spec
-    return lambda place, row, column: in_float32(arg[spec.index(place.batch, place.kv_head, row, column)])
+    """Return what gives an element of keys or values as the arguments hold them."""
+
+    def element(place: Place, row: Any, column: Any) -> Any:
+        arg, index = kernel.operand(name, place.batch, place.kv_head, row, column)
+        return in_float32(arg[index])
+
+    return element
 
 
 def _packed(kernel: AttentionKernel) -> tuple[Element, Element]:
@@ -70,16 +66,23 @@ def _packed(kernel: AttentionKernel) -> tuple[Element, Element]:
 
 
 def _pack_row(kernel: AttentionKernel, name: str, copy: Any, at: tuple[Any, Any, Any]) -> None:
-    source, lanes, columns = kernel.args[name], kernel.lanes, int(copy.shape[-1])
-    with loop(columns // lanes) as part:
-        store(copy, (*at, part * lanes), load(source, kernel.spec.index(*at, part * lanes), lanes))
-    with loop(columns % lanes) as rest:
-        column = columns // lanes * lanes + rest
-        T.buffer_store(copy, in_float32(source[kernel.spec.index(*at, column)]), [*at, column])
+    lanes, columns = kernel.lanes, int(copy.shape[-1])
+    whole = columns // lanes if has_vectors(kernel.spec.dtype) else 0
+    if whole:
+        with loop(whole) as part:
+            source, index = kernel.operand(name, *at, part * lanes)
+            store(copy, (*at, part * lanes), load(source, index, lanes))
+    with loop(columns - whole * lanes) as rest:
+        source, index = kernel.operand(name, *at, whole * lanes + rest)
+        T.buffer_store(copy, in_float32(source[index]), [*at, whole * lanes + rest])
 
 
 def _place(kernel: AttentionKernel, task: Any) -> Place:
-    """Return a task's place. With a causal mask long and short blocks alternate, so that each thread's share is worth about as much."""
+    """Return a task's place.
+
+    Where queries see different numbers of keys, blocks of many and of few alternate: each thread gets neighbouring tasks, which are then
+    worth about as much as another's.
+    """
     spec, block = kernel.spec, task % kernel.blocks
     if spec.is_causal:
         block = tirx.Select(block % 2 == 0, block // 2, kernel.blocks - 1 - block // 2)
@@ -94,26 +97,49 @@ def _task(kernel: AttentionKernel, place: Place, keys: Element, values: Element)
     def buffer(*rows: int) -> Any:
         return T.alloc_buffer((*rows, params.block_m), "float32")
 
-    if True:
-        bias = buffer(params.block_n) if spec.has_mask else None
-        columns = (buffer(spec.head_dim), buffer(params.block_n), bias, buffer(spec.value_dim))
-        task = Task(kernel, place, keys, values, *columns, *(buffer() for _ in range(4)))
-        load_columns(task, kernel.args["Q"], lambda row, at: spec.index(place.batch, place.head, row, at), task.queries, spec.head_dim, spec.scale)
-        clear(task)
-        end = T.bind(_end(kernel, place))
-        with loop((end + params.block_n - 1) // params.block_n) as block:
-            first = T.bind(block * params.block_n)
-            count = T.bind(tirx.min(T.int64(params.block_n), end - first))
-            if task.bias is not None:
-                load_columns(task, kernel.args["mask"], lambda row, at: (row, first + at), task.bias, count)
-            add_block(task, first, count)
-        store_results(task)
+    bias = buffer(params.block_n) if kernel.has_bias_columns else None
+    columns = (buffer(spec.head_dim), buffer(params.block_n), bias, buffer(spec.value_dim))
+    task = Task(kernel, place, keys, values, *columns, *(buffer() for _ in range(4)))
+    _load_queries(task)
+    clear(task)
+    begin, end = map(T.bind, _seen(kernel, place))
+    with loop((end - begin + params.block_n - 1) // params.block_n) as block:
+        first = T.bind(begin + block * params.block_n)
+        count = T.bind(tirx.min(T.int64(params.block_n), end - first))
+        if bias is not None:
+            load_columns(
+                task, kernel.args["mask"], lambda row, at: kernel.mask_index(place, row, first + at), bias, count, lambda each: each
+            )
+        add_block(task, first, count)
+    store_results(task)
 
 
-def _end(kernel: AttentionKernel, place: Place) -> Any:
-    """Return the key behind the last one that a block's queries see."""
-    spec = kernel.spec
-    if not spec.is_causal:
-        return T.int64(spec.keys)
-    seen = place.row + kernel.params.block_m + spec.diagonal
-    return tirx.max(T.int64(0), tirx.min(T.int64(spec.keys), seen))
+def _mask_index(kernel: AttentionKernel, place: Place, first: Any, row: Any, column: Any) -> tuple[Any, ...]:
+    return kernel.mask_index(place, row, first + column)
+
+
+def _load_queries(task: Task) -> None:
+    """Load a block of queries, scaled."""
+    kernel, place, args = task.kernel, task.place, task.kernel.args
+    factor = T.float32(kernel.spec.scale)
+    if "q_scale" in args:
+        factor = factor * (args["q_scale"][0] * args["k_scale"][0])
+
+    def scaled(value: Any) -> Any:
+        lanes = value.ty.dtype.lanes
+        return value * (spread(factor, lanes) if lanes > 1 else factor)
+
+    source, _ = kernel.operand("Q", 0, 0, 0, 0)
+    index = lambda row, column: kernel.operand("Q", place.batch, place.head, row, column)[1]  # noqa: E731
+    load_columns(task, source, index, task.queries, T.int64(kernel.spec.head_dim), scaled)
+
+
+def _seen(kernel: AttentionKernel, place: Place) -> tuple[Any, Any]:
+    """Return the first key that a block's queries see, and the one behind the last."""
+    lower, upper = kernel.spec.band
+    begin, end = T.int64(0), T.int64(kernel.spec.keys)
+    if upper is not None:
+        end = tirx.max(T.int64(0), tirx.min(end, place.row + kernel.params.block_m + upper))
+    if lower is not None:
+        begin = tirx.min(end, tirx.max(begin, place.row + lower))
+    return begin, end

@@ -47,6 +47,11 @@ def store(buffer: Any, index: Sequence[Any], vector: Any) -> None:
     T.buffer_store(buffer, rounded(vector, str(buffer.dtype)), [*outer, tirx.Ramp(_wide(column), T.int64(1), lanes)])
 
 
+def has_vectors(dtype: str) -> bool:
+    """Say whether TVM compiles conversions of vectors between a dtype and float32."""
+    return dtype in ("float32", "float16", "bfloat16")
+
+
 def kept(value: Any) -> Any:
     """Return what reads a vector of float32 from a variable.
 
@@ -63,9 +68,11 @@ def spread(value: Any, lanes: int) -> Any:
 
 
 def in_float32(value: Any) -> Any:
-    """Return a scalar or a vector in float32."""
+    """Return a scalar or a vector in float32; for a bool, of a mask, what is added to a score: zero for true, else minus infinity."""
     dtype = value.ty.dtype
     lanes = dtype.lanes
+    if str(dtype) == "bool":
+        return tirx.Select(value, T.float32(0), T.float32(-math.inf))
     return value if str(dtype).startswith("float32") else tirx.Cast(_vector("float32", lanes), value)
 
 
@@ -95,7 +102,10 @@ def larger(one: Any, other: Any) -> Any:
 
 
 def power(x: Any) -> Any:
-    """Return e^x for vectors without positive elements, with a relative error of 2.3e-7 from -5 to 0 and 4.3e-7 elsewhere, zero below `LOWEST`, NaN for NaN."""
+    """Return e^x for vectors without positive elements: zero below `LOWEST`, NaN for NaN.
+
+    Its relative error is at most 2.3e-7 from -5 to 0, and 4.3e-7 below.
+    """
     lanes = x.ty.dtype.lanes
 
     def const(value: float) -> Any:
