@@ -71,9 +71,9 @@ def _scores(task: Task, first: Any, count: Any, start: Any) -> None:
         _multiply(task, tile, (task.queries, element), [task.keys(task.place, first + at, element) for at in within])
     keys = [first + at for at in within]
     for row, query in parts:
-        load_tile = load(tile, (row, query), lanes)
-        biased = _biased(task, load_tile, (keys[row], within[row]), query)
-        if biased is not load_tile:
+        score = load(tile, (row, query), lanes)
+        biased = _biased(task, score, (keys[row], within[row]), query)
+        if biased is not score:
             store(tile, (row, query), biased)
     _hide(task, tile, parts, keys)
     for vector in range(kernel.vectors):
@@ -96,11 +96,14 @@ def _biased(task: Task, score: Any, at: tuple[Any, Any], query: int) -> Any:
         first = tirx.Cast("int32", task.place.row + spec.alibi - key) + query
         distance = tirx.Cast(f"float32x{lanes}", tirx.Ramp(first, T.int32(1), lanes))
         score = score - spread(kernel.args["slopes"][task.place.head], lanes) * tirx.abs(distance)
-    if task.bias is not None:
-        score = score + load(task.bias, (within, query), lanes)
-    elif spec.has_mask:
-        score = score + spread(in_float32(kernel.args["mask"][kernel.mask_index(task.place, 0, key)]), lanes)
-    return score
+    if not spec.has_mask:
+        return score
+    if task.bias is None:
+        bias = spread(in_float32(kernel.args["mask"][kernel.mask_index(task.place, 0, key)]), lanes)
+    else:
+        bias = load(task.bias, (within, query), lanes)
+    # What a choice hides may be NaN.
+    return tirx.Select(bias < spread(0.0, lanes), bias, score) if spec.bias_dtype == "bool" else score + bias
 
 
 def _hide(task: Task, tile: Any, parts: list[tuple[int, int]], keys: list[Any]) -> None:
