@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.templates.cpu.attention_config import Task
-from kerneldecl.templates.cpu.vectors import in_float32, kept, larger, load, loop, power, spread, store
+from kerneldecl.templates.cpu.vectors import in_float32, kept, larger, load, loop, power, spread, store, variable
 
 
 def clear(task: Task) -> None:
@@ -41,21 +41,20 @@ def add_block(task: Task, first: Any, count: Any) -> None:
         _weigh(task, (first, count), T.int64(value_dim // params.tile_e * params.tile_e), value_dim % params.tile_e)
 
 
-def _tile(task: Task, rows: int) -> tuple[Any, list[tuple[int, int]]]:
-    """Return a register tile, and the row and the first query of each of its vectors."""
-    lanes = task.kernel.lanes
-    tile = T.alloc_buffer((rows, task.kernel.params.block_m), "float32", scope="local")
-    return tile, [(row, vector * lanes) for row in range(rows) for vector in range(task.kernel.vectors)]
+def _tile(task: Task, rows: int) -> tuple[list[Any], list[tuple[int, int]]]:
+    """Return the rows of a register tile, and the row and the first query of each of its vectors."""
+    lanes, block_m = task.kernel.lanes, task.kernel.params.block_m
+    return [variable(block_m) for _ in range(rows)], [(row, at) for row in range(rows) for at in range(0, block_m, lanes)]
 
 
-def _multiply(task: Task, tile: Any, row: Any, factors: list[Any]) -> None:
+def _multiply(task: Task, tile: list[Any], row: Any, factors: list[Any]) -> None:
     """Add to each of the tile's rows the product of its factor and a row of vectors of queries' numbers."""
     lanes = task.kernel.lanes
     vectors = [kept(load(row[0], (row[1], vector * lanes), lanes)) for vector in range(task.kernel.vectors)]
     for at, factor in enumerate(factors):
         spread_factor = kept(spread(factor, lanes))
         for vector, numbers in enumerate(vectors):
-            store(tile, (at, vector * lanes), load(tile, (at, vector * lanes), lanes) + numbers * spread_factor)
+            store(tile[at], (vector * lanes,), load(tile[at], (vector * lanes,), lanes) + numbers * spread_factor)
 
 
 def _scores(task: Task, first: Any, count: Any, start: Any) -> None:
@@ -65,21 +64,21 @@ def _scores(task: Task, first: Any, count: Any, start: Any) -> None:
     within = [start + at for at in range(kernel.params.tile_n)]
     if kernel.has_uneven_tiles:
         within = [T.bind(tirx.min(at, count - 1)) for at in within]
-    for part in parts:
-        store(tile, part, spread(0.0, lanes))
+    for row, query in parts:
+        store(tile[row], (query,), spread(0.0, lanes))
     with loop(kernel.spec.head_dim) as element:
         _multiply(task, tile, (task.queries, element), [task.keys(task.place, first + at, element) for at in within])
     keys = [first + at for at in within]
     for row, query in parts:
-        score = load(tile, (row, query), lanes)
+        score = load(tile[row], (query,), lanes)
         biased = _biased(task, score, (keys[row], within[row]), query)
         if biased is not score:
-            store(tile, (row, query), biased)
+            store(tile[row], (query,), biased)
     _hide(task, tile, parts, keys)
     for vector in range(kernel.vectors):
         highest = kept(load(task.highest, (vector * lanes,), lanes))
         for row in range(kernel.params.tile_n):
-            score = kept(load(tile, (row, vector * lanes), lanes))
+            score = kept(load(tile[row], (vector * lanes,), lanes))
             store(task.powers, (start + row, vector * lanes), score)
             highest = kept(larger(highest, score))
         store(task.highest, (vector * lanes,), highest)
@@ -106,7 +105,7 @@ def _biased(task: Task, score: Any, at: tuple[Any, Any], query: int) -> Any:
     return tirx.Select(bias < spread(0.0, lanes), bias, score) if spec.bias_dtype == "bool" else score + bias
 
 
-def _hide(task: Task, tile: Any, parts: list[tuple[int, int]], keys: list[Any]) -> None:
+def _hide(task: Task, tile: list[Any], parts: list[tuple[int, int]], keys: list[Any]) -> None:
     """Give the scores of keys outside a query's band minus infinity, in tiles that have such keys."""
     lanes, row_of, (lower, upper) = task.kernel.lanes, task.place.row, task.kernel.spec.band
     limits = []
@@ -119,7 +118,7 @@ def _hide(task: Task, tile: Any, parts: list[tuple[int, int]], keys: list[Any]) 
             for row, query in parts:
                 distance = tirx.Broadcast(tirx.Cast("int32", keys[row] - row_of - limit), lanes)
                 seen = compare(distance, tirx.Ramp(T.int32(query), T.int32(1), lanes))
-                store(tile, (row, query), tirx.Select(seen, load(tile, (row, query), lanes), spread(-math.inf, lanes)))
+                store(tile[row], (query,), tirx.Select(seen, load(tile[row], (query,), lanes), spread(-math.inf, lanes)))
 
 
 def _powers(task: Task, count: Any) -> None:
@@ -127,7 +126,7 @@ def _powers(task: Task, count: Any) -> None:
     lanes = task.kernel.lanes
     for vector in range(task.kernel.vectors):
         at = vector * lanes
-        total = T.alloc_buffer((lanes,), "float32", scope="local")
+        total = variable(lanes)
         highest = kept(load(task.highest, (at,), lanes))
         shrink = power(load(task.before, (at,), lanes) - highest)
         store(task.shrink, (at,), shrink)
@@ -146,8 +145,8 @@ def _weigh(task: Task, keys: tuple[Any, Any], start: Any, elements: int) -> None
     tile, parts = _tile(task, elements)
     for row, query in parts:
         shrink = load(task.shrink, (query,), lanes)
-        store(tile, (row, query), load(task.results, (start + row, query), lanes) * shrink)
+        store(tile[row], (query,), load(task.results, (start + row, query), lanes) * shrink)
     with loop(count) as key:
         _multiply(task, tile, (task.powers, key), [task.values(task.place, first + key, start + row) for row in range(elements)])
     for row, query in parts:
-        store(task.results, (start + row, query), load(tile, (row, query), lanes))
+        store(task.results, (start + row, query), load(tile[row], (query,), lanes))

@@ -57,9 +57,18 @@ def kept(value: Any) -> Any:
 
     TVM's simplifier puts what `T.bind` binds in its place: x + c - c becomes x, and what is used twice is computed twice.
     """
-    variable = T.alloc_buffer((value.ty.dtype.lanes,), "float32", scope="local")
-    store(variable, (0,), value)
-    return load(variable, (0,), value.ty.dtype.lanes)
+    lanes = value.ty.dtype.lanes
+    name = variable(lanes)
+    store(name, (0,), value)
+    return load(name, (0,), lanes)
+
+
+def variable(count: int) -> Any:
+    """Return a variable of so many float32, which LLVM keeps in registers where indices are constants.
+
+    TVM puts less than 1 KiB of scope "global" on the stack; all else comes from the heap, where it stays.
+    """
+    return T.alloc_buffer((count,), "float32")
 
 
 def spread(value: Any, lanes: int) -> Any:
