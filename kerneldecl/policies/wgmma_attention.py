@@ -41,6 +41,10 @@ POWER_CYCLES = 8.8 / 128
 """Cycles for a power: 1/16 for special functions, which nothing of the same warp hides wholly."""
 FMA_POWER_CYCLES = 10.0 / 128
 """Cycles for a power on CUDA cores."""
+CAP_CYCLES = 2 * POWER_CYCLES
+SLOPE_CYCLES = 3.0 / 128
+MASK_CYCLES = 10.0 / 128
+"""Cycles for what softcap, slopes and a mask do to a score. Counted instructions, not measured."""
 BLOCK_CYCLES = 710.0
 """Cycles of a block in which its consumer does nothing else: barriers, the exchange of maxima, wgmma's latency."""
 TILE_CYCLES = 5000.0
@@ -96,7 +100,7 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
             WgmmaAttentionParams(consumers, block_n, stages, q_stages, overlap, pingpong, together, ctas, 1, fma, pdl=1)
             for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
         )
-        yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim)), 1)
+        yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers)), 1)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
@@ -138,7 +142,8 @@ def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, 
     scores, results = _mma_cycles(sizes, params, gpu)
     on_fma = params.fma_powers / 8
     power = (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES
-    softmax = MMA_TILE_ROWS * params.block_n * (SOFTMAX_CYCLES + power)
+    bias = sizes.has_softcap * CAP_CYCLES + sizes.has_alibi * SLOPE_CYCLES + sizes.has_mask * MASK_CYCLES
+    softmax = MMA_TILE_ROWS * params.block_n * (SOFTMAX_CYCLES + power + bias)
     alone = (scores + results + softmax, scores + max(results, softmax), max(scores + results, softmax))[params.overlap]
     consumers = resident * params.consumers
     return p_norm(consumers * (scores + results), consumers * softmax, BLOCK_CYCLES + alone, exponent=BLOCK_P_NORM)
