@@ -14,7 +14,7 @@ from kerneldecl.model import Arch, Cpu, IterSpace, Proposal
 from kerneldecl.policies.cpu import time_model as model
 
 TEMPLATES = ("cpu_attention",)
-AUTO = {"cpu": 15}
+AUTO = {"cpu": 25}
 HAS_TRACES = False
 
 MOST = 8
