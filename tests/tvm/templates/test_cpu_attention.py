@@ -17,12 +17,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder.ir import prim_func
 
 import kerneldecl
+from kerneldecl.analysis.cpu_params import CpuAttentionParams
 from kerneldecl.arrays import Array, poisoned, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cpu import PIPELINE, target_of
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.prim_funcs import traceless_module
-from kerneldecl.model import Arch
+from kerneldecl.model import Arch, Cpu
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.policies import cpu_attention as policy
 from kerneldecl.runners.reference_data import make_reference_data
@@ -178,6 +179,35 @@ def test_powers() -> None:
     error = np.abs(got[4:-2] / np.exp(finite) - 1)
     assert error[finite > -5].max() <= 2.4e-7
     assert error[finite > -80].max() <= 5e-6  # the argument is rounded
+
+
+def innermost_loops(assembly: str) -> list[list[str]]:
+    """Return the instructions of loops that have fused multiply-adds and no loop within."""
+    lines = [line.strip() for line in assembly.splitlines()]
+    labels = {line.partition(":")[0]: at for at, line in enumerate(lines) if line.startswith(".LBB")}
+    jumps = [(at, line.split()[-1]) for at, line in enumerate(lines) if line.startswith("j") and line.split()[-1] in labels]
+    loops = [lines[labels[label] + 1 : at] for at, label in jumps if labels[label] < at]
+    return [loop for loop in loops if any("fmadd" in line for line in loop) and not any(line.startswith(".LBB") for line in loop)]
+
+
+@pytest.mark.parametrize(("cpu", "processor", "register"), [(AVX512, "x86-64-v4", "zmm"), (AVX2, "x86-64-v3", "ymm")])
+def test_accumulators_stay_in_registers(cpu: Cpu, processor: str, register: str) -> None:
+    """What TVM puts on the heap stays there: the kernel would be a hundred times slower."""
+    target = (("kind", "llvm"), ("mcpu", processor), ("mtriple", "x86_64-linux-gnu"), ("num-cores", 2))
+    arch = Arch("any", "cpu", "", target, cpu)
+    mod = computation({"queries": 512, "keys": 512, "head_dim": 64, "causal": True})
+    (first,) = policy.propose(iter_space(mod), arch, 1)
+    params = CpuAttentionParams(**dict(first.candidate.params))  # type: ignore[arg-type]
+    kernel = cpu_attention.apply(mod, params._asdict(), arch)
+    library = tvm.tirx.build(traceless_module(kernel, mod), target=target_of(arch), pipeline=PIPELINE)
+    accumulators = min(params.tile_n, params.tile_e) * params.block_m * 4 // cpu.vector_bytes
+    loops = [loop for loop in innermost_loops(library.inspect_source("asm")) if not any("vpslld" in line for line in loop)]  # powers shift
+    products = [loop for loop in loops if sum("fmadd" in line and register in line for line in loop) >= accumulators]
+    assert len(products) >= 2  # scores, values
+    for loop in products:
+        # AT&T syntax: the last operand is the destination, and memory is written (…).
+        assert not [line for line in loop if line.startswith("vmov") and line.split("#")[0].rstrip().endswith(")")]
+        assert not [line for line in loop if line.startswith("call")]
 
 
 def test_what_it_does_not_take() -> None:
