@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from kerneldecl.analysis.attention import attention_of
-from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, MAX_CLUSTER, WARP_LANES
 from kerneldecl.model import Block, Candidate, Gpu, IterSpace, dtype_bytes
 
 ITEM_BYTES = 2
@@ -72,6 +72,8 @@ class DecodeParams(NamedTuple):
     """Thread blocks that share a sequence's keys."""
     blocks: int
     """Thread blocks that share an SM."""
+    cluster: int
+    """Of those that share a sequence's keys, how many combine their results in shared memory: 1 to 8."""
 
     @property
     def row_tiles(self) -> int:
@@ -106,6 +108,8 @@ class DecodeParams(NamedTuple):
             and self.block_n > 0
             and self.stages >= 2
             and min(self.warps, self.split_k, self.blocks) >= 1
+            and 1 <= self.cluster <= (MAX_CLUSTER if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else 1)
+            and self.split_k % self.cluster == 0
             and self.threads <= gpu.max_threads_per_block
             and registers <= MAX_REGISTERS
             and registers * self.threads * self.blocks <= gpu.registers_per_sm

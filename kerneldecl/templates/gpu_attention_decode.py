@@ -4,16 +4,18 @@ Knows nothing of how its parameters are chosen, and recognises attention by its 
 
 A thread block has the rows of queries that see the same head of keys (all heads of a group, all queries), and a part of a sequence's
 keys. Each of its warps streams blocks of keys and values through shared memory and has results of its own, which the block adds up. Where
-several blocks share a sequence's keys, a second kernel combines their results. Each sum has one order. The cache is contiguous or in
-pages; lengths are read at run time and shared out evenly. Takes attentions without lengths, too, where they have few queries.
+several blocks share a sequence's keys, those of a cluster combine their results, and what is left of that a second kernel. Each sum has one
+order. The cache is contiguous or in pages; lengths are read at run time and shared out evenly. Takes attentions without lengths, too, where
+they have few queries.
 
 Parameters:
   rows     rows of queries of a thread block: 8, 16, 32 or 64; each warp multiplies all of them with its keys
   block_n  keys that a warp copies and multiplies together: a multiple of 16
   warps    warps of a thread block, 1 to 32
   stages   2 or more blocks of keys and values that a warp has in shared memory, or on their way to it
-  split_k  thread blocks that share a sequence's keys; over 1, results go through global memory in float32
+  split_k  thread blocks that share a sequence's keys
   blocks   thread blocks that share an SM
+  cluster  1 to 8, a divisor of split_k: thread blocks that combine their results in shared memory; the second kernel is for more than these
 
 Shared memory: warps * stages * block_n rows of keys and of values, each 16 bytes longer than a whole number of 32 bytes. A lane has
 row_tiles * (head_dim / 8 + value_dim / 4) registers of queries and results, dimensions rounded up to 16; row_tiles is rows / 8.
@@ -28,15 +30,14 @@ from collections.abc import Mapping
 from tvm import IRModule
 
 from kerneldecl.analysis.attention_decode import DecodeParams, takes
-from kerneldecl.analysis.params import read_params
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.attention import AttentionSpec, read_attention
 from kerneldecl.compiler.attention_decode import DecodeSpec, read_attention_decode
 from kerneldecl.compiler.canonical import signature_of
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.attention_decode_build import build
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
+from kerneldecl.templates.gpu.attention_decode_kernel import build
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 
@@ -46,7 +47,8 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     gpu = arch.the_gpu
     if gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
         return None
-    chosen, sm_count, pdl = read_params(DecodeParams, params), gpu.sm_count, supports_pdl(gpu)
+    chosen = DecodeParams(**{name: params[name] for name in DecodeParams._fields})  # type: ignore[arg-type]
+    sm_count, pdl = gpu.sm_count, supports_pdl(gpu)
     if spec := read_attention_decode(mod):
         kernel = DecodeKernel(spec, chosen, sm_count, pdl)
     elif (plain := read_attention(mod)) and not plain.has_mask:

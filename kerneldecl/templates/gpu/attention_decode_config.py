@@ -94,8 +94,23 @@ class DecodeKernel:
         return self.spec.batch * self.spec.kv_heads * self.row_blocks
 
     @property
+    def parts(self) -> int:
+        """Return into how many parts of a unit's keys clusters share it; over 1, a second kernel combines their results."""
+        return self.params.split_k // self.params.cluster
+
+    @property
     def grid(self) -> int:
         return self.units * self.params.split_k
+
+    def place(self, cluster: Any) -> tuple[Any, Any, tuple[Any, Any, Any]]:
+        """Return a cluster's unit, its part of the keys, and its sequence, head of keys, and first row of queries.
+
+        Those that read the same keys are neighbours.
+        """
+        rows, of_head = cluster % self.row_blocks, cluster // self.row_blocks
+        part, head = of_head % self.parts, of_head // self.parts
+        batch, head_of_batch = head // self.spec.kv_heads, head % self.spec.kv_heads
+        return head * self.row_blocks + rows, part, (batch, head_of_batch, rows * self.params.rows)
 
     @property
     def keys_copy(self) -> Copy:
