@@ -1,6 +1,7 @@
 """Owns attention of few queries against a KV cache, contiguous or in pages, with lengths known at run time.
 
-Knows nothing of tiles, targets or how it is scheduled.
+Knows nothing of tiles, targets or how it is scheduled. Nothing of a cache is read beyond a sequence's length: rows of
+the cache and entries of the page table there may be anything.
 """
 
 import math
@@ -19,10 +20,7 @@ MOST_QUERIES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDecode(Rule):
-    """O = softmax(scale Q K^T) V for the last tokens of each sequence; each sees the keys up to its own, of as many as `lengths` says.
-
-    Nothing of a cache is read beyond a sequence's length: rows and page numbers there may be anything. Queries without a key give zeros.
-    """
+    """O = softmax(scale Q K^T) V for the last tokens of sequences in a KV cache; each sees the keys up to its own, none give zeros."""
 
     batch: Extent
     """Sequences."""
@@ -39,7 +37,7 @@ class AttentionDecode(Rule):
     value_dim: Size = 0
     """Elements of a row of V and O; 0 for as many as Q has."""
     latent: bool = False
-    """Whether there is one cache, K, and the rows of V are the first elements of its rows (multi-head latent attention)."""
+    """Whether there is one cache, K, whose rows begin with those of V, as in multi-head latent attention."""
     page_size: Size = 0
     """Keys of a page, of which `keys` is a multiple; 0 for a contiguous cache. Sequences find their pages by `page_table`."""
     pages: Size = 0

@@ -21,8 +21,10 @@ MMA_STEP = 16
 PAD = 8
 """Elements between rows in shared memory, so that ldmatrix reads eight of them from different banks."""
 MOST_QUERIES = 16
+MAX_NAMED_BARRIERS = 15
+"""Barriers of a thread block besides the one of all of its threads (PTX ISA, bar)."""
 MAX_REGISTERS = 255
-OTHER_REGISTERS = 56
+OTHER_REGISTERS = 48
 """Registers of a thread besides queries, scores and results: addresses, operands, rows' references and sums."""
 
 
@@ -61,13 +63,15 @@ class DecodeParams(NamedTuple):
     """The parameters of `gpu_attention_decode`."""
 
     rows: int
-    """Rows of queries of a thread block: 8, 16, 32 or 64."""
+    """Rows of queries of a warp: 8, 16, 32 or 64."""
     block_n: int
-    """Keys that a warp copies and multiplies together: a multiple of 16."""
+    """Keys that a warp multiplies together: a multiple of 16."""
+    warps_m: int
+    """Warps that share blocks of keys, each with rows of its own: a group."""
     warps: int
-    """Warps of a thread block; each takes keys of its own."""
+    """Warps of a thread block; each group takes keys of its own."""
     stages: int
-    """Blocks of keys and values that a warp has in shared memory, or on their way to it."""
+    """Blocks of keys and values that a group has in shared memory, or on their way to it."""
     split_k: int
     """Thread blocks that share a sequence's keys."""
     blocks: int
@@ -80,6 +84,15 @@ class DecodeParams(NamedTuple):
         return self.rows // MMA_ROWS
 
     @property
+    def groups(self) -> int:
+        return self.warps // self.warps_m
+
+    @property
+    def block_rows(self) -> int:
+        """Return the rows of queries of a thread block."""
+        return self.rows * self.warps_m
+
+    @property
     def threads(self) -> int:
         return self.warps * WARP_LANES
 
@@ -89,13 +102,13 @@ class DecodeParams(NamedTuple):
         return self.row_tiles * (queries + results + 6 * self.block_n // MMA_STEP) + OTHER_REGISTERS
 
     def stage_bytes(self, head_dim: int, value_dim: int, *, is_latent: bool) -> int:
-        """Return the bytes of a warp's block of keys and values."""
+        """Return the bytes of a block of keys and values."""
         values = 0 if is_latent else width(value_dim)
         return self.block_n * (width(head_dim) + values) * ITEM_BYTES
 
     def smem_bytes(self, head_dim: int, value_dim: int, *, is_latent: bool) -> int:
-        """Return the shared memory of a thread block: all warps' blocks, in whose place their results come, and rows' maxima and sums."""
-        ring = self.warps * self.stages * self.stage_bytes(head_dim, value_dim, is_latent=is_latent)
+        """Return the shared memory of a thread block: all groups' blocks, in whose place their results come, and rows' maxima and sums."""
+        ring = self.groups * self.stages * self.stage_bytes(head_dim, value_dim, is_latent=is_latent)
         results = self.warps * self.rows * result_width(value_dim) * 4
         return max(ring, results) + 2 * 4 * self.warps * self.rows
 
@@ -110,6 +123,9 @@ class DecodeParams(NamedTuple):
             and min(self.warps, self.split_k, self.blocks) >= 1
             and 1 <= self.cluster <= (MAX_CLUSTER if gpu.compute_capability >= FIRST_CLUSTER_CAPABILITY else 1)
             and self.split_k % self.cluster == 0
+            and self.warps_m >= 1
+            and self.warps % self.warps_m == 0
+            and (self.warps_m == 1 or self.groups <= MAX_NAMED_BARRIERS)
             and self.threads <= gpu.max_threads_per_block
             and registers <= MAX_REGISTERS
             and registers * self.threads * self.blocks <= gpu.registers_per_sm

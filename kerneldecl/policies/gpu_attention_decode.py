@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kerneldecl.analysis.attention_decode import MMA_STEP, DecodeParams, DecodeSizes, decode_of, steps, takes
-from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS
+from kerneldecl.analysis.attention_decode import ITEM_BYTES, MMA_STEP, DecodeParams, DecodeSizes, decode_of, steps, takes
+from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
@@ -22,6 +22,7 @@ HAS_TRACES = False
 
 ROWS = (8, 16, 32, 64)
 BLOCK_N = (16, 32, 64)
+WARPS_M = (1, 2, 4, 8)
 WARPS = (4, 8, 2, 16)
 STAGES = (2, 3, 4, 6, 8)
 BLOCKS = (1, 2, 3, 4)
@@ -51,6 +52,8 @@ BLOCK_CYCLES, MMA_CYCLES, COPY_CYCLES = 450.0, 18.0, 12.0
 """Cycles of a warp for a block of keys, besides those of each mma.sync and each copy: it waits for one after the other."""
 ISSUED_CYCLES = 90.0
 """Cycles in which a scheduler issues a block's instructions besides these."""
+MMA_SHARE = 0.6
+"""Part of the tensor cores' rate that mma.sync reaches on a GPU that has wgmma."""
 OVERLAP = 4.0
 """Exponent of the p-norm of times that overlap."""
 
@@ -79,67 +82,71 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
 
 
 def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[DecodeParams]:
-    """Yield the search space: what fits an SM, with no more splits than there are blocks of keys for all warps."""
-    for rows, block_n, warps, stages, blocks in itertools.product(_rows(sizes), BLOCK_N, WARPS, STAGES, BLOCKS):
-        units = sizes.batch * sizes.kv_heads * -(-sizes.group_rows // rows)
-        most = max(1, sizes.keys // (block_n * warps))
+    """Yield the search space: what fits an SM, with no more splits than there are blocks of keys for all groups of warps."""
+    for (rows, warps_m), block_n, warps, stages, blocks in itertools.product(_rows(sizes), BLOCK_N, WARPS, STAGES, BLOCKS):
+        units = sizes.batch * sizes.kv_heads * -(-sizes.group_rows // (rows * warps_m))
+        most = max(1, sizes.keys * warps_m // (block_n * warps))
         splits = {min(most, waves * blocks * gpu.sm_count // units) for waves in WAVES} | {
             split_k for split_k in CLUSTERS if split_k <= most
         }
         for split_k, cluster in itertools.product(sorted(splits - {0}), CLUSTERS):
-            params = DecodeParams(rows, block_n, warps, stages, split_k, blocks, cluster)
-            if _blocks_of_warp(sizes, params) >= stages - 1 and params.fits(sizes, gpu):
+            params = DecodeParams(rows, block_n, warps_m, warps, stages, split_k, blocks, cluster)
+            if params.fits(sizes, gpu) and (_blocks_of_group(sizes, params) >= stages - 1 or stages == min(STAGES)):
                 yield params
 
 
-def _rows(sizes: DecodeSizes) -> list[int]:
-    """Return how many rows of queries a thread block may have: all that see the same keys, or fewer where they do not fit registers."""
-    return [rows for rows in ROWS if rows < 2 * sizes.group_rows or rows == min(ROWS)]
+def _rows(sizes: DecodeSizes) -> list[tuple[int, int]]:
+    """Return the rows of a warp, and how many warps share keys: no more than have rows, and those that fit registers are found later."""
+    most = max(min(ROWS), sizes.group_rows)
+    found = itertools.product(ROWS, WARPS_M)
+    return [(rows, warps_m) for rows, warps_m in found if rows < 2 * most and (warps_m == 1 or rows * (warps_m - 1) < most)]
 
 
-def _blocks_of_warp(sizes: DecodeSizes, params: DecodeParams) -> int:
-    """Return how many blocks of keys a warp goes through in a sequence of full length."""
-    return -(-sizes.keys // (params.block_n * params.warps * params.split_k))
+def _blocks_of_group(sizes: DecodeSizes, params: DecodeParams) -> int:
+    """Return how many blocks of keys a group of warps goes through in a sequence of full length."""
+    return -(-sizes.keys // (params.block_n * params.groups * params.split_k))
 
 
 def secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu) -> float:
     """Return the predicted time: DRAM with what is in flight, L2 where blocks share keys, warps' own time, and the combination."""
-    row_blocks = -(-sizes.group_rows // params.rows)
+    row_blocks = -(-sizes.group_rows // params.block_rows)
     grid = sizes.batch * sizes.kv_heads * row_blocks * params.split_k
     slots = gpu.sm_count * params.blocks
     block_bytes = sizes.cache_bytes * row_blocks / grid
     full, rest = divmod(grid, slots)
-    streamed = full * slots * block_bytes / _bytes_per_s(sizes, params, gpu, slots, row_blocks)
-    streamed += rest * block_bytes / _bytes_per_s(sizes, params, gpu, rest, row_blocks) if rest else 0.0
-    computed = (
-        -(-grid // slots) * _blocks_of_warp(sizes, params) * _warp_secs(sizes, params, gpu, min(params.blocks, -(-grid // gpu.sm_count)))
-    )
+    streamed = full * slots * block_bytes / _bytes_per_s(sizes, params, gpu, slots)
+    streamed += rest * block_bytes / _bytes_per_s(sizes, params, gpu, rest) if rest else 0.0
+    resident = min(params.blocks, -(-grid // gpu.sm_count))
+    computed = -(-grid // slots) * _blocks_of_group(sizes, params) * _block_secs(sizes, params, gpu, resident)
     has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
     launch = gpu.launch_secs * (PDL_LAUNCH_SHARE if has_pdl else 1.0)
     combine = CLUSTER_SECS if params.cluster > 1 else 0.0
     if params.split_k > params.cluster:
-        combine += COMBINE_SECS + launch + 2 * 4 * grid // params.cluster * params.rows * sizes.value_dim / gpu.l2_bytes_per_s
+        results = grid // params.cluster * params.block_rows * sizes.value_dim
+        combine += COMBINE_SECS + launch + 2 * 4 * results / gpu.l2_bytes_per_s
     return p_norm(streamed, computed, exponent=OVERLAP) + START_SECS + FINISH_SECS + launch + combine
 
 
-def _bytes_per_s(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, active: int, row_blocks: int) -> float:
+def _bytes_per_s(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, active: int) -> float:
     """Return the bandwidth that so many thread blocks reach at once; those that share keys read them from DRAM once."""
     stage = params.stage_bytes(sizes.head_dim, sizes.value_dim, is_latent=sizes.is_latent)
-    ahead = min(params.stages - 1, _blocks_of_warp(sizes, params))
-    in_flight = active * params.warps * ahead * stage / LOADED_LATENCY_SECS
+    ahead = min(params.stages - 1, _blocks_of_group(sizes, params))
+    in_flight = active * params.groups * ahead * stage / LOADED_LATENCY_SECS
     of_sms = min(active, gpu.sm_count) * SM_BYTES_PER_CLOCK * gpu.clock_hz
-    shared = gpu.l2_bytes_per_s if row_blocks > 1 else gpu.dram_bytes_per_s * DRAM_SHARE
-    return 1 / p_norm(1 / in_flight, 1 / of_sms, 1 / min(shared, row_blocks * gpu.dram_bytes_per_s * DRAM_SHARE), exponent=OVERLAP)
+    row_blocks = -(-sizes.group_rows // params.block_rows)
+    of_memory = min(gpu.l2_bytes_per_s, row_blocks * gpu.dram_bytes_per_s * DRAM_SHARE)
+    return 1 / p_norm(1 / in_flight, 1 / of_sms, 1 / of_memory, exponent=OVERLAP)
 
 
-def _warp_secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, resident: int) -> float:
-    """Return the time of a warp for a block of keys beside all warps of its SM: its own latencies, or the schedulers' instructions."""
-    sub_blocks = params.block_n // MMA_STEP
-    mmas = sub_blocks * params.row_tiles * (steps(sizes.head_dim) + steps(sizes.value_dim))
-    copies = params.stage_bytes(sizes.head_dim, sizes.value_dim, is_latent=sizes.is_latent) / 512
+def _block_secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, resident: int) -> float:
+    """Return the time of a block of keys beside all groups of an SM: a warp's latencies, or what schedulers and shared memory take."""
+    mmas = params.block_n // MMA_STEP * params.row_tiles * (steps(sizes.head_dim) + steps(sizes.value_dim))
+    stage = params.stage_bytes(sizes.head_dim, sizes.value_dim, is_latent=sizes.is_latent)
+    copies = stage / (WARP_LANES * VECTOR_BYTES * params.warps_m)
     alone = BLOCK_CYCLES + mmas * MMA_CYCLES + copies * COPY_CYCLES
-    warps = max(1.0, params.warps * resident / SM_PARTITIONS)
     # mma.sync m16n8k16 takes 4096 operations of the tensor cores, half of whose rate it reaches where wgmma has all of it.
-    mma_cycles = 4096 * SM_PARTITIONS * gpu.sm_count * gpu.clock_hz / (0.6 * gpu.tensor_rate(sizes.dtype))
-    issued = warps * max(ISSUED_CYCLES + copies * COPY_CYCLES / 2 + mmas * 2, mmas * mma_cycles)
-    return max(alone, issued) / gpu.clock_hz
+    mma_cycles = 4096 * SM_PARTITIONS * gpu.sm_count * gpu.clock_hz / (MMA_SHARE * gpu.tensor_rate(sizes.dtype))
+    issued = max(ISSUED_CYCLES + copies * COPY_CYCLES / 2 + mmas * 2, mmas * mma_cycles)
+    read = params.block_n * (sizes.head_dim + sizes.value_dim) * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
+    warps = params.warps * resident
+    return max(alone, issued * max(1.0, warps / SM_PARTITIONS), read * warps) / gpu.clock_hz

@@ -3,21 +3,22 @@
 Knows nothing of how its parameters are chosen, and recognises attention by its computation, never by its names.
 
 A thread block has the rows of queries that see the same head of keys (all heads of a group, all queries), and a part of a sequence's
-keys. Each of its warps streams blocks of keys and values through shared memory and has results of its own, which the block adds up. Where
-several blocks share a sequence's keys, those of a cluster combine their results, and what is left of that a second kernel. Each sum has one
-order. The cache is contiguous or in pages; lengths are read at run time and shared out evenly. Takes attentions without lengths, too, where
-they have few queries.
+keys. Each group of its warps streams blocks of keys and values through shared memory and has results of its own, which the block adds up;
+warps of a group have rows of their own. Where several blocks share a sequence's keys, those of a cluster combine their results, and what is
+left of that a second kernel. Each sum has one order. The cache is contiguous or in pages; lengths are read at run time and shared out
+evenly. Takes attentions without lengths, too, where they have few queries.
 
 Parameters:
-  rows     rows of queries of a thread block: 8, 16, 32 or 64; each warp multiplies all of them with its keys
-  block_n  keys that a warp copies and multiplies together: a multiple of 16
+  rows     rows of queries of a warp: 8, 16, 32 or 64
+  block_n  keys that a warp multiplies together: a multiple of 16
+  warps_m  warps of a group, which share blocks of keys; a divisor of warps
   warps    warps of a thread block, 1 to 32
-  stages   2 or more blocks of keys and values that a warp has in shared memory, or on their way to it
+  stages   2 or more blocks of keys and values that a group has in shared memory, or on their way to it
   split_k  thread blocks that share a sequence's keys
   blocks   thread blocks that share an SM
   cluster  1 to 8, a divisor of split_k: thread blocks that combine their results in shared memory; the second kernel is for more than these
 
-Shared memory: warps * stages * block_n rows of keys and of values, each 16 bytes longer than a whole number of 32 bytes. A lane has
+Shared memory: warps / warps_m * stages * block_n rows of keys and of values, each 16 bytes longer than a whole number of 32. A lane has
 row_tiles * (head_dim / 8 + value_dim / 4) registers of queries and results, dimensions rounded up to 16; row_tiles is rows / 8.
 
 Returns TIRx kernels, a PrimFunc without a trace.

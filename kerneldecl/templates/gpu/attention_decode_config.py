@@ -3,7 +3,7 @@
 Knows nothing of the kernel's statements, or of how parameters are chosen.
 
 A thread block has some rows of queries that see the same head of keys, and a part of a sequence's keys. The part is cut into blocks of
-`block_n` keys; each warp takes every `warps`th of them.
+`block_n` keys; each group of warps takes every so many-th of them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DecodeKernel:
     @property
     def row_blocks(self) -> int:
         """Return how many thread blocks share the rows that see a head of keys."""
-        return -(-self.group_rows // self.params.rows)
+        return -(-self.group_rows // self.params.block_rows)
 
     @property
     def units(self) -> int:
@@ -110,7 +110,7 @@ class DecodeKernel:
         rows, of_head = cluster % self.row_blocks, cluster // self.row_blocks
         part, head = of_head % self.parts, of_head // self.parts
         batch, head_of_batch = head // self.spec.kv_heads, head % self.spec.kv_heads
-        return head * self.row_blocks + rows, part, (batch, head_of_batch, rows * self.params.rows)
+        return head * self.row_blocks + rows, part, (batch, head_of_batch, rows * self.params.block_rows)
 
     @property
     def keys_copy(self) -> Copy:
@@ -135,8 +135,8 @@ class DecodeKernel:
 
     @property
     def ring(self) -> int:
-        """Return how many blocks of keys all warps have in shared memory."""
-        return self.params.warps * self.params.stages
+        """Return how many blocks of keys all groups have in shared memory."""
+        return self.params.groups * self.params.stages
 
     @property
     def key_width(self) -> int:
@@ -166,11 +166,11 @@ class DecodeKernel:
 
     @property
     def prefetched_rows(self) -> int:
-        """Return the rows of a warp's first block that are prefetched to L2: of a contiguous cache whose length is known."""
+        """Return the rows of a group's first block that are prefetched to L2: of a contiguous cache whose length is known."""
         if self.spec.page_size or self.has_lengths:
             return 0
         row_bytes = (self.spec.head_dim + (0 if self.spec.is_latent else self.spec.value_dim)) * 2
-        return min(self.params.block_n, PREFETCH_BYTES // (self.params.blocks * self.params.warps * row_bytes))
+        return min(self.params.block_n, PREFETCH_BYTES // (self.params.blocks * self.params.groups * row_bytes))
 
     # ---- addresses
 

@@ -35,38 +35,41 @@ def operands(warp: Warp) -> list[Operand]:
 
 
 @T.inline
-def _copy_row(warp, operand, row, key, place):
-    """Start a warp's copies of some rows, of which each lane has one: zeros where the sequence has no such key, or the row has ended."""
+def _copy_piece(warp, operand, row, part, at):
+    """Start a warp's copies of 32 vectors of some rows: zeros where the sequence has no such key, or the row has ended."""
     copy, cache, stages = meta_vars(operand)
-    stage, first = meta_vars(place)
-    for part in T.unroll(copy.parts):
-        column = T.meta_var((part * copy.lanes_per_row + warp.lane % copy.lanes_per_row) * VECTOR)
-        is_there = T.meta_var(key < warp.length if copy.is_whole else T.And(key < warp.length, column < copy.columns))
-        within = T.meta_var(column if copy.is_whole else T.min(column, copy.columns - VECTOR))
-        T.cuda.func_call(
-            cp_async_source(VECTOR_BYTES)[0],
-            stages.ptr_to([stage, row, column]),
-            cache.ptr_to([first + T.cast(within, "int64")]),
-            T.Select(is_there, VECTOR_BYTES, 0),
-            source_code=cp_async_source(VECTOR_BYTES)[1],
-        )
+    key, stage, first = meta_vars(at)
+    column = T.meta_var((part * copy.lanes_per_row + warp.lane % copy.lanes_per_row) * VECTOR)
+    is_there = T.meta_var(key < warp.length if copy.is_whole else T.And(key < warp.length, column < copy.columns))
+    within = T.meta_var(column if copy.is_whole else T.min(column, copy.columns - VECTOR))
+    T.cuda.func_call(
+        cp_async_source(VECTOR_BYTES)[0],
+        stages.ptr_to([stage, row, column]),
+        cache.ptr_to([first + T.cast(within, "int64")]),
+        T.Select(is_there, VECTOR_BYTES, 0),
+        source_code=cp_async_source(VECTOR_BYTES)[1],
+    )
 
 
 @T.inline
 def _copy_rows(warp, operand, key, stage, page):
-    """Start a warp's copies of the rows of a block that begins at a key."""
+    """Start a warp's copies of its share of a block that begins at a key: every so many-th piece of 32 vectors."""
     kernel, copy, columns = meta_vars((warp.kernel, operand.copy, operand.copy.columns))
+    warps_m = T.meta_var(kernel.params.warps_m)
     stride, head = meta_vars((kernel.row_stride(columns), warp.place[1] * kernel.head_stride(columns)))
-    for i in T.unroll(kernel.params.block_n // copy.rows):
-        row = T.meta_var(i * copy.rows + warp.lane // copy.lanes_per_row)
-        at: T.int32 = T.min(key + row, warp.length - 1)
-        outer: T.int32 = page
-        if kernel.spec.page_size > 0:
-            if not kernel.page_per_block:
-                outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // kernel.spec.page_size]
-            at = at % kernel.spec.page_size
-        first: T.int64 = T.cast(outer, "int64") * kernel.outer_stride(columns) + T.cast(head + at * stride, "int64")
-        _copy_row(warp, operand, row, key + row, (stage, first))
+    pieces = T.meta_var(kernel.params.block_n // copy.rows * copy.parts)
+    for i in T.unroll(-(-pieces // warps_m)):
+        piece = T.meta_var(i * warps_m + warp.member)
+        row = T.meta_var(piece // copy.parts * copy.rows + warp.lane // copy.lanes_per_row)
+        if piece < pieces:
+            at: T.int32 = T.min(key + row, warp.length - 1)
+            outer: T.int32 = page
+            if kernel.spec.page_size > 0:
+                if not kernel.page_per_block:
+                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // kernel.spec.page_size]
+                at = at % kernel.spec.page_size
+            first: T.int64 = T.cast(outer, "int64") * kernel.outer_stride(columns) + T.cast(head + at * stride, "int64")
+            _copy_piece(warp, operand, row, piece % copy.parts, (key + row, stage, first))
 
 
 @T.inline
@@ -81,7 +84,7 @@ def find_page(warp, block, end, page):
 
 @T.inline
 def fetch(warp, block, end, page, stage):
-    """Start the copies of a block to a stage, if the warp has one left, and go on to its next one."""
+    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one."""
     kernel = T.meta_var(warp.kernel)
     found = T.meta_var(operands(warp))
     if block < end:
@@ -89,7 +92,7 @@ def fetch(warp, block, end, page, stage):
         if len(found) > 1:
             _copy_rows(warp, found[1], block * kernel.params.block_n, stage, page)
     T.ptx.cp.async_.commit_group()
-    block = block + kernel.params.warps
+    block = block + kernel.params.groups
     find_page(warp, block, end, page)
 
 
@@ -126,6 +129,7 @@ def prefetch_first(warp, block):
             T.cuda.func_call(name, args.lengths.ptr_to([warp.place[0]]), source_code=source)
     else:
         found = T.meta_var(operands(warp))
-        _prefetch_rows(warp, found[0], block)
-        if len(found) > 1:
-            _prefetch_rows(warp, found[1], block)
+        if warp.member == 0:
+            _prefetch_rows(warp, found[0], block)
+            if len(found) > 1:
+                _prefetch_rows(warp, found[1], block)

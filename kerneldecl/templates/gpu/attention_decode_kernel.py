@@ -17,33 +17,43 @@ from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.templates.gpu.attention_decode_config import DecodeKernel
 from kerneldecl.templates.gpu.attention_decode_copy import fetch, find_page, prefetch_first
 from kerneldecl.templates.gpu.attention_decode_products import load_queries, multiply, prepare
-from kerneldecl.templates.gpu.attention_decode_results import COMBINE_VECTOR, Workspace, add_warps, combine, leave, store
+from kerneldecl.templates.gpu.attention_decode_results import COMBINE_VECTOR, Workspace, add_groups, combine, leave, store
 from kerneldecl.templates.gpu.attention_decode_warp import Args, Registers, Smem, Warp
 from kerneldecl.templates.hopper.epilogue import meta_vars
 
 
 @T.inline
+def _meet_group(warp):
+    """Have the warps that share blocks of keys wait for each other, and see what the others have copied."""
+    warps_m = T.meta_var(warp.kernel.params.warps_m)
+    if warps_m == 1:
+        T.cuda.warp_sync()
+    else:
+        T.ptx.bar.sync(T.cast(1 + warp.group, "uint32"), T.uint32(warps_m * WARP_LANES))
+
+
+@T.inline
 def stream(warp, begin, end):
-    """Go through a warp's blocks of keys: wait for one, fetch the one `stages - 1` further into the freed stage, multiply."""
+    """Go through a group's blocks of keys: wait for one, fetch the one `stages - 1` further into the freed stage, multiply."""
     params = T.meta_var(warp.kernel.params)
-    fetched: T.int32 = begin + warp.ids[0]
+    fetched: T.int32 = begin + warp.group
     page: T.int32 = warp.place[0]
     find_page(warp, fetched, end, page)
     for s in T.unroll(params.stages - 1):
         fetch(warp, fetched, end, page, warp.first_stage + s)
     load_queries(warp)
     prepare(warp)
-    block: T.int32 = begin + warp.ids[0]
+    block: T.int32 = begin + warp.group
     slot: T.int32 = 0
     while block < end:
         T.ptx.cp.async_.wait_group(params.stages - 2)
-        T.cuda.warp_sync()
-        # Into the stage that every lane has finished reading.
+        _meet_group(warp)
+        # Into the stage that all have finished reading.
         freed = T.meta_var(T.Select(slot == 0, params.stages - 1, slot - 1))
         fetch(warp, fetched, end, page, warp.first_stage + freed)
         multiply(warp, block, warp.first_stage + slot)
         slot = T.Select(slot == params.stages - 1, 0, slot + 1)
-        block = block + params.warps
+        block = block + params.groups
     T.ptx.cp.async_.wait_group(0)
 
 
@@ -72,10 +82,10 @@ def _run(kernel, args, workspace, ids):
     values = pool.alloc((kernel.ring, params.block_n, kernel.value_width), spec.dtype, align=16) if not spec.is_latent else keys
     end_of_ring = T.meta_var(pool.offset)
     pool.move_base_to(0)
-    results = pool.alloc((params.warps, params.rows, kernel.result_width), "float32", align=16)
+    results = pool.alloc((params.groups, params.block_rows, kernel.result_width), "float32", align=16)
     pool.move_base_to(max(end_of_ring, pool.offset))
-    references = pool.alloc((params.warps, params.rows), "float32", align=16)
-    totals = pool.alloc((params.warps, params.rows), "float32", align=16)
+    references = pool.alloc((params.groups, params.block_rows), "float32", align=16)
+    totals = pool.alloc((params.groups, params.block_rows), "float32", align=16)
     pool.commit()
     smem = T.meta_var(Smem(k=keys, v=values, results=results, references=references, totals=totals))
     registers = T.meta_var(_registers(kernel))
@@ -86,7 +96,7 @@ def _run(kernel, args, workspace, ids):
     if kernel.pdl:
         # The next kernel may start as soon as SMs have room: it waits, as this one does, until its preceding kernel has ended.
         T.ptx.griddepcontrol.launch_dependents()
-        prefetch_first(warp, -(-spec.keys // params.block_n) * split // params.split_k + number)
+        prefetch_first(warp, -(-spec.keys // params.block_n) * split // params.split_k + warp.group)
         T.ptx.griddepcontrol.wait()
     if kernel.has_lengths:
         length = T.max(T.min(args.lengths[place[0]], spec.keys), 0)
@@ -95,7 +105,7 @@ def _run(kernel, args, workspace, ids):
     end: T.int32 = blocks * (split + 1) // params.split_k
     stream(warp, begin, end)
     leave(warp)
-    add_warps(warp)
+    add_groups(warp)
     store(warp, workspace, unit, part, rank)
 
 

@@ -41,7 +41,7 @@ def load_queries(warp):
         (kernel.spec.batch * kernel.spec.heads * kernel.spec.queries * kernel.spec.head_dim // 2,), "uint32", data=warp.args.q.data
     )
     for r in T.unroll(kernel.params.row_tiles):
-        row = T.meta_var(first + r * 8 + lane // 4)
+        row = T.meta_var(first + warp.first_row + r * 8 + lane // 4)
         at = T.meta_var(kernel.query_offset(batch, head, row, kernel.spec.head_dim))
         for i in T.unroll(kernel.score_steps * 2):
             column = T.meta_var(i * 8 + lane % 4 * 2)
@@ -57,7 +57,7 @@ def prepare(warp):
     for i in T.unroll(kernel.params.row_tiles * kernel.value_steps * 4):
         registers.acc[i] = T.float32(0)
     for i in T.unroll(kernel.params.row_tiles * 2):
-        row = T.meta_var(warp.place[2] + i // 2 * 8 + warp.lane % 4 * 2 + i % 2)
+        row = T.meta_var(warp.place[2] + warp.first_row + i // 2 * 8 + warp.lane % 4 * 2 + i % 2)
         registers.reference[i] = tirx.const(float("-inf"), "float32")
         registers.total[i] = T.float32(0)
         registers.limit[i] = kernel.limit(warp.length, row)

@@ -32,7 +32,7 @@ class Workspace(NamedTuple):
 
     @classmethod
     def of(cls, kernel: DecodeKernel) -> Workspace:
-        shape = (kernel.units, kernel.parts, kernel.params.rows)
+        shape = (kernel.units, kernel.parts, kernel.params.block_rows)
         return cls(
             tirx.decl_buffer((*shape, kernel.spec.value_dim), "float32", "parts"), tirx.decl_buffer((*shape, 2), "float32", "part_sums")
         )
@@ -43,44 +43,52 @@ def leave(warp):
     """Have all warps leave their results in shared memory, as distances to the block's maxima, and the sums of their rows."""
     kernel, registers, smem = T.meta_var((warp.kernel, warp.registers, warp.smem))
     params = T.meta_var(kernel.params)
-    number, lane = meta_vars(warp.ids)
+    group, lane = meta_vars((warp.group, warp.lane))
     for i in T.unroll(params.row_tiles * 2):
         for bit in T.unroll(3):
             registers.total[i] = registers.total[i] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), registers.total[i], 4 << bit, 32, 32)
         if lane < 4:
-            smem.references[number, i // 2 * 8 + lane * 2 + i % 2] = registers.reference[i]
+            smem.references[group, warp.first_row + i // 2 * 8 + lane * 2 + i % 2] = registers.reference[i]
     T.cuda.cta_sync()
     for i in T.unroll(params.row_tiles * 2):
-        row = T.meta_var(i // 2 * 8 + lane % 4 * 2 + i % 2)
+        row = T.meta_var(warp.first_row + i // 2 * 8 + lane % 4 * 2 + i % 2)
         highest: T.float32 = smem.references[0, row]
-        for other in T.unroll(params.warps - 1):
+        for other in T.unroll(params.groups - 1):
             highest = T.max(highest, smem.references[other + 1, row])
         registers.partial[i] = T.exp2((registers.reference[i] - finite(highest)) * T.float32(kernel.scale_log2))
         if lane < 4:
-            smem.totals[number, row] = registers.total[i] * registers.partial[i]
+            smem.totals[group, row] = registers.total[i] * registers.partial[i]
     for i in T.unroll(params.row_tiles * kernel.value_steps * 4):
         tile, step = meta_vars((i // (kernel.value_steps * 4), i // 4 % kernel.value_steps))
-        row = T.meta_var(tile * 8 + lane % 4 * 2 + i % 2)
-        smem.results[number, row, step * 16 + i % 4 // 2 * 8 + lane // 4] = registers.acc[i] * registers.partial[tile * 2 + i % 2]
+        row = T.meta_var(warp.first_row + tile * 8 + lane % 4 * 2 + i % 2)
+        smem.results[group, row, step * 16 + i % 4 // 2 * 8 + lane // 4] = registers.acc[i] * registers.partial[tile * 2 + i % 2]
     T.cuda.cta_sync()
 
 
 @T.inline
-def add_warps(warp):
-    """Have a thread block add up its warps' results, in the place of the first one's."""
-    kernel, smem = T.meta_var((warp.kernel, warp.smem))
-    params, pairs = meta_vars((kernel.params, kernel.spec.value_dim // 2))
-    if warp.thread < params.rows:
-        for other in T.unroll(params.warps - 1):
-            smem.references[0, warp.thread] = T.max(smem.references[0, warp.thread], smem.references[other + 1, warp.thread])
-            smem.totals[0, warp.thread] = smem.totals[0, warp.thread] + smem.totals[other + 1, warp.thread]
+def _add_sums(warp):
+    """Find the rows' maxima, and add up their sums, in the place of the first group's."""
+    params, smem = T.meta_var((warp.kernel.params, warp.smem))
+    for i in T.serial(-(-params.block_rows // params.threads)):
+        row = T.meta_var(i * params.threads + warp.thread)
+        if row < params.block_rows:
+            for other in T.unroll(params.groups - 1):
+                smem.references[0, row] = T.max(smem.references[0, row], smem.references[other + 1, row])
+                smem.totals[0, row] = smem.totals[0, row] + smem.totals[other + 1, row]
+
+
+@T.inline
+def add_groups(warp):
+    """Have a thread block add up its groups' results, in the place of the first one's."""
+    params, smem, pairs = meta_vars((warp.kernel.params, warp.smem, warp.kernel.spec.value_dim // 2))
+    _add_sums(warp)
     sums = T.alloc_local((2,), "float32")
-    for i in T.serial(-(-params.rows * pairs // params.threads)):
+    for i in T.serial(-(-params.block_rows * pairs // params.threads)):
         at = T.meta_var(i * params.threads + warp.thread)
-        if at < params.rows * pairs:
+        if at < params.block_rows * pairs:
             for x in T.unroll(2):
                 sums[x] = T.float32(0)
-            for each in T.unroll(params.warps * 2):
+            for each in T.unroll(params.groups * 2):
                 sums[each % 2] = sums[each % 2] + smem.results[each // 2, at // pairs, at % pairs * 2 + each % 2]
             for x in T.unroll(2):
                 smem.results[0, at // pairs, at % pairs * 2 + x] = sums[x]
@@ -134,7 +142,7 @@ def store(warp, workspace, unit, part, rank):
     """Have the thread blocks of a cluster combine their results and store a share each: in O, or for the kernel that combines parts."""
     kernel, params, columns = meta_vars((warp.kernel, warp.kernel.params, warp.kernel.spec.value_dim))
     batch, head, first = meta_vars(warp.place)
-    pairs = T.meta_var(params.rows * columns // 2)
+    pairs = T.meta_var(params.block_rows * columns // 2)
     found = T.alloc_local((4,), "float32")
     _meet_cluster(kernel)
     for i in T.serial(-(-pairs // (params.threads * params.cluster))):
@@ -184,7 +192,7 @@ def _add_parts(kernel, workspace, at, found):
 def combine(kernel, o, workspace, row_of_all, column):
     """Have a thread combine all parts of some elements of a row of results, and store them."""
     row, head = meta_vars((row_of_all % kernel.group_rows, row_of_all // kernel.group_rows))
-    unit, place = meta_vars((head * kernel.row_blocks + row // kernel.params.rows, row % kernel.params.rows))
+    unit, place = meta_vars((head * kernel.row_blocks + row // kernel.params.block_rows, row % kernel.params.block_rows))
     highest: T.float32 = workspace.stats[unit, 0, place, 0]
     for part in T.unroll(kernel.parts - 1):
         highest = T.max(highest, workspace.stats[unit, part + 1, place, 0])

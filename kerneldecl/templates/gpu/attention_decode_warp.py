@@ -33,9 +33,9 @@ class Smem(NamedTuple):
     k: Any
     v: Any
     results: Any
-    """In the place of both, once all warps are done: results by warp and row."""
+    """In the place of both, once all warps are done: results by group and row."""
     references: Any
-    """By warp and row."""
+    """By group and row."""
     totals: Any
 
 
@@ -66,7 +66,7 @@ class Warp(NamedTuple):
     smem: Smem
     registers: Registers
     place: tuple[Any, Any, Any]
-    """Sequence, head of keys, and the first row of queries."""
+    """Sequence, head of keys, and the thread block's first row of queries."""
     length: Any
     ids: tuple[Any, Any]
     """Warp, lane."""
@@ -76,8 +76,22 @@ class Warp(NamedTuple):
         return self.ids[1]
 
     @property
+    def group(self) -> Any:
+        """Return which of the groups of warps that share keys this one is in."""
+        return self.ids[0] // self.kernel.params.warps_m
+
+    @property
+    def member(self) -> Any:
+        return self.ids[0] % self.kernel.params.warps_m
+
+    @property
+    def first_row(self) -> Any:
+        """Return its first row among those of the thread block."""
+        return self.member * self.kernel.params.rows
+
+    @property
     def first_stage(self) -> Any:
-        return self.ids[0] * self.kernel.params.stages
+        return self.group * self.kernel.params.stages
 
     @property
     def thread(self) -> Any:
