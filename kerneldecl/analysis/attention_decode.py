@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from kerneldecl.analysis.attention import attention_of
+from kerneldecl.analysis.attention import AttentionSizes, attention_of
+from kerneldecl.analysis.band import Band
 from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, MAX_CLUSTER, WARP_LANES
 from kerneldecl.model import Block, Candidate, Gpu, IterSpace, dtype_bytes
 
@@ -161,6 +162,16 @@ def takes(sizes: DecodeSizes) -> bool:
     return sizes.dtype in ("float16", "bfloat16") and sizes.queries <= MOST_QUERIES and sizes.head_dim % 8 == 0 and sizes.value_dim % 8 == 0
 
 
+def takes_plain(sizes: AttentionSizes) -> bool:
+    """Say whether the kernel computes such an attention without lengths: causal at most, aligned to the last key, and O alone."""
+    return (
+        sizes.queries <= MOST_QUERIES
+        and sizes.band in (Band(), Band(upper=sizes.keys - sizes.queries))
+        and sizes.out_dtype == sizes.dtype
+        and not (sizes.mask or sizes.has_alibi or sizes.has_softcap or sizes.has_logsumexp or sizes.is_packed)
+    )
+
+
 def decode_of(space: IterSpace) -> DecodeSizes | None:
     """Return the sizes of the attention of few queries that an iteration space is, None where it is none.
 
@@ -192,7 +203,7 @@ def decode_of(space: IterSpace) -> DecodeSizes | None:
 def _plain(space: IterSpace) -> DecodeSizes | None:
     """Return the sizes of an attention without lengths that the kernel takes as one of few queries; None of others."""
     sizes = attention_of(space)
-    if sizes is None or sizes.has_mask or sizes.queries > MOST_QUERIES:
+    if sizes is None or not takes_plain(sizes):
         return None
     names = ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "dtype")
     return DecodeSizes(**{name: getattr(sizes, name) for name in names}, has_lengths=False)

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 
 from tvm import IRModule
 
-from kerneldecl.analysis.attention_decode import DecodeParams, takes
+from kerneldecl.analysis.attention_decode import DecodeParams, takes, takes_plain
 from kerneldecl.analysis.tensor_cores import first_capability
 from kerneldecl.compiler.attention import AttentionSpec, read_attention
 from kerneldecl.compiler.attention_decode import DecodeSpec, read_attention_decode
@@ -52,7 +52,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     sm_count, pdl = gpu.sm_count, supports_pdl(gpu)
     if spec := read_attention_decode(mod):
         kernel = DecodeKernel(spec, chosen, sm_count, pdl)
-    elif (plain := read_attention(mod)) and not plain.has_mask:
+    elif (plain := read_attention(mod)) and takes_plain(plain.sizes):
         kernel = DecodeKernel(_contiguous(plain), chosen, sm_count, pdl, has_lengths=False, is_causal=plain.is_causal)
     else:
         return None
