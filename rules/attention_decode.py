@@ -165,6 +165,10 @@ class AttentionDecode(Rule):
         table = self.batch * self._table_columns if self.page_size else 0
         return (cache + results) * dtype_bytes(self.dtype) + 4 * (table + self.batch)
 
+    def nan_may_vanish(self) -> bool:
+        """Say so where some queries do not see the last keys: a kernel may skip them, or multiply their values by zero."""
+        return self.queries > 1
+
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return normal values, random lengths among which are the most and one, and pages in random order, none of two sequences."""
         signature = self.signature()
