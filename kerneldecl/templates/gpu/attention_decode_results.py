@@ -111,8 +111,9 @@ def _meet_cluster(kernel):
     if kernel.params.cluster == 1:
         T.cuda.cta_sync()
     else:
-        T.ptx.barrier.cluster.arrive.release.aligned()
-        T.ptx.barrier.cluster.wait.acquire.aligned()
+        # Lanes may come here apart, so the barrier is not the aligned one.
+        T.ptx.barrier.cluster.arrive.release()
+        T.ptx.barrier.cluster.wait.acquire()
 
 
 @T.inline
