@@ -40,6 +40,12 @@ OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
 
 
+BIAS_REGISTERS = 24
+"""Those that softcap and slopes take besides: with fewer, heads of 128 with blocks of 192 keys spill."""
+MASK_REGISTERS = 48
+"""Those that a mask takes, whose loads are under way together: with half as many, heads of 256 with blocks of 64 keys spill."""
+
+
 class AttentionSizes(NamedTuple):
     """Sizes and kind of an attention: each head's rows of queries see rows of keys."""
 
@@ -73,6 +79,16 @@ class AttentionSizes(NamedTuple):
     @property
     def has_mask(self) -> bool:
         return bool(self.mask)
+
+    @property
+    def has_bias(self) -> bool:
+        """Say whether something is done to scores before their softmax, but for a scale and a band."""
+        return self.has_softcap or self.has_alibi or self.has_mask
+
+    @property
+    def bias_registers(self) -> int:
+        """Return how many registers of a thread biases take besides its scores."""
+        return MASK_REGISTERS if self.has_mask else BIAS_REGISTERS if self.has_bias else 0
 
     @property
     def group(self) -> int:
@@ -135,7 +151,7 @@ class WgmmaAttentionParams(NamedTuple):
         rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
-    def fits(self, head_dim: int, value_dim: int) -> bool:
+    def fits(self, head_dim: int, value_dim: int, bias_registers: int = 0) -> bool:
         """Say whether a kernel with these parameters can be built."""
         return (
             (self.consumers, self.ctas_per_sm) in SETMAXNREG
@@ -152,7 +168,7 @@ class WgmmaAttentionParams(NamedTuple):
             and self.cluster in (1, 2)
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
-            and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
+            and self.registers(value_dim) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
             and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )

@@ -51,7 +51,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     spec = read_attention(mod) if has_wgmma(arch) else None
     if spec is None or not takes(spec.sizes) or spec.scale <= 0:
         return None
-    if not attention.fits(spec.head_dim, spec.value_dim):
+    if not attention.fits(spec.head_dim, spec.value_dim, spec.sizes.bias_registers):
         return None
     buffers = (tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments)
     kernel = AttentionKernel(tuple(buffers), spec, attention, arch.the_gpu.sm_count)

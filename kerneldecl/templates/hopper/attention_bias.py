@@ -60,7 +60,7 @@ def prepare(softmax: Any, rows: Rows, block: Any, is_masked: Any) -> None:
 
     `is_masked` is a bool, or a condition that is evaluated for each block.
     """
-    if rows.kernel.has_bias:
+    if rows.kernel.spec.sizes.has_bias:
         _add_bias(softmax.scores, rows, block)
     if isinstance(is_masked, bool):
         if is_masked:

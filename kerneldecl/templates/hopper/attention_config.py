@@ -106,14 +106,9 @@ class AttentionKernel:
         return self.params.block_n // self.params.cluster
 
     @property
-    def has_bias(self) -> bool:
-        """Say whether scores are scaled, capped or biased before their maxima are found; else a scale is part of their powers."""
-        return bool(self.spec.softcap or self.spec.mask or self.spec.alibi is not None)
-
-    @property
     def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken of them."""
-        return (1.0 if self.has_bias else self.spec.scale) * LOG2_E
+        """Return what scores are multiplied by before powers of two are taken of them: biased ones are scaled before."""
+        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
 
     @property
     def masks_first_block(self) -> bool:
