@@ -323,8 +323,8 @@ def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
 
 
-def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return torch's fused attention by each of its back ends; those that refuse it fail when they are called."""
+def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) -> Baselines:
+    """Return torch's fused attention of Q, K and V by each of its back ends; those that refuse it fail when they are called."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     is_bhsd, has_groups = attrs["layout"] == "bhsd", attrs["kv_heads"] not in {0, attrs["heads"]}
@@ -332,25 +332,30 @@ def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     def attend(i: int, backend: Any) -> Tensor:
         q, k, v = (x if is_bhsd else x.transpose(1, 2) for x in sets[i][:3])
         with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=attrs["causal"], scale=_attention_scale(attrs), enable_gqa=has_groups)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=_attention_scale(attrs), enable_gqa=has_groups)
         return out if is_bhsd else out.transpose(1, 2)
 
-    is_square = attrs["keys"] in {0, attrs["queries"]}
-    biases = ("mask", "window", "alibi", "softcap", "logsumexp", "out_dtype")
-    # torch's causal mask is aligned to the first query and key.
-    if any(attrs[name] for name in biases) or attrs["layout"] == "packed" or (attrs["causal"] and not is_square):
-        return {}
     return {
         "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
         "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),
     }
 
 
+def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's fused attention; none of those that it does not have."""
+    is_square = attrs["keys"] in {0, attrs["queries"]}
+    biases = ("mask", "window", "alibi", "softcap", "logsumexp", "out_dtype")
+    # torch's causal mask is aligned to the first query and key.
+    if any(attrs[name] for name in biases) or attrs["layout"] == "packed" or (attrs["causal"] and not is_square):
+        return {}
+    return _attention_backends(attrs, sets, is_causal=attrs["causal"])
+
+
 def _attention_decode_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     """Return torch's fused attention for one query against a contiguous cache, all of which it sees; torch has no other."""
     if attrs["page_size"] or attrs["latent"] or attrs["queries"] > 1:
         return {}
-    return _attention_baselines({**attrs, "mask": False, "causal": False}, sets)
+    return _attention_backends(attrs, sets, is_causal=False)
 
 
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
