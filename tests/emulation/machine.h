@@ -201,6 +201,12 @@ T shuffled(T value, unsigned lane) {
   machine::shuffle(&value, &theirs, sizeof(T), lane);
   return theirs;
 }
+inline uint32_t matrix_transposed(uint32_t value) {  // movmatrix: lane 4 r + c / 2 has elements c and c + 1 of row r
+  unsigned lane = machine::self->rank_in_cta % 32, column = lane / 4, row = lane % 4 * 2;
+  uint32_t even = shuffled(value, row * 4 + column / 2), odd = shuffled(value, (row + 1) * 4 + column / 2);
+  unsigned shift = column % 2 * 16;
+  return (even >> shift & 0xffff) | (odd >> shift & 0xffff) << 16;
+}
 template <class T>
 T __shfl_sync(unsigned, T value, int lane, int width = 32) {
   unsigned own = machine::self->rank_in_cta % 32;

@@ -114,6 +114,8 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("attention", batch=1, heads=4, kv_heads=2, queries=5, keys=9, head_dim=6, value_dim=4, layout="bshd", dtype="bfloat16"),
         rule("attention", batch=1, heads=2, kv_heads=1, queries=9, keys=5, head_dim=4, causal=True, mask=True, dtype="float32"),
         rule("attention", batch=1, heads=1, queries=1, keys=7, head_dim=1, causal=True, scale=30.0, dtype="float32"),
+        rule("attention_decode", batch=3, heads=4, kv_heads=2, queries=5, keys=24, head_dim=6, page_size=8, pages=20, layout="bshd"),
+        rule("attention_decode", batch=2, heads=4, kv_heads=1, keys=9, head_dim=6, value_dim=4, latent=True, dtype="float32"),
         rule("gemv", n=1, k=1),
         rule("gemv", n=7, k=3, layout="t", dtype="float16"),
         rule("gemv_i4", n=1, k=2, group=2),
