@@ -20,35 +20,45 @@ from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
+from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
 from kerneldecl.compiler.graph.use_rules import UseRules
 
-GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
-    relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
-    EmptyReductions(),
-    FoldIndices(),
-    RecognizePatterns(),
-    NormalizeViews(),
-    FoldConstants(),
-    FoldBatchNorm(),  # knows convolutions as they were imported
-    MergePadding(),
-    SimplifyClips(),
-    ChannelsLast(),
-    relax.transform.EliminateCommonSubexpr(),  # an image that is read twice is transposed once
-    FoldConstants(),  # repacks the weights, once
-    SplitPadding(),
-    SimplifyShapes(),
-    VectorBiases(),
-    OrderOperands(),
-    NormalizeViews(),
-    relax.transform.EliminateCommonSubexpr(),
-    relax.transform.CanonicalizeBindings(),  # it leaves aliases
-    SplitLinears(),
-    JoinLinears(),
-    UseRules(),
-    SplitGroupNorms(),
-    AccumulateInFloat32(),  # what no rule does
-    SeparateGates(),  # by views, which NormalizeViews would remove
-    relax.transform.DeadCodeElimination(),
-)
-"""The passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls."""
+
+def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]:
+    """Return the passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls.
+
+    `fuses` says of an attention whether the target has a fused kernel for it.
+    """
+    return (
+        relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
+        EmptyReductions(),
+        FoldIndices(),
+        RecognizePatterns(),
+        NormalizeViews(),
+        FoldConstants(),
+        FoldBatchNorm(),  # knows convolutions as they were imported
+        MergePadding(),
+        SimplifyClips(),
+        ChannelsLast(),
+        relax.transform.EliminateCommonSubexpr(),  # an image that is read twice is transposed once
+        FoldConstants(),  # repacks the weights, once
+        SplitPadding(),
+        SimplifyShapes(),
+        VectorBiases(),
+        OrderOperands(),
+        NormalizeViews(),
+        relax.transform.EliminateCommonSubexpr(),
+        relax.transform.CanonicalizeBindings(),  # it leaves aliases
+        SplitLinears(),
+        JoinLinears(),
+        UseRules(fuses),
+        SplitGroupNorms(),
+        AccumulateInFloat32(),  # what no rule does
+        SeparateGates(),  # by views, which NormalizeViews would remove
+        relax.transform.DeadCodeElimination(),
+    )
+
+
+GRAPH_PASSES = graph_passes()
+"""The passes for a target without fused kernels."""
