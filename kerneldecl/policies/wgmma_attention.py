@@ -80,8 +80,10 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
-    if not attention.takes(sizes.head_dim, sizes.value_dim, sizes.dtype, has_mask=sizes.has_mask):
-        return "it has a mask, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+    if not attention.takes(sizes):
+        return (
+            "it has another mask than a causal one, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+        )
     return ""
 
 
@@ -129,8 +131,8 @@ def _blocks(sizes: AttentionSizes, params: WgmmaAttentionParams) -> list[int]:
     rows = range(0, sizes.queries, params.block_m)
     if not sizes.is_causal:
         return [-(-sizes.keys // params.block_n)] * len(rows)
-    seen = (min(row + params.block_m, sizes.queries) + sizes.keys - sizes.queries for row in rows)
-    return [max(1, -(-min(keys, sizes.keys) // params.block_n)) for keys in seen]
+    seen = (sizes.band.keys_of(range(row, min(row + params.block_m, sizes.queries)), sizes.keys) for row in rows)
+    return [max(1, -(-keys.stop // params.block_n)) for keys in seen]
 
 
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:

@@ -49,7 +49,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the attention as one custom kernel, or None where wgmma or these parameters do not take it."""
     attention = WgmmaAttentionParams(**{name: params[name] for name in WgmmaAttentionParams._fields})  # type: ignore[arg-type]
     spec = read_attention(mod) if has_wgmma(arch) else None
-    if spec is None or not takes(spec.head_dim, spec.value_dim, spec.dtype, has_mask=spec.has_mask) or spec.scale <= 0:
+    if spec is None or not takes(spec.sizes) or spec.scale <= 0:
         return None
     if not attention.fits(spec.head_dim, spec.value_dim):
         return None

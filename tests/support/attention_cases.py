@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from kerneldecl.model import Value
 
 Case = tuple[dict[str, Any], dict[str, Value]]
@@ -59,3 +61,20 @@ ATTENTIONS: dict[str, Case] = {
     "two ahead, causal": ({"causal": True, "queries": 300, "keys": 300}, {"overlap": 2, "pingpong": 0, "stages": 3}),
     "in turns, without overlap": ({"queries": 300}, {"overlap": 0, "stages": 3}),
 }
+
+
+@st.composite
+def attributes(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw attributes of a small attention of any kind that the rule takes."""
+    small, flag, one_of = st.integers(1, 3), st.booleans(), st.sampled_from
+    attrs: dict[str, Any] = {name: draw(flag, name) for name in ("causal", "mask", "alibi", "logsumexp")}
+    attrs |= {name: draw(st.integers(1, 9), name) for name in ("queries", "head_dim")}
+    attrs |= {"batch": draw(small), "kv_heads": draw(small), "window": draw(st.integers(0, 6)), "align": draw(one_of(["end", "start"]))}
+    attrs |= {"heads": attrs["kv_heads"] * draw(small), "layout": draw(one_of(["bhsd", "bshd", "packed"]))}
+    if attrs["layout"] != "packed":
+        attrs |= {"keys": draw(st.integers(1, 9)), "value_dim": draw(st.integers(1, 9))}
+    if attrs["mask"]:
+        attrs["mask_axes"] = draw(one_of(["qk", "bqk", "hqk", "bhqk", "bk"]))
+        attrs["mask_dtype"] = draw(one_of(["", "bool", "float32"]))
+    attrs |= {"softcap": draw(one_of([0.0, 2.5])), "scale": draw(one_of([0.0, 1.0, 0.3]))}
+    return {**attrs, "dtype": draw(one_of(["float16", "bfloat16", "float32", "float8_e4m3fn"]))}
