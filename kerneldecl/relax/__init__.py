@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
-    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES, graph_passes
     from kerneldecl.compiler.model_import.half_precision import HalfPrecision
     from kerneldecl.compiler.model_import.read_model import read_model
     from kerneldecl.relax.default_schedules import DefaultSchedules
@@ -31,13 +31,15 @@ __all__ = [
     "Report",
     "ShapeBuckets",
     "export_model",
+    "graph_passes",
     "load_model",
     "pipeline",
     "read_model",
     "target_of",
 ]
 _MODULES = {
-    "GRAPH_PASSES": "passes",
+    "GRAPH_PASSES": "compiler.graph.pipeline",
+    "graph_passes": "compiler.graph.pipeline",
     "AccumulateInFloat32": "compiler.graph.float32_accumulation",
     "HalfPrecision": "compiler.model_import.half_precision",
     "read_model": "compiler.model_import.read_model",

@@ -112,7 +112,7 @@ def _used(found: Found, var: relax.Var, written: Written) -> tuple[relax.Var, Us
     if not use.is_accepted(last):
         raise RefusedError("; ".join(use.instance.problems()) or "the rule takes no such sizes")
     if not found.fuses(use.instance):
-        raise RefusedError("no policy of the target proposes a fused kernel for it")
+        raise RefusedError("there is no fused kernel for it")
     return last, use
 
 

@@ -30,6 +30,11 @@ def places_of(func: Any) -> list[str]:
     return [str(place) for place in (func.attrs or {}).get(PLACES, ())]
 
 
+def refused_of(mod: Any) -> list[str]:
+    """Return what looks like a larger rule in a module and stays several functions, each with its place and the reason."""
+    return [str(each) for each in (mod.attrs or {}).get(REFUSED, ())]
+
+
 def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:
     """Return the standard rule that a function was made of, and its attributes; None for another function."""
     text = (func.attrs or {}).get(RULE)

@@ -5,6 +5,7 @@ Knows nothing of patterns that a model writes out, of schedules or of artifacts.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 
@@ -49,7 +50,7 @@ class UseRules(ViewRewriter):
 
     def __init__(self, mod: tvm.IRModule | None = None, fuses: Fuses = fuses_nothing) -> None:
         super().__init__(mod)
-        self._fuses = fuses
+        self._fuses = functools.cache(fuses)  # layers ask the same
         self._refused: list[str] = []
         self._functions: dict[str, relax.GlobalVar] = {}
         self._places: dict[str, list[str]] = defaultdict(list)
