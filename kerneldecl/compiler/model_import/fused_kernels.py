@@ -15,7 +15,7 @@ import tvm
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.graph.rule_use import Fuses
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.compiler.model_import.read_model import fused
+from kerneldecl.compiler.model_import import read_model
 from kerneldecl.model import FALLBACKS, Arch
 from kerneldecl.plugins.load import load_module
 from kerneldecl.plugins.policy_order import policies_behind
@@ -44,7 +44,7 @@ def by_policies(root: Path, arch: Arch, policy: str = "auto") -> Fuses:
 def forms(mod: tvm.IRModule, by_target: Mapping[str, Fuses]) -> list[Form]:
     """Return a model after fusion, once for all targets that have fused kernels for the same of its parts."""
     if not by_target:
-        return [Form((), fused(mod))]
+        return [Form((), read_model.fused(mod))]
     asked: dict[Rule, None] = {}
     found: dict[frozenset[Rule], Form] = {}
     for target, fuses in by_target.items():
@@ -52,7 +52,7 @@ def forms(mod: tvm.IRModule, by_target: Mapping[str, Fuses]) -> list[Form]:
         if found and kept in found:
             found[kept] = found[kept]._replace(targets=(*found[kept].targets, target))
             continue
-        form = Form((target,), fused(mod, fuses=_noting(fuses, asked)))
+        form = Form((target,), read_model.fused(mod, fuses=_noting(fuses, asked)))
         found[frozenset(rule for rule in asked if fuses(rule))] = form
     forms = list(found.values())
     return [Form((), forms[0].mod)] if len(forms) == 1 else forms
