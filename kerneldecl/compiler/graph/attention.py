@@ -53,6 +53,8 @@ class Written:
     """Shapes that scores and their softmax have on the way."""
     inner: tuple[relax.Var, ...]
     """Variables between the operands and the result."""
+    is_guarded: bool = False
+    """Whether rows that see no key are 0, whatever masks add."""
 
 
 class RefusedError(Exception):

@@ -8,21 +8,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from tvm import DataType, relax
+from tvm.relax import op
 
 from kerneldecl.compiler.graph.attention import Mask, RefusedError, Written, attention_of
 from kerneldecl.compiler.graph.attention_masks import Known, kind_of, known_mask, widened
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.gemm_operands import view_of
-from kerneldecl.compiler.graph.named_constants import array_of, constant, is_array
+from kerneldecl.compiler.graph.mask_arguments import Computed, is_seen
+from kerneldecl.compiler.graph.named_constants import array_of, constant, is_array, scalar_of
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
 from kerneldecl.compiler.graph.rotary import rotary_of
 from kerneldecl.compiler.graph.rule_use import Found, Made, Operand, Use
-from kerneldecl.compiler.graph.view_rewriting import RESHAPES, VIEWS
+from kerneldecl.compiler.graph.view_rewriting import RESHAPES, VIEWS, ViewRewriter
 from kerneldecl.compiler.graph.views import Shape, View
 
 Layout = Literal["bshd", "bhsd"]
@@ -104,8 +106,9 @@ def _used(found: Found, var: relax.Var, written: Written) -> tuple[relax.Var, Us
     graph, (q, k, v) = found.graph, _operands(found.graph, written)
     if len({q.dtype, k.dtype, v.dtype}) > 1 or q.dtype not in _DTYPES:
         raise RefusedError(f"queries, keys and values are {', '.join(dict.fromkeys((q.dtype, k.dtype, v.dtype)))}")
-    core = _rounded(graph, var, q.dtype)
-    inner = {*written.inner, *([] if core.same_as(var) else [var])}
+    core, behind = _guarded(graph, written, _rounded(graph, var, q.dtype))
+    written = replace(written, is_guarded=bool(behind))
+    inner = {*written.inner, *(each for each in (var, *behind) if not each.same_as(core))}
     if any({*graph.readers[each]} - {*inner, var, core} for each in inner):
         raise RefusedError("scores are used elsewhere, too")
     last, use = _best(graph, written, _choices(graph, written, (q, k, v), core), inner)
@@ -151,6 +154,26 @@ def _rounded(graph: Dataflow, var: relax.Var, dtype: str) -> relax.Var:
     if dtype_of(var) != dtype:
         raise RefusedError(f"its result is {dtype_of(var)}, its operands are {dtype}")
     return var
+
+
+def _guarded(graph: Dataflow, written: Written, core: relax.Var) -> tuple[relax.Var, list[relax.Var]]:
+    """Return the result with 0 in rows that see no key, as the rule has it, and the variables before it; else the result itself."""
+    behind, last = [core], core
+    reader = graph.only_reader(core)
+    while reader is not None and graph.operator(reader) in RESHAPES:
+        behind.append(reader)
+        last, reader = reader, graph.only_reader(reader)
+    call = graph.call(reader)
+    if reader is None or call is None or call.op.name != "relax.where":
+        return core, []
+    condition, value, instead = call.args
+    whole = (*(static_shape(value) or ())[:-1], written.shapes[0][-1])
+    given = [mask for mask in written.masks if len(whole) == 4 and array_of(mask.value) is None]
+    masks = [Computed.of(graph, mask, whole, is_guarded=True).passed for mask in given]
+    is_guard = value.same_as(last) and scalar_of(instead) == 0 and len(masks) == 1
+    if not is_guard or not is_seen(graph, condition, masks[0]):
+        return core, []
+    return reader, behind
 
 
 def _choices(graph: Dataflow, written: Written, operands: tuple[_Operand, ...], core: relax.Var) -> Iterator[_Choice]:
@@ -261,21 +284,22 @@ def _scale(written: Written, head_dim: int) -> float:
 
 def _masks(graph: Dataflow, written: Written, whole: Shape, dtype: str) -> tuple[Known, list[tuple[dict[str, Any], Operand]]]:
     """Return what is known of the masks, and the mask that is an argument, with the attributes that say so; raise RefusedError for more."""
-    arrays = [(mask, array_of(mask.value)) for mask in written.masks]
     total: Any = None
-    for mask, array in arrays:
-        if array is not None:
-            values = _added(mask, array, whole)
+    computed = []
+    for mask in written.masks:
+        array = array_of(mask.value)
+        if array is None:
+            computed.append((mask, Computed.of(graph, mask, whole, is_guarded=written.is_guarded)))
+        for values in [_added(mask, array, whole)] if array is not None else [mask.factor * each for each in computed[-1][1].known]:
             total = values if total is None else total + values
-    known = Known() if total is None else known_mask(total)
-    given = [mask for mask, array in arrays if array is None]
-    if len(given) + (known.added is not None) > 1:
+    known = Known() if total is None else known_mask(np.broadcast_to(total, whole))
+    if len(computed) + (known.added is not None) > 1:
         raise RefusedError("it has several masks that are neither causal nor a window")
     if known.added is not None:
         shape = widened(known.added.shape, whole)
         value = constant(_of_rule(np.broadcast_to(known.added, shape)), dtype)
         return known, [(_mask_attrs(kind_of(shape, whole), ""), value)]
-    return known, [_argument(graph, mask, whole, dtype) for mask in given]
+    return known, [_argument(mask, found, dtype) for mask, found in computed]
 
 
 def _of_rule(values: Any) -> Any:
@@ -297,34 +321,26 @@ def _mask_attrs(axes: str | None, dtype: str) -> dict[str, Any]:
     return {"mask": True, **({} if axes in {None, "qk"} else {"mask_axes": axes}), **({"mask_dtype": dtype} if dtype else {})}
 
 
-def _argument(graph: Dataflow, mask: Mask, whole: Shape, dtype: str) -> tuple[dict[str, Any], Operand]:
+def _argument(mask: Mask, found: Computed, dtype: str) -> tuple[dict[str, Any], Operand]:
     """Return a mask that is computed as an operand of the rule, broadcast no further than the rule needs."""
-    if mask.kind == "hidden" or mask.factor != 1:
-        raise RefusedError("its mask is inverted or scaled")
-    source, shape = _unspread(graph, mask)
-    if math.prod(shape) == math.prod(whole):
-        shape = whole
+    source, shape, whole, kind = found.value, found.shape, found.whole, found.kind
+    if kind == "added" and mask.factor != 1:
+        raise RefusedError("its mask is scaled")
     if len(shape) != 4 or any(extent not in {1, full} for extent, full in zip(shape, whole, strict=True)):
-        raise RefusedError(f"its mask has the shape {list(shape)}, scores are {list(whole)}")
+        raise RefusedError(f"its mask has the shape {list(shape)}, its scores have {list(whole)}")
     full = widened(shape, whole)
-    attrs = _mask_attrs(kind_of(full, whole), "" if dtype_of(source) == dtype else dtype_of(source))
-    wanted = full[2:] if "mask_axes" not in attrs else full
-    return attrs, Made(source, wanted, dtype_of(source), lambda rewriter, value: rewriter.spread(value, shape, full))
+    given = dtype_of(source) if found.low is None else dtype
+    attrs = _mask_attrs(kind_of(full, whole), "" if given == dtype else given)
 
+    def make(rewriter: ViewRewriter, value: relax.Expr) -> relax.Expr:
+        if found.low is not None:
+            ends = relax.const(0.0, dtype), relax.const(found.low, dtype)
+            value = rewriter.emitted(op.where(value, *(ends if kind == "seen" else ends[::-1])))
+        elif kind == "hidden":
+            value = rewriter.emitted(op.logical_not(value))
+        return rewriter.spread(value, shape, full)
 
-def _unspread(graph: Dataflow, mask: Mask) -> tuple[relax.Expr, Shape]:
-    """Return a mask before it is broadcast, and its shape with four axes if they are known."""
-    value, target = mask.value, mask.shape
-    call = graph.call(value)
-    while call is not None and call.op.name in {*RESHAPES, "relax.broadcast_to"} and static_shape(call.args[0]) is not None:
-        if call.op.name == "relax.broadcast_to":
-            target = static_shape(call) or ()
-        elif math.prod(static_shape(call.args[0]) or ()) != math.prod(target):
-            break
-        value = call.args[0]
-        call = graph.call(value)
-    shape = static_shape(value) or ()
-    return value, (1,) * (len(target) - len(shape)) + shape if len(shape) <= len(target) else shape
+    return attrs, Made(source, full if "mask_axes" in attrs else full[2:], given, make)
 
 
 def _mask_shapes(graph: Dataflow, mask: Mask) -> list[Shape]:
