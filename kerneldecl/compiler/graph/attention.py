@@ -33,6 +33,8 @@ class Mask:
     """Shape of the scores that it is broadcast to."""
     factor: float = 1.0
     """What the numbers are multiplied by."""
+    low: float = 0.0
+    """What scores become that bools hide."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class _Walk:
         low = array_of(hidden if is_kept else seen)
         if low is None or low.max() * self.scale > HIDDEN:
             raise RefusedError("scores are replaced by something that does not hide keys")
-        self.masks.append(Mask(condition, "seen" if is_kept else "hidden", shape))
+        self.masks.append(Mask(condition, "seen" if is_kept else "hidden", shape, low=float(low.max() * self.scale)))
         return seen if is_kept else hidden
 
     def _is_product(self, value: relax.Expr) -> bool:

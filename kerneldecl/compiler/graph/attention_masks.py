@@ -38,7 +38,8 @@ def known_mask(values: Array) -> Known:
     if not small.any():
         return Known()
     hidden = small <= HIDDEN
-    band = _band(hidden[0, 0], values.shape[2:]) if hidden.shape[:2] == (1, 1) or _is_same_for_heads(hidden) else None
+    is_exact = not (hidden & (small > -np.inf)).all(axis=-1).any()  # where no key is seen, numbers say what the result is
+    band = _band(hidden[0, 0], values.shape[2:]) if is_exact and _is_same_for_heads(hidden) else None
     if band is None:
         return Known(added=small)
     left = np.where(hidden, np.zeros((), small.dtype), small)

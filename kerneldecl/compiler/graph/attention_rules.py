@@ -87,6 +87,8 @@ class _Choice:
     """What the result is bound to."""
     written: View | None
     """The view of the result that this is; None for one that only has another shape."""
+    is_seen: bool
+    """Whether something in the model has these axes."""
 
 
 def find_attention(found: Found, var: relax.Var, call: relax.Call) -> None:
@@ -101,13 +103,27 @@ def find_attention(found: Found, var: relax.Var, call: relax.Call) -> None:
         found.refused[var] = str(refused)
 
 
+def dynamic_attentions(graph: Dataflow) -> dict[relax.Var, str]:
+    """Return attentions of sizes that are known at run time only, by their last products, with the reason why they are left apart."""
+    reason = "a size is known at run time only; `--dim` declares sizes"
+    found = {}
+    for var in graph.values:
+        call = graph.call(var)
+        if call is not None and call.op.name == "relax.matmul" and static_shape(call) is None and int(call.ty.ndim) > 2:
+            before = graph.call(call.args[0])
+            while before is not None and before.op.name in {"relax.astype", *RESHAPES}:
+                before = graph.call(before.args[0])
+            found |= {var: reason} if before is not None and before.op.name == "relax.nn.softmax" else {}
+    return found
+
+
 def _used(found: Found, var: relax.Var, written: Written) -> tuple[relax.Var, Use]:
     """Return the rule in place of an attention, and the last variable that it replaces."""
-    graph, (q, k, v) = found.graph, _operands(found.graph, written)
+    graph, ((q, k, v), scale) = found.graph, _operands(found.graph, written)
     if len({q.dtype, k.dtype, v.dtype}) > 1 or q.dtype not in _DTYPES:
         raise RefusedError(f"queries, keys and values are {', '.join(dict.fromkeys((q.dtype, k.dtype, v.dtype)))}")
     core, behind = _guarded(graph, written, _rounded(graph, var, q.dtype))
-    written = replace(written, is_guarded=bool(behind))
+    written = replace(written, is_guarded=bool(behind), scale=written.scale * scale)
     inner = {*written.inner, *(each for each in (var, *behind) if not each.same_as(core))}
     if any({*graph.readers[each]} - {*inner, var, core} for each in inner):
         raise RefusedError("scores are used elsewhere, too")
@@ -134,16 +150,27 @@ def _best(graph: Dataflow, written: Written, choices: Iterator[_Choice], inner: 
     raise RefusedError(reasons[0] if reasons else "its batch, heads and rows are in an order that the rule does not have")
 
 
-def _operands(graph: Dataflow, written: Written) -> list[_Operand]:
-    """Return queries, keys and values as matrices of rows; raise RefusedError for an empty one."""
-    found = []
+def _operands(graph: Dataflow, written: Written) -> tuple[list[_Operand], float]:
+    """Return queries, keys and values as matrices of rows, and a number that they are multiplied by; raise RefusedError for empty ones."""
+    found, scale = [], 1.0
     for value, order in ((written.q, (0, 1, 2)), (written.k, (0, 2, 1)), (written.v, (0, 1, 2))):
         source, view = view_of(graph, value)
+        source, factor = _unscaled(graph, source) if value is not written.v else (source, 1.0)
+        scale *= factor
         whole = view.reshaped((1,) * (3 - len(view.axes)) + view.shape) if view is not None and len(view.axes) <= 3 else None
         if whole is None:
             raise RefusedError("its products have more than one batch axis, or nothing to multiply")
         found.append(_Operand(source, whole.permuted(order), dtype_of(value)))
-    return found
+    return found, scale
+
+
+def _unscaled(graph: Dataflow, value: relax.Expr) -> tuple[relax.Expr, float]:
+    """Return a value before it was multiplied or divided by a number, and the factor."""
+    call = graph.call(value)
+    number = scalar_of(call.args[1]) if call is not None and call.op.name in {"relax.multiply", "relax.divide"} else None
+    if call is None or not number or static_shape(call.args[0]) != static_shape(value):
+        return value, 1.0
+    return call.args[0], number if call.op.name == "relax.multiply" else 1 / number
 
 
 def _rounded(graph: Dataflow, var: relax.Var, dtype: str) -> relax.Var:
@@ -183,6 +210,7 @@ def _choices(graph: Dataflow, written: Written, operands: tuple[_Operand, ...], 
     shapes = [*written.shapes, *(static_shape(each) or () for each in (core, *views)), *(operand.view.parts for operand in operands)]
     shapes += [shape for mask in written.masks for shape in _mask_shapes(graph, mask)]
     shapes += [static_shape(operand.source) or () for operand in operands]
+    starts = {shape[:3] for shape in shapes if len(shape) == 4}
     extents = {1, *itertools.chain.from_iterable(shapes)}
     matrices, rows, keys = k.view.shape[0], q.view.shape[1], k.view.shape[1]
     if (q.view.shape[0], v.view.shape[0]) != (matrices, matrices):
@@ -195,10 +223,11 @@ def _choices(graph: Dataflow, written: Written, operands: tuple[_Operand, ...], 
             placed = (axes.placed(q.view, queries, layout, axes.group), *(axes.placed(each.view, keys, layout) for each in (k, v)))
             if any(each is None for each in placed):
                 continue
-            last, view, moved = _result(graph, axes, layout, core, views)
+            last, result, moved = _result(graph, axes, layout, core, views)
             pairs = [(operand, view) for operand, view in zip(operands, placed, strict=True) if view is not None]
             cost = moved + sum(operand.moved_bytes(graph, view) for operand, view in pairs)
-            yield _Choice(axes, layout, cost, tuple(operand.made(view) for operand, view in pairs), last, view)
+            is_seen = not starts.isdisjoint({(batch, axes.heads, queries), (batch, queries, axes.heads)})
+            yield _Choice(axes, layout, cost, tuple(operand.made(view) for operand, view in pairs), last, result, is_seen)
 
 
 def _views_behind(graph: Dataflow, core: relax.Var) -> Iterator[relax.Var]:
@@ -261,9 +290,8 @@ def _use(graph: Dataflow, written: Written, choice: _Choice, inner: set[relax.Va
         is_viewed=True,
         written=choice.written,
     )
-    is_seen = (axes.batch, axes.heads, axes.queries) in {shape[:3] for shape in written.shapes}
     sizes = [math.prod(mask.shape if isinstance(mask, Made) else static_shape(mask) or ()) for _, mask in masks]
-    rank = (sum(sizes), not known.is_causal, not is_seen, axes.batch)
+    rank = (sum(sizes), not known.is_causal, not choice.is_seen, axes.batch)
     return tuple(map(int, rank)), choice.last, use
 
 
@@ -310,7 +338,7 @@ def _of_rule(values: Any) -> Any:
 def _added(mask: Mask, array: Any, whole: Shape) -> Any:
     """Return what a known mask adds, in float32 [batch, heads, queries, keys]."""
     if mask.kind != "added":
-        array = np.where(array if mask.kind == "seen" else ~array, np.float32(0), np.float32(-np.inf))
+        array = np.where(array if mask.kind == "seen" else ~array, np.float32(0), np.float32(mask.low))
     values = np.broadcast_to(array.astype("float32", copy=False), mask.shape)
     if values.ndim != 4 or values.shape != whole:
         values = values.reshape(whole)

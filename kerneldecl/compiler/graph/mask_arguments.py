@@ -46,7 +46,8 @@ class Computed:
         """Return a mask as early as possible."""
         given = static_shape(mask.value) or ()
         shape = whole if math.prod(given) == math.prod(whole) else _aligned(given, 4)
-        found = cls(graph, mask.value, shape, whole, mask.kind, is_guarded)
+        is_guarded |= mask.low == -math.inf
+        found = cls(graph, mask.value, shape, whole, mask.kind, is_guarded, None if mask.kind == "added" or is_guarded else mask.low)
         while found._step():
             pass
         found.passed.append(found.value)
@@ -101,7 +102,8 @@ class Computed:
         if (seen.any() and hidden.any()) or low.max() > HIDDEN or not self._to(condition):
             return False
         self.kind = kind
-        self.low = None if self.is_guarded or low.max() == -np.inf else float(low.max())
+        self.is_guarded |= bool(low.max() == -np.inf)  # else such a row is NaN in the model
+        self.low = None if self.is_guarded else float(low.max())
         return True
 
     def _bound(self, call: relax.Call) -> bool:

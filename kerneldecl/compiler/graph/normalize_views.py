@@ -74,6 +74,7 @@ class _Normalizer(MatmulRewriter):
             **dict.fromkeys(_ROW_WISE, self._row_wise),
             "relax.matmul": self.matmul,
             "relax.where": self._chosen,
+            "relax.repeat": self._repeated,
             "relax.permute_dims": lambda call, _: self.permuted(call.args[0], axes_of(call)),
             "relax.take": self._take,
             "relax.strided_slice": self._slice,
@@ -172,6 +173,15 @@ class _Normalizer(MatmulRewriter):
             return self.reshaped(self.emitted(op.broadcast_to(operand, shape)), inner)
         spread = np.broadcast_to(value, shape).reshape(inner) if size <= _LARGEST_MASK else None
         return None if spread is None else constant(spread, dtype_of(operand), name_of(operand))
+
+    def _repeated(self, call: relax.Call, shape: Shape) -> relax.Expr:
+        """Return matrices that are each repeated, as those of grouped queries are, as a view of broadcast ones."""
+        given, count = static_shape(call.args[0]) or (), int(call.attrs.repeats)
+        if len(shape) < 3 or call.attrs.axis is None or int(call.attrs.axis) % len(shape) != len(shape) - 3:
+            return call
+        *outer, heads, rows, columns = given
+        grouped = self.reshaped(call.args[0], (*outer, heads, 1, rows, columns))
+        return self.reshaped(self.emitted(op.broadcast_to(grouped, (*outer, heads, count, rows, columns))), shape)
 
     def _chosen(self, call: relax.Call, shape: Shape) -> relax.Expr:
         """Return what a condition that is the same everywhere chooses, if that has the shape of the result."""

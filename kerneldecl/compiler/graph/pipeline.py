@@ -14,6 +14,7 @@ from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
+from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
 from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
@@ -33,6 +34,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
     return (
         relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
         EmptyReductions(),
+        ExpandAttention(),
         FoldIndices(),
         RecognizePatterns(),
         NormalizeViews(),

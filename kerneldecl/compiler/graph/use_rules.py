@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical
-from kerneldecl.compiler.graph.attention_rules import find_attention
+from kerneldecl.compiler.graph.attention_rules import dynamic_attentions, find_attention
 from kerneldecl.compiler.graph.contraction_rules import find_contraction
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.element_rules import find_elements, find_gated, find_rotary
@@ -66,6 +66,7 @@ class UseRules(ViewRewriter):
         super().begin(func)
         self._found = Found(Dataflow.of(func), {}, set(), self._fuses)
         self._scopes: dict[relax.Var, str] = {}
+        self._found.refused |= dynamic_attentions(self._found.graph)
         for find in _FINDERS:
             for var in list(self._found.graph.values):
                 call = self._found.graph.call(var)
