@@ -1,7 +1,7 @@
 """Owns the comparison of attention on wgmma with torch's back ends (cuDNN, FlashAttention), and its goals.
 
 Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
-verified against torch in float64, and all contenders are timed, interleaved.
+verified against torch in float64, and all contenders are timed, interleaved. On the host CPU, `bench_support.host_attention` does that.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from bench_support.gpu.comparison import ERRORS, Row, arguments_of, described, gpu_described, kernel_call
 from bench_support.gpu.figures import each, figure
 from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
+from bench_support.host_attention import compare
 from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 from gpu import clocks, entries_of
@@ -125,8 +126,10 @@ def say(row: Row, seconds: float) -> None:
         print(f"    {name}: {why}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time attention on a GPU with wgmma beside torch's back ends.")
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time attention on a GPU with wgmma, or on the host CPU, beside torch's.")
+    parser.add_argument("--arch", choices=("h200", "host"), default="h200", help="where: a GPU with wgmma, or this machine's CPU")
+    parser.add_argument("--folder", type=Path, help="with --arch host: the workspace, which a later run reuses; default: a temporary one")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, or tag:NAME, as in `kerneldecl build`")
     parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
     parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="parameters of one more candidate, name=value …")
@@ -134,7 +137,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if given.arch == "host":
+        compare(given.only or ["*"], given.top_k, given.rounds, given.folder, given.json)
+        return
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
     start = time.perf_counter()

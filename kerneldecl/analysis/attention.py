@@ -27,6 +27,8 @@ CHUNK = 64
 MMA_K = 16
 """Elements of the reduction that one wgmma multiplies."""
 MAX_HEAD_DIM = 256
+MAX_OFFSET = 2**31
+"""Elements that 32-bit offsets address."""
 SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112), (1, 2): (24, 232), (1, 3): (24, 136)}
 """Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
 are. No other numbers are built."""
@@ -36,6 +38,12 @@ MAX_REGISTERS = 255
 """Registers of a thread where nothing changes them."""
 OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
+
+
+BIAS_REGISTERS = 24
+"""Those that softcap and slopes take besides: with fewer, heads of 128 with blocks of 192 keys spill."""
+MASK_REGISTERS = 48
+"""Those that a mask takes, whose loads are under way together: with half as many, heads of 256 with blocks of 64 keys spill."""
 
 
 class AttentionSizes(NamedTuple):
@@ -71,6 +79,16 @@ class AttentionSizes(NamedTuple):
     @property
     def has_mask(self) -> bool:
         return bool(self.mask)
+
+    @property
+    def has_bias(self) -> bool:
+        """Say whether something is done to scores before their softmax, but for a scale and a band."""
+        return self.has_softcap or self.has_alibi or self.has_mask
+
+    @property
+    def bias_registers(self) -> int:
+        """Return how many registers of a thread biases take besides its scores."""
+        return MASK_REGISTERS if self.has_mask else BIAS_REGISTERS if self.has_bias else 0
 
     @property
     def group(self) -> int:
@@ -130,10 +148,10 @@ class WgmmaAttentionParams(NamedTuple):
     def smem_bytes(self, head_dim: int, value_dim: int) -> int:
         """Return the shared memory of a CTA."""
         qk, v = chunks(head_dim), chunks(value_dim)
-        rows = self.q_stages * self.block_m * qk + self.stages * self.block_n * (qk + v)
+        rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
-    def fits(self, head_dim: int, value_dim: int) -> bool:
+    def fits(self, head_dim: int, value_dim: int, bias_registers: int = 0) -> bool:
         """Say whether a kernel with these parameters can be built."""
         return (
             (self.consumers, self.ctas_per_sm) in SETMAXNREG
@@ -150,7 +168,7 @@ class WgmmaAttentionParams(NamedTuple):
             and self.cluster in (1, 2)
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
-            and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
+            and self.registers(value_dim) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
             and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
@@ -169,11 +187,8 @@ def takes(sizes: AttentionSizes) -> bool:
     return (
         sizes.dtype in ("float16", "bfloat16")
         and sizes.out_dtype == sizes.dtype
-        and not sizes.has_mask
-        and not (sizes.has_alibi or sizes.has_softcap or sizes.has_logsumexp or sizes.is_packed)
-        and sizes.band.lower is None
+        and math.prod(sizes.mask) < MAX_OFFSET
         and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
-        and chunks(sizes.value_dim) <= chunks(sizes.head_dim)
     )
 
 

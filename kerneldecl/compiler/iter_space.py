@@ -130,15 +130,15 @@ def _block(nest: _Nest, names: _Names) -> Block:
 
 
 def _conditions(body: Any, affine: _Affine) -> Iterator[Condition]:
-    """Yield the affine conditions outside of which a block stores a constant; none where one of them is not affine."""
+    """Yield the affine conditions outside each of which a block stores a constant; data may decide besides."""
     value = body.value if isinstance(body, tirx.BufferStore) else None
     if not isinstance(value, Call) or getattr(value.op, "name", "") != "prim.if_then_else":
         return
     condition, _, otherwise = value.args
     if not isinstance(otherwise, tirx.IntImm | tirx.FloatImm):
         return
-    found = [affine.condition(each) for each in _conjuncts(condition)]
-    yield from (each for each in found if each is not None and None not in found)
+    found = (affine.condition(each) for each in _conjuncts(condition))
+    yield from (each for each in found if each is not None)
 
 
 def _conjuncts(condition: Any) -> Iterator[Any]:

@@ -139,19 +139,40 @@ def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    """Compute head by head: all scores in float64 would not fit."""
-    q, k, v = (x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3])
-    group, diagonal = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    """Compute head by head: all scores in float64 would not fit. Of float8 and second results nothing is known here."""
+    if attrs["dtype"] == "float8_e4m3fn" or attrs["logsumexp"]:
+        raise NotImplementedError("attention of float8, or with logsumexp")
+    q, k, v, *others = _attention_operands(attrs, inputs)
+    slopes = others.pop(0) if attrs["alibi"] else None
+    mask = others.pop(0).expand(*q.shape[:3], k.shape[2]) if attrs["mask"] else None
+    own = k.shape[2] - q.shape[2] if attrs["align"] == "end" else 0
+    group = q.shape[1] // k.shape[1]
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=torch.float64)
     for batch, head in itertools.product(range(q.shape[0]), range(q.shape[1])):
         for start in range(0, q.shape[2], ATTENTION_ROWS):
-            rows = slice(start, start + ATTENTION_ROWS)
+            rows = slice(start, min(start + ATTENTION_ROWS, q.shape[2]))
             scores = (q[batch, head, rows].double() @ k[batch, head // group].double().mT) * _attention_scale(attrs)
+            scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"]) if attrs["softcap"] else scores
+            distance = torch.arange(k.shape[2], device=q.device) - torch.arange(rows.start, rows.stop, device=q.device)[:, None] - own
+            if slopes is not None:
+                scores -= slopes[head].double() * distance.abs()
+            if mask is not None:
+                added = mask[batch, head, rows]
+                scores = scores.masked_fill(~added, -math.inf) if added.dtype == torch.bool else scores + added.double()
             if attrs["causal"]:
-                seen = torch.ones_like(scores, dtype=torch.bool).tril_(diagonal + start)
-                scores.masked_fill_(~seen, -math.inf)
+                scores.masked_fill_(distance > 0, -math.inf)
+            if attrs["window"]:
+                scores.masked_fill_(distance.abs() > attrs["window"], -math.inf)
             out[batch, head, rows] = torch.softmax(scores, -1).nan_to_num_() @ v[batch, head // group].double()
     return out if attrs["layout"] == "bhsd" else out.transpose(1, 2)
+
+
+def _attention_operands(attrs: Attrs, inputs: Args) -> list[Tensor]:
+    """Return Q, K and V by batch, head, row and element, and the other inputs."""
+    if attrs["layout"] == "packed":
+        kv_heads = attrs["kv_heads"] or attrs["heads"]
+        return [*(x.transpose(1, 2) for x in inputs[0].split((attrs["heads"], kv_heads, kv_heads), 2)), *inputs[1:-1]]
+    return [*(x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3]), *inputs[3:-1]]
 
 
 ATTENTION_ROWS = 4096
@@ -285,8 +306,11 @@ def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=attrs["causal"], scale=_attention_scale(attrs), enable_gqa=has_groups)
         return out if is_bhsd else out.transpose(1, 2)
 
-    if attrs["mask"] or (attrs["causal"] and attrs["keys"] not in {0, attrs["queries"]}):
-        return {}  # torch's causal mask is aligned to the first query and key
+    is_square = attrs["keys"] in {0, attrs["queries"]}
+    biases = ("mask", "window", "alibi", "softcap", "logsumexp", "out_dtype")
+    # torch's causal mask is aligned to the first query and key.
+    if any(attrs[name] for name in biases) or attrs["layout"] == "packed" or (attrs["causal"] and not is_square):
+        return {}
     return {
         "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
         "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),

@@ -41,6 +41,7 @@ SPECS = [
         {"mask": (5, 7), "dtype": "float32"},
         {"mask": (2, 1, 5, 7), "band": Band(None, 2), "kv_heads": 4},
         {"mask": (2, 1, 1, 7), "mask_dtype": "bool", "scale": 1.0},
+        {"mask": (5, 7), "mask_dtype": "bool", "band": Band(None, 2)},
         {"alibi": 2, "band": Band(None, 2)},
         {"alibi": 0, "mask": (1, 4, 5, 7), "mask_dtype": "float32"},
         {"softcap": 30.0},
