@@ -215,6 +215,37 @@ def test_what_only_the_artifact_tells_is_linked_anew(fields: dict[str, object]) 
     assert made.links[0].reason.startswith("entries.")
 
 
+SIGNATURE = {"inputs": [{"name": "X", "shape": [8], "dtype": "float32"}], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *(("lower", fields) for fields in ({"signature": SIGNATURE}, {"flops": 9.0}, {"least_bytes": 9.0})),
+        *(("tune", {name: f"{name} of other content"}) for name in BLOBS),
+        *(("tune", fields) for fields in ({"run_secs": 2e-3}, {"error": 0.5}, {"measured": 1, "wanted": 2})),
+        ("tune", {"provenance": {"host": "another"}}),
+    ],
+    ids=str,
+)
+def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, fields: dict[str, object]) -> None:
+    """The record is another, its key is not: a tuning was repeated, say, or `flops` of a rule mended."""
+    world = World().complete()
+    world.blobs |= {value for value in fields.values() if isinstance(value, str)}
+    (place,) = [place for place in world.records if place[0] == kind]
+    before = world.records[place]
+    assert isinstance(before, Record)
+    world.records[place] = replace(before, result={**before.result, **fields})
+    assert [action.kind for action in world.plan().misses] == ["link"]
+
+
+def test_a_tolerance_is_judged_and_linked_anew() -> None:
+    world, strict = World().complete(), replace(WORKLOAD, tolerance=1e-6)
+    assert [action.kind for action in world.plan(strict).misses] == ["tune", "build", "link"]
+    again = world.do("tune", strict).plan(strict)
+    assert [action.kind for action in again.misses] == ["link"], "of the same kernel it tells another tolerance"
+
+
 @pytest.mark.parametrize("fields", [{"line": 99}, {"tolerance": 1e-4}])
 def test_what_changes_no_result_is_no_reason(fields: dict[str, object]) -> None:
     """Where an entry stands, say, or a tolerance that is the rule's own."""
