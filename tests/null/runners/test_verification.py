@@ -6,6 +6,7 @@ Knows nothing of devices: a bench answers from a list.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_every_set_is_used_in_place_and_one_elsewhere_in_memory(sets: int) -> No
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "int8", "int32", "bool"])
 def test_outputs_hold_another_value_before_each_call(dtype: str) -> None:
     bytes_before = [poison_byte(call, Arg("Y", (1,), dtype)) for call in calls_of(data(4))]
-    assert all(before != after for before, after in zip(bytes_before, bytes_before[1:], strict=False))
+    assert all(before != after for before, after in itertools.pairwise(bytes_before))
     assert len(set(bytes_before[:3])) == 3
     held = [np.full(8, byte, np.uint8).view(numpy_dtype(dtype))[0] for byte in bytes_before[:3]]
     if "float" in dtype:
