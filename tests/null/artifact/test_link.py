@@ -164,12 +164,15 @@ def test_a_link_that_fails_leaves_the_old_artifact_and_nothing_else(built: Space
     assert [path.name for path in (built.root / "dist" / "fakes-1.0").iterdir()] == ["box"]
 
 
-def test_what_a_killed_link_has_left_goes_with_the_next_one(built: Space) -> None:
-    left = built.root / "dist" / "fakes-1.0" / ".box-killed"
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_what_a_killed_link_has_left_goes_with_the_next_build(built: Space, is_edited: bool) -> None:
+    left = built.root / "dist" / "fakes-1.0" / ".box-old-killed"
     left.mkdir()
-    built.edit("workloads.toml", '"small"', '"tiny"')
-    built.build()
+    if is_edited:
+        built.edit("workloads.toml", '"small"', '"tiny"')
+    assert built.build().links == is_edited
     assert not left.exists()
+    assert manifests.artifact_defect(built.artifact("box")) == ""
 
 
 def test_an_update_replaces_all_of_the_old_artifact(built: Space) -> None:
