@@ -130,6 +130,22 @@ def test_what_a_gpus_modules_are_compiled_with_is_in_the_keys_of_object_and_winn
     assert keys.measure_manifest("code", other, {}) == keys.measure_manifest("code", gpu, {}), "the same code takes the same time"
 
 
+@pytest.mark.parametrize("name", ["h200", "x86-64-v3"])
+def test_the_compilers_target_is_in_the_keys_of_object_winner_and_time(name: str) -> None:
+    here = load_arch(REPOSITORY, name)
+    other = replace(here, tvm_target=(*here.tvm_target, ("opt-level", 1)))
+    assert tune_manifest(other) != tune_manifest(here)
+    assert keys.build_manifest("s", "kd_0", other, TOOLCHAIN) != keys.build_manifest("s", "kd_0", here, TOOLCHAIN)
+    assert keys.measure_manifest("code", other, {}) != keys.measure_manifest("code", here, {})
+
+
+def test_all_that_an_artifact_says_and_holds_is_in_its_key() -> None:
+    said: dict[str, Any] = {"name": "ops", "version": "1", "target": "box", "entries": {"a": "digest"}, "missing": {}}
+    other: dict[str, Any] = {"name": "o", "version": "2", "target": "b", "entries": {"a": "other"}, "missing": {"b": "it failed"}}
+    texts = [keys.link_manifest(**{**said, name: value}) for name, value in other.items()]
+    assert len({keys.link_manifest(**said), *texts}) == len(other) + 1
+
+
 def test_cuda_is_in_no_key_of_a_cpu() -> None:
     other = {**TOOLCHAIN, "cuda": "99"}
     assert tune_manifest(arch(), other) == tune_manifest(arch())
