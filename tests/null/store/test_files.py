@@ -18,7 +18,7 @@ from support.spaces import clean_environment
 
 from kerneldecl.null_build.memo import MEMO, Memo, Row, read_memo, write_memo
 from kerneldecl.null_build.stamp import context, is_fresh, write_stamp
-from kerneldecl.store.files import remove_parts, write_whole
+from kerneldecl.store.files import ignore_results, remove_parts, write_whole
 
 WRITERS = 8
 ROUNDS = 20
@@ -26,7 +26,7 @@ ROUNDS = 20
 WRITE = """
 import sys
 from pathlib import Path
-from kerneldecl.store.files import remove_parts, write_whole
+from kerneldecl.store.files import ignore_results, remove_parts, write_whole
 path, letter = Path(sys.argv[1]), sys.argv[2]
 for _ in range(50):
     write_whole(path, letter * 100_000, durable=False)
@@ -116,6 +116,19 @@ def test_parts_of_killed_writers_are_removed_and_those_of_living_ones_stay(tmp_p
     remove_parts(tmp_path, {"cache"})
     assert [part.parent.name for part in tmp_path.rglob(".*.part")] == ["other"], "nobody said that parts lie there"
     assert all(path.exists() for path in keep)
+
+
+def test_git_is_told_once_what_to_ignore_and_keeps_what_it_was_told(tmp_path: Path) -> None:
+    ignore = tmp_path / ".gitignore"
+    ignore.write_text("# é\n", encoding="utf-8")
+    assert ignore_results(tmp_path) == [ignore]
+    text = ignore.read_text(encoding="utf-8")
+    assert text.startswith("# é\n")
+    assert {"/dist/", "*.part", "/cache/*", "!/cache/record/"} <= set(text.splitlines())
+    assert ignore_results(tmp_path) == []
+    assert ignore.read_text(encoding="utf-8") == text
+    ignore.unlink()
+    assert ignore_results(tmp_path) == [ignore]
 
 
 def test_processes_that_write_one_file_at_once_leave_one_of_their_contents(tmp_path: Path) -> None:
