@@ -140,12 +140,12 @@ def take_away(trial: Trial, rng: random.Random) -> None:
         path.unlink()
 
 
-def kill_builds(trial: Trial, kills: int, rng: random.Random, longest_secs: float = 6.0) -> None:
+def kill_builds(trial: Trial, kills: int, rng: random.Random) -> None:
     """Kill builds at random moments; what is killed must have been there, so a build that is over first is repeated."""
-    done = 0
+    done, longest_secs = 0, 6.0
     while done < kills and len(trial.wrong) < 20:
         victim, before = VICTIMS[done % len(VICTIMS)], {path: path.read_bytes() for path in trial.space.records("*")}
-        process = trial.start("build", "--keep-going")
+        process, start = trial.start("build", "--keep-going"), time.monotonic()
         time.sleep(rng.uniform(0.05, longest_secs))
         done += end(process, victim, rng) if process.poll() is None else 0
         said = trial.finish(process, victim, (0,) if victim == "worker" else (0, -signal.SIGKILL))
@@ -153,6 +153,7 @@ def kill_builds(trial: Trial, kills: int, rng: random.Random, longest_secs: floa
         trial.check(f"{victim}: processes live on: {alive}\n{said}", not alive)
         trial.looks_sound(before)
         if process.returncode == 0:
+            longest_secs = time.monotonic() - start  # on a busy machine all takes longer
             take_away(trial, rng)
     trial.is_complete()
 
@@ -230,6 +231,15 @@ def new_trial(folder: Path) -> Trial:
     return Trial(Space(folder / "space").write(REAL), aside)
 
 
+def run(name: str, trial: Trial, count: int, rng: random.Random) -> None:
+    if name == "kills":
+        kill_builds(trial, count, rng)
+    elif name == "rounds":
+        build_at_once(trial, count, rng)
+    else:
+        edit_builds(trial, count, rng, trial.space.root.parent)
+
+
 def main() -> int:
     """Kill, crowd and edit builds and print what was found wrong; return 1 where anything was."""
     parser = argparse.ArgumentParser(description="Interrupt real builds at random moments; nothing may be lost, wrong or left behind.")
@@ -244,12 +254,8 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
             trial = new_trial(Path(folder))
-            if name == "kills":
-                kill_builds(trial, count, rng)
-            elif name == "rounds":
-                build_at_once(trial, count, rng)
-            else:
-                edit_builds(trial, count, rng, Path(folder))
+            with contextlib.suppress(KeyboardInterrupt):  # what was found until then is told
+                run(name, trial, count, rng)
         print(f"{name} {count}: {len(trial.wrong)} wrong, {time.monotonic() - start:.0f} s, ends {dict(trial.ends)}", flush=True)  # noqa: T201
         print("".join(f"  {each}\n" for each in trial.wrong), end="", flush=True)  # noqa: T201
         wrong += trial.wrong
