@@ -250,6 +250,9 @@ def test_an_unreadable_blob_is_a_miss(store: LocalStore, damage: Damage) -> None
     found = store.read_blob(blob)
     assert isinstance(found, Miss)
     assert "is no regular file" in found.reason
+    if damage is unreadable:
+        assert not store.has_blob(blob), "it is removed, and made again"
+        assert not store.blob_path(blob).is_symlink()
 
 
 def test_files_of_the_store_can_be_read_by_others(store: LocalStore) -> None:
