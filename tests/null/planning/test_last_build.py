@@ -20,7 +20,16 @@ from kerneldecl.serial import trial_to_json
 TRIAL = trial_to_json(Trial(Candidate.of("plain", {"unroll": 1}), 1e-6, failure="its process was killed by SIGSEGV"))
 KNOWN = State(
     keys={"a@box": {"lower": "k", "tune": "l"}, "box": {"link": "m"}},
-    why={"a@box": [{"kind": "tune", "reason": "it changed", "changed": [["attrs.n", "1", None], ["rule", None, "2"]]}]},
+    why={
+        "a@box": [
+            {
+                "kind": "tune",
+                "reason": "it changed",
+                "changed": [["attrs.n", "1", None], ["rule", None, "2"]],
+                "causes": [["rules/scale.py", "lower", "a", "b"], ["workloads.toml", "n", None, "1"]],
+            }
+        ]
+    },
     failed={"b@box": {"key": "k", "reason": "no candidate is right", "trials": [TRIAL]}},
 )
 Edit = Callable[[dict[str, Any]], object]
@@ -40,14 +49,14 @@ def test_it_comes_back_as_it_was_written(path: Path) -> None:
     "edit",
     [
         *(lambda found, name=name: found.pop(name) for name in ("schema", "keys", "why", "failed")),
-        lambda found: found.update(schema=2),
+        lambda found: found.update(schema=found["schema"] - 1),
         lambda found: found.update(keys=[]),
         lambda found: found["keys"].update(box="m"),
         lambda found: found["keys"]["a@box"].update(lower=1),
         lambda found: found["why"].update({"a@box": {"kind": "tune"}}),
-        *(lambda found, name=name: found["why"]["a@box"][0].pop(name) for name in ("kind", "reason", "changed")),
-        *(lambda found, name=name: found["why"]["a@box"][0].update({name: 1}) for name in ("kind", "reason", "changed")),
-        lambda found: found["why"]["a@box"][0]["changed"][1].pop(),
+        *(lambda found, name=name: found["why"]["a@box"][0].pop(name) for name in ("kind", "reason", "changed", "causes")),
+        *(lambda found, name=name: found["why"]["a@box"][0].update({name: 1}) for name in ("kind", "reason", "changed", "causes")),
+        *(lambda found, name=name: found["why"]["a@box"][0][name][1].pop() for name in ("changed", "causes")),
         lambda found: found["why"]["a@box"][0]["changed"][0].append("more"),
         lambda found: found["why"]["a@box"][0]["changed"][1].__setitem__(2, 7),
         *(lambda found, name=name: found["failed"]["b@box"].pop(name) for name in ("key", "reason", "trials")),
