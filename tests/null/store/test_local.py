@@ -164,6 +164,8 @@ def test_a_record_that_is_forgotten_is_gone_from_its_part_of_the_store(store: Lo
 def test_what_is_no_digest_names_nothing(store: LocalStore, name: str) -> None:
     secret = store.root.parent / "secret"
     secret.write_bytes(b"secret")
+    write(store)
+    (store.root / "secret.json").write_bytes(b"secret")
     assert store.read("link", name, is_local=False) is NEVER
     assert not store.has_blob(name)
     assert isinstance(store.read_blob(name), Miss)
