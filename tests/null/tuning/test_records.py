@@ -20,6 +20,7 @@ from kerneldecl.serial import trial_from_json
 from kerneldecl.store.keys import key, manifest
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.results import BLOBS, Lowered, groups_from_json, groups_to_json
+from kerneldecl.tuning import records
 from kerneldecl.tuning.records import Device, measured_here, write_result
 from kerneldecl.tuning.search import Outcome
 from kerneldecl.tuning.task import Task
@@ -118,6 +119,24 @@ def test_what_the_machine_has_failed_at_is_not_held_against_a_candidate(tmp_path
     trials = [Trial(FIRST, 1e-5, **TIMED), *(Trial(SECOND, 1e-5, failure=failure) for failure in failures)]
     _, result = written(tmp_path, *trials)
     assert [trial_from_json(each).failure for each in result["trials"]] == ["", "", failures[1]]
+
+
+@pytest.mark.parametrize(
+    ("arch", "winner", "said", "recorded"),
+    [
+        (H200, FIRST, "used", "used"),
+        (H200, FIRST, "", None),
+        (H200, Candidate.of(SPECIALIZE, {"variant": 0}), "used", None),
+        (CPU, FIRST, "used", None),
+    ],
+    ids=["used", "out of the question", "a kernel of the user's own", "a CPU"],
+)
+def test_whether_the_winner_uses_tensor_cores_is_told_where_that_is_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: Arch, winner: Candidate, said: str, recorded: str | None
+) -> None:
+    monkeypatch.setattr(records, "tensor_cores", lambda *_: said)
+    _, result = written(tmp_path, Trial(winner, 1e-5, **TIMED), arch=arch)
+    assert result.get("tensor_cores") == recorded
 
 
 def test_the_device_that_measured_is_told() -> None:
