@@ -52,6 +52,7 @@ def known(*records: Record, **now: Any) -> Known:
     [
         (TIMED, True, False),
         (WRONG, True, False),
+        ({"error": 1e-6, "failure": "took more than 20 s"}, True, False),
         ({"failure": "the template does not apply"}, True, False),
         ({"error": 1e-6, "failure": "after the race: its process was killed by SIGSEGV"}, True, False),
         ({}, False, True),
