@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,11 +84,19 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     content, built = _compiled(result.mod, parsed, symbol, store)
     if result.schedule is None:
         built["is_traceless"] = True
-    path = Path(folder) / f"{built['code_digest']}.o"
-    path.write_bytes(content)
-    LINKERS[parsed.kind](path.with_suffix(".so"), [path])
+    _link(content, Path(folder) / built["code_digest"], parsed.kind)
     store.write("build", manifest, built, is_local=True)
     return {"schedule_digest": scheduled, **built}
+
+
+def _link(content: bytes, path: Path, kind: str) -> None:
+    """Leave the object file and its library beside `path`, each whole: another worker may be making, or loading, the very same."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link-") as scratch:
+        made = Path(scratch) / path.name
+        made.with_suffix(".o").write_bytes(content)
+        LINKERS[kind](made.with_suffix(".so"), [made.with_suffix(".o")])
+        for suffix in (".o", ".so"):
+            made.with_suffix(suffix).replace(path.with_suffix(suffix))
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
