@@ -171,24 +171,25 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     """Return what the workload needs. Its tune key depends on the lowered computation, its object on the tuned winner."""
     arch = inputs.archs[workload.target]
     policies = inputs.policies[workload.policy, arch.kind]
-    lower, found = _judged(Subject(workload.entry, workload.target, "lower"), _lower_manifest(workload, inputs), read, past, arch)
+    name, target = workload.entry, workload.target
+    lower, found = _judged(Subject(name, target, "lower"), _lower_manifest(workload, inputs), read, past, arch)
     if found is None:
         return EntryPlan(workload, arch, policies, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
     lowered = Lowered(found.result)
-    subject = Subject(workload.entry, workload.target, "propose")
-    propose, proposed = _judged(subject, _propose_manifest(workload, lowered, inputs), read, past, arch)
+    propose, proposed = _judged(Subject(name, target, "propose"), _propose_manifest(workload, lowered, inputs), read, past, arch)
     if proposed is None:
         actions = (lower, propose, *_later(workload, "propose"))
         return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
-    subject = Subject(workload.entry, workload.target, "tune")
+    subject = Subject(name, target, "tune")
     manifest = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
     tune, tuned = _judged(subject, manifest, read, past, arch)
     if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
         tune, tuned = Action.done(subject, tune.key, manifest), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
-    actions = (lower, propose, tune, _build_action(workload, result, past))
+    # The object's action is judged once it is known whether the artifact is whole (`plan`).
+    actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
     return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
@@ -265,7 +266,7 @@ def _judged(subject: Subject, manifest: str, read: Read, past: Past, arch: Arch)
     action_key = keys.key(manifest)
     found = read(subject.kind, action_key, arch.is_detected)
     if isinstance(found, Record):
-        return Action.done(subject, action_key, manifest), found
+        return Action.done(subject, action_key, manifest if subject.kind == "tune" else ""), found
     old = past.manifest(subject.entry, subject.kind)
     changed = tuple(keys.changed_lines(old, manifest)) if old else ()
     failed = past.failure(subject.entry, action_key)
@@ -290,11 +291,11 @@ def _short(value: str | None) -> str:
     return value if len(value) <= 24 else f"{value[:12]}…"
 
 
-def _build_action(workload: Workload, tuned: TuneResult | None, past: Past) -> Action:
+def _build_action(workload: Workload, tuned: TuneResult | None, is_missing: Callable[[str], bool]) -> Action:
     subject = Subject(workload.entry, workload.target, "build")
     if tuned is None:
         return Action.waiting(subject, "tune")
-    missing = [name for name, blob in tuned.blobs.items() if not past.has_blob(blob)]
+    missing = [name for name, blob in tuned.blobs.items() if is_missing(blob)]
     if missing:
         return Action.ready(subject, tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
     return Action.done(subject, tuned.build_key)
@@ -354,10 +355,12 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
         by_target.setdefault(entry.workload.target, []).append(entry)
     links = [plan_link((*artifact, target), several, past, {}) for target, several in by_target.items()]
     # Nobody needs the object of an entry while the artifact that holds it is whole.
-    linked = {link.target for link in links if link.is_hit}
-    return Plan(tuple(_without_build(e) if e.workload.target in linked else e for e in entries), tuple(links))
+    wanted = {link.target for link in links if not link.is_hit}
+    return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
 
 
-def _without_build(entry: EntryPlan) -> EntryPlan:
-    actions = tuple(a._replace(state=State.DONE, reason="") if a.kind == "build" else a for a in entry.actions)
-    return replace(entry, actions=actions)
+def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
+    if entry.tuned is None:
+        return entry
+    build = _build_action(entry.workload, entry.tuned, lambda blob: not past.has_blob(blob))
+    return entry if build.is_hit else replace(entry, actions=(*entry.actions[:-1], build))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
 from kerneldecl.model import Trial
@@ -16,12 +17,14 @@ from kerneldecl.planning import last_build
 from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State, plan
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.toolchain.linkers import Linker
-from kerneldecl.tuning.earlier import Earlier
 from kerneldecl.tuning.events import Finished, Report
-from kerneldecl.tuning.task import Runner
 
-Runners = Callable[[], AbstractContextManager[Runner]]
+if TYPE_CHECKING:
+    from kerneldecl.toolchain.linkers import Linker
+    from kerneldecl.tuning.earlier import Earlier
+    from kerneldecl.tuning.task import Runner
+
+Runners: TypeAlias = "Callable[[], AbstractContextManager[Runner]]"
 
 
 @dataclass(frozen=True)

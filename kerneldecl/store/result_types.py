@@ -12,6 +12,7 @@ from typing import Any
 
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import symbol
+from kerneldecl.store.record_text import Fields
 
 Check = Callable[[Any], bool]
 
@@ -123,10 +124,11 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 
 
 def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
-    """Return the first field that is not what records of the kind have there; empty where all are."""
+    """Return the first field that is not what records of the kind have there; empty where all are. What is text is checked when parsed."""
+    late, parsed = (result.late, result.parsed) if isinstance(result, Fields) else ("", result)
     for name, is_right in FIELDS.get(kind, {}).items():
-        if name not in result or not is_right(result[name]):
+        if name != late and (name not in parsed or not is_right(parsed[name])):
             return name
-    if kind in {"tune", "rank"} and result["symbol"] != symbol(result["computation"]):
+    if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
         return "symbol"
     return ""
