@@ -115,10 +115,10 @@ class Session:
 
 def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
-    declaration = workspace.declaration
+    declaration, store = workspace.declaration, workspace.store
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
-        return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
+        return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
     return plan(declaration.workloads, workspace.inputs, read, past_of(workspace), (declaration.artifact, declaration.version))
 

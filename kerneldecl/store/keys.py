@@ -50,8 +50,8 @@ def manifest(action: str, fields: Fields) -> str:
     return "".join(lines)
 
 
-class Lines(str):
-    """Lines of a manifest that many have in common, written already: below a name, they stand for the fields that they are of."""
+class Lines(tuple[str, ...]):
+    """Lines of a manifest that many have in common, written already: as a value, they stand for the fields that they are of."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Lines(str):
     def of(cls, prefix: str, fields: Fields) -> Lines:
         lines: list[str] = []
         _write(prefix, fields, lines)
-        return cls("".join(lines))
+        return cls(lines)
 
 
 def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
@@ -71,7 +71,7 @@ def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
         elif kind is int:
             lines.append(f"{prefix}{name} = {value}\n")
         elif kind is Lines:
-            lines.extend(value.splitlines(keepends=True))  # type: ignore[attr-defined]  # just checked
+            lines.extend(value)  # type: ignore[arg-type]  # just checked
         elif kind not in _LEAVES and isinstance(value, Mapping):
             _write(f"{prefix}{name}.", value, lines)
         else:
@@ -103,7 +103,16 @@ def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str
 
 def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:
     """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked."""
-    return manifest("propose", {"computation": computation, "arch": _arch_lines(arch), "top_k": top_k, "policies": policies})
+    before, after = _around_computation(arch, top_k, tuple(policies.items()))
+    return f"{before}{computation}{after}"
+
+
+@functools.lru_cache(maxsize=64)
+def _around_computation(arch: Arch, top_k: int, policies: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Return what stands before and behind the computation's digest in every propose manifest of these inputs."""
+    text = manifest("propose", {"computation": "", "arch": arch_fields(arch), "top_k": top_k, "policies": dict(policies)})
+    before, line, after = text.partition('\ncomputation = "')
+    return f"{before}{line}", after
 
 
 def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fields, toolchain: Mapping[str, str]) -> str:
@@ -163,11 +172,6 @@ def arch_fields(arch: Arch) -> Mapping[str, object]:
     """Return the values of an arch that results depend on: all but its name, how it was found and which toolkits know it."""
     fields = {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target)}
     return {**fields, "cpu" if arch.cpu else "gpu": {name: _by_dtype(value) for name, value in vars(arch.device).items()}}
-
-
-@functools.cache
-def _arch_lines(arch: Arch) -> Lines:
-    return Lines.of("arch.", arch_fields(arch))
 
 
 @functools.cache

@@ -14,12 +14,11 @@ from kerneldecl.store.keys import digest
 
 SCHEMA = 2
 Result = Mapping[str, Any]
-LEFT_AS_TEXT: Mapping[str, tuple[str, str]] = {"lower": ("space", "{"), "tune": ("trials", "[\n   {"), "rank": ("trials", "[\n   {")}
+LEFT_AS_TEXT: Mapping[str, tuple[str, str]] = {"lower": ("space", "{"), "tune": ("trials", "[{"), "rank": ("trials", "[{")}
 """By kind, the field of a result that only those parse who ask for it, and how it begins: the largest, and no plan needs it."""
-_RESULT = '\n "result": {'
+_RESULT = '\n "result": {\n'
 _END = f'\n }},\n "schema": {SCHEMA}\n}}\n'
-_INDENTS = tuple("\n" + " " * count for count in (8, 4, 4, 2, 1))
-"""Replaced by a line end in this order, they take away up to nineteen spaces: six times what a record has."""
+_LINE_END = "\n"
 _encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -56,15 +55,14 @@ def body(result: Result) -> str:
 
 
 def record_text(kind: str, manifest: str, result: Result) -> str:
-    """Return the text of a record, in the form that `quickly_read` reads."""
-    fields = {
-        "schema": SCHEMA,
-        "kind": kind,
-        "manifest": manifest.splitlines(),
-        "digest": digest(body(result).encode()),
-        "result": dict(result),
-    }
-    return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+    """Return the text of a record: JSON with a line for each line of the manifest and for each field of the result.
+
+    The lines of the result are its `body`, so that nobody has to write it again to compare its digest.
+    """
+    fields = {"digest": digest(body(result).encode()), "kind": kind, "manifest": manifest.splitlines()}
+    lines = ",\n".join(_encoded({name: result[name]})[1:-1] for name in sorted(result))
+    head = json.dumps(fields, indent=1).removesuffix("\n}")
+    return f"{head},{_RESULT}{lines}{_END}"
 
 
 def quickly_read(text: str, kind: str) -> Text | None:
@@ -72,30 +70,23 @@ def quickly_read(text: str, kind: str) -> Text | None:
     head, found, rest = text.partition(_RESULT)
     if not found or not rest.endswith(_END):
         return None
-    written = rest[: -len(_END)]
+    lines = rest[: -len(_END)]
     try:
-        fields = json.loads(f"{head.rstrip(',')}}}")
-        if fields["digest"] != digest(f"{{{_compact(written)}}}".encode()):
+        fields = json.loads(f"{head.removesuffix(',')}}}")
+        if fields["digest"] != digest(f"{{{lines.replace(_LINE_END, '')}}}".encode()):
             return None
-        lines = "\n".join([*fields["manifest"], ""])
-        return Text(fields["kind"], lines, _result(written, kind))
+        manifest = "\n".join([*fields["manifest"], ""])
+        return Text(fields["kind"], manifest, _result(lines, kind))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _compact(written: str) -> str:
-    """Return what is written without the white space between values: within them there are no line ends, and quotes are escaped."""
-    for spaces in _INDENTS:
-        written = written.replace(spaces, "\n")
-    return written.replace("\n", "").replace('": ', '":')
-
-
-def _result(written: str, kind: str) -> Result:
-    """Return the result of its fields' text; raise ValueError where that is not in the form of `record_text`."""
+def _result(lines: str, kind: str) -> Result:
+    """Return the result of its lines; raise ValueError where they are not what `record_text` writes."""
     late, begin = LEFT_AS_TEXT.get(kind, ("", ""))
-    start = written.find(f'\n  "{late}": {begin}') if late else -1
-    end = written.find('\n  "', start + 1)
+    name = f'\n"{late}":'
+    start = lines.find(f"{name}{begin}") if late else -1
+    end = lines.find("\n", start + 1)
     if start < 0 or end < 0:  # without it, or with nothing behind it
-        return json.loads(f"{{{written}}}")  # type: ignore[no-any-return]
-    text = written[start + len(late) + 7 : end].rstrip(",")
-    return Fields(json.loads(f"{{{written[:start]}{written[end:]}}}"), late, text)
+        return json.loads(f"{{{lines}}}")  # type: ignore[no-any-return]
+    return Fields(json.loads(f"{{{lines[:start]}{lines[end:]}}}"), late, lines[start + len(name) : end].removesuffix(","))

@@ -15,6 +15,8 @@ from kerneldecl.store.keys import symbol
 from kerneldecl.store.record_text import Fields
 
 Check = Callable[[Any], bool]
+_ABSENT = object()
+"""In place of a field that is not there: it passes no check."""
 
 
 def _is_number(value: object) -> bool:
@@ -125,9 +127,9 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 
 def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
     """Return the first field that is not what records of the kind have there; empty where all are. What is text is checked when parsed."""
-    late, parsed = (result.late, result.parsed) if isinstance(result, Fields) else ("", result)
+    late, parsed = (result.late, result.parsed) if type(result) is Fields else ("", result)
     for name, is_right in FIELDS.get(kind, {}).items():
-        if name != late and (name not in parsed or not is_right(parsed[name])):
+        if not is_right(parsed.get(name, _ABSENT)) and name != late:
             return name
     if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
         return "symbol"
