@@ -20,6 +20,7 @@ from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper.time_model import GPU_TENSOR_RATE_FRACTION, launch_secs
 
 TEMPLATES = ("wgmma_attention",)
+AUTO = {"cuda": 14}
 HAS_TRACES = False
 
 CONSUMERS = ((2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 1))
