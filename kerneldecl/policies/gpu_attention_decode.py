@@ -17,7 +17,7 @@ from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 
 TEMPLATES = ("gpu_attention_decode",)
-AUTO = {"cuda": 15}
+AUTO = {"cuda": 12}
 HAS_TRACES = False
 
 ROWS = (8, 16, 32, 64)
