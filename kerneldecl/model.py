@@ -229,25 +229,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Access:
-    """One operand as a block reads or writes it.
-
-    `index[d]` gives dimension d as the sum of coefficient x axis plus a constant: a tuple of (axis position,
-    coefficient) pairs. None stands for an index that is not affine.
-    """
+    """One operand as a block reads or writes it."""
 
     operand: str
     shape: tuple[int, ...]
     dtype: str
     """Spelled as in TVM, and "tfloat32" for a float32 that is read as TF32 (10-bit mantissa)."""
     index: tuple[tuple[tuple[int, int], ...] | None, ...]
+    """Each dimension as a sum of coefficient x axis plus a constant: pairs of (axis position, coefficient). None where it is not affine."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """An affine condition on a block's axes: `terms`, as in an `Access`, plus the constant are not negative."""
-
-    terms: tuple[tuple[int, int], ...]
-    constant: int
+Condition = tuple[tuple[tuple[int, int], ...], int]
+"""Terms as an `Access` has them, and a constant: their sum is not negative."""
 
 
 @dataclass(frozen=True)

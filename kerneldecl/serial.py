@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Condition, Cpu, Gpu, IterSpace, Signature, Trial, frozen
+from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
 
 
 def to_json(value: Any) -> Any:
@@ -46,7 +46,7 @@ def _block(json: Mapping[str, Any]) -> Block:
         writes=writes,
         flops_per_point=json["flops_per_point"],
         is_multiply_accumulate=json["is_multiply_accumulate"],
-        conditions=tuple(Condition(_terms(each["terms"]), each["constant"]) for each in json.get("conditions", ())),
+        conditions=tuple((_terms(terms), constant) for terms, constant in json.get("conditions", ())),
     )
 
 

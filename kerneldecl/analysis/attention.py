@@ -269,11 +269,11 @@ def _biases(biased: Block, scores: str, *, has_scales: bool) -> _Biases | None:
 def _band(biased: Block) -> Band:
     """Return the band outside of which scores are constant: its conditions are i - j + upper >= 0 and j - i - lower >= 0."""
     lower = upper = None
-    for condition in biased.conditions:
-        terms = dict(condition.terms)
+    for pairs, constant in biased.conditions:
+        terms = dict(pairs)
         # An axis of one element is no term.
         if terms.get(2, 0) - terms.get(3, 0) > 0:
-            upper = condition.constant
+            upper = constant
         else:
-            lower = -condition.constant
+            lower = -constant
     return Band(lower, upper)

@@ -308,7 +308,7 @@ class _Affine:
         found = detect_linear_equation(self._analyzer.simplify(high - low - distance), self._axes)
         if not found or not all(isinstance(value, tirx.IntImm) for value in found):
             return None
-        return Condition(_terms(found), int(found[-1].value))
+        return _terms(found), int(found[-1].value)
 
 
 def _terms(found: Sequence[Any]) -> tuple[tuple[int, int], ...]:

@@ -192,8 +192,9 @@ def finish_rows(softmax):
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 2, 32, 32)
     for r in T.unroll(2):
-        # Powers on CUDA cores do not keep NaN. A reference that is NaN or infinite makes the sum NaN; of others the difference is zero.
-        total[r * 2] = total[r * 2] + (finite(softmax.reference[r]) - finite(softmax.reference[r]))
+        # Powers on CUDA cores do not keep NaN: where the reference is NaN or infinite, infinity less infinity is the sum.
+        infinity = T.meta_var(tirx.const(float("inf"), "float32"))
+        total[r * 2] = T.Select(softmax.reference[r] < infinity, total[r * 2], softmax.reference[r] - infinity)
     for r in T.unroll(2):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
 

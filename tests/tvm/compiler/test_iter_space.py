@@ -104,8 +104,8 @@ def test_conditions_outside_of_which_a_value_is_constant() -> None:
         return zero
 
     assert conditions(lambda i, j: tirx.all(j <= i + 2, j > i - 3), constant) == (
-        Condition(((0, 1), (1, -1)), 2),
-        Condition(((0, -1), (1, 1)), 2),
+        (((0, 1), (1, -1)), 2),
+        (((0, -1), (1, 1)), 2),
     )
     assert conditions(lambda i, j: tirx.all(i >= 1, i * j < 9, x[j % 4, i] > 0), constant) == (Condition(((0, 1),), -1),)
     assert conditions(lambda i, _: i < 3, lambda i, j: x[i, j] + 1.0) == ()
