@@ -98,7 +98,9 @@ def find_attention(found: Found, var: relax.Var, call: relax.Call) -> None:
     try:
         written = attention_of(found.graph, call)
         if written is not None:
-            found.add(*_used(found, var, written))
+            last, use = _used(found, var, written)
+            found.add(last, use)
+            found.graph.values.pop(last)  # what reads it through views must not look behind it
     except RefusedError as refused:
         found.refused[var] = str(refused)
 
@@ -106,7 +108,7 @@ def find_attention(found: Found, var: relax.Var, call: relax.Call) -> None:
 def dynamic_attentions(graph: Dataflow) -> dict[relax.Var, str]:
     """Return attentions of sizes that are known at run time only, by their last products, with the reason why they are left apart."""
     reason = "a size is known at run time only; `--dim` declares sizes"
-    found = {}
+    found: dict[relax.Var, str] = {}
     for var in graph.values:
         call = graph.call(var)
         if call is not None and call.op.name == "relax.matmul" and static_shape(call) is None and int(call.ty.ndim) > 2:
