@@ -98,7 +98,9 @@ def find_attention(found: Found, var: relax.Var, call: relax.Call) -> None:
     try:
         written = attention_of(found.graph, call)
         if written is not None:
-            found.add(*_used(found, var, written))
+            last, use = _used(found, var, written)
+            found.add(last, use)
+            found.graph.values.pop(last)  # what reads it through views must not look behind it
     except RefusedError as refused:
         found.refused[var] = str(refused)
 

@@ -12,6 +12,7 @@ from support.graphs import TARGET
 from tvm import relax
 from tvm.relax import op
 
+from kerneldecl.compiler.dynamic_shapes import callees
 from kerneldecl.compiler.graph.attention_masks import known_mask
 from kerneldecl.compiler.graph.places import module_of, refused_of, rule_of
 from kerneldecl.compiler.model_import.read_model import called, fused
@@ -127,6 +128,12 @@ def relax_operator(emit: Emit, q: Any, k: Any, v: Any, bias: Any) -> Any:
     return emit(op.nn.attention(q, k, v, bias, scale=0.5, causal_mask="BottomRight"))
 
 
+def read_by_a_linear(emit: Emit, q: Any, k: Any, v: Any) -> Any:
+    context = softmax_of(emit, scaled(emit, q, k), v)
+    rows = emit(op.reshape(emit(op.permute_dims(context, (0, 2, 1, 3))), (B, H * D)))
+    return emit(op.matmul(rows, const(np.ones((H * D, 3)))))
+
+
 def one_batch_axis(emit: Emit, q: Any, k: Any, v: Any) -> Any:
     return softmax_of(emit, scaled(emit, q, k), v)
 
@@ -162,6 +169,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, Any]
         [(B, S, H, D)] * 3 + [(B, H, S, S)],
         {"mask_axes": "bhqk", "layout": "bshd", "scale": 0.5, **CAUSAL, **MASK},
     ),
+    "read_by_a_linear": (read_by_a_linear, [(B, H, 1, D), HEADS, HEADS], {"queries": 1, "keys": S}),
     "one_batch_axis": (one_batch_axis, [(8, S, D)] * 3, {}),
 }
 
@@ -189,19 +197,28 @@ def cases() -> tvm.IRModule:
 
 
 @pytest.fixture(scope="module")
-def machines(cases: tvm.IRModule) -> tuple[Any, Any]:
+def one_function(cases: tvm.IRModule) -> tvm.IRModule:
+    """Return the cases with attention as one function."""
+    return fused(cases, TARGET, fuses=lambda _: True)
+
+
+@pytest.fixture(scope="module")
+def machines(cases: tvm.IRModule, one_function: tvm.IRModule) -> tuple[Any, Any]:
     """Return the cases as TVM compiles them, and with attention as one function; unoptimised, as compiling is what takes long."""
-    mods, target = (cases, fused(cases, TARGET, fuses=lambda _: True)), tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    return tuple(relax.VirtualMachine(relax.build(mod, target), tvm.cpu()) for mod in mods)  # type: ignore[return-value]
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    found = [relax.VirtualMachine(relax.build(mod, target), tvm.cpu()) for mod in (cases, one_function)]
+    return found[0], found[1]
+
+
+def test_nothing_is_left_apart(one_function: tvm.IRModule) -> None:
+    assert not refused_of(one_function)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_one_function(cases: tvm.IRModule, machines: tuple[Any, Any], name: str) -> None:
+def test_attention_is_one_function(one_function: tvm.IRModule, machines: tuple[Any, Any], name: str) -> None:
     _, shapes, wanted = CASES[name]
-    alone = tvm.IRModule({"main": cases[name].with_attr("global_symbol", "main")})
-    mod = fused(alone, TARGET, fuses=lambda _: True)
-    (attrs,) = attentions(mod)
-    assert not refused_of(mod)
+    rules = [rule_of(one_function[callee]) for callee in callees(one_function[name])]
+    (attrs,) = (found[1] for found in rules if found is not None and found[0] == "attention")
     others = {"softcap", "scale", "mask", "mask_axes", "mask_dtype", "causal", "align", "window"} - wanted.keys()
     assert {key: attrs.get(key) for key in wanted} == wanted
     assert not others & attrs.keys()
