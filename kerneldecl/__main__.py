@@ -6,7 +6,6 @@ Knows nothing of options beyond those a plain build may have.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 _QUIET = ("-q", "--quiet")
@@ -14,20 +13,18 @@ _QUIET = ("-q", "--quiet")
 
 def main() -> int:
     """Run the command and return its exit code."""
-    signal.signal(signal.SIGINT, _end)
-    entries = _fresh_entries(sys.argv[1:])
+    try:
+        entries = _fresh_entries(sys.argv[1:])
+        if entries is None:
+            from kerneldecl.cli.commands import run
+    except KeyboardInterrupt:
+        # Until the command line proper takes over there is nothing to be put away, and nothing to say.
+        os._exit(130)
     if entries is None:
-        from kerneldecl.cli.commands import run
-
         return run()
     if not any(option in sys.argv for option in _QUIET):
         sys.stdout.write(f"{entries} entries: {entries} up to date\n")
     return 0
-
-
-def _end(*_: object) -> None:
-    """End at once: until the command line proper takes over there is nothing to be put away, and nothing to say."""
-    os._exit(130)
 
 
 def _fresh_entries(arguments: list[str]) -> int | None:
@@ -45,4 +42,11 @@ def _fresh_entries(arguments: list[str]) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if "kerneldecl.cli.commands" in sys.modules:
+        sys.exit(exit_code)
+    # After a null build nothing is to be put away, which would take a tenth of it.
+    try:
+        sys.stdout.flush()
+    finally:
+        os._exit(exit_code)

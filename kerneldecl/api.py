@@ -25,7 +25,7 @@ from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
@@ -84,6 +84,7 @@ def run_build(
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
         options = dataclasses.replace(options, selected=options.retuned.union(workload.entry for workload in chosen))
+    remove_parts(workspace.root, {workspace.cache.name})
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     printed: list[str] = []

@@ -68,7 +68,8 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
             _run(session, STAGES)
     else:
         _run(session, NOTHING_TO_RUN)
-    session.plan = make_plan(workspace)
+    if session.ran or needs_runner or not shows_ranked:
+        session.plan = make_plan(workspace)
     remember(session)
     return session
 

@@ -229,17 +229,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class Access:
-    """One operand as a block reads or writes it.
-
-    `index[d]` gives dimension d as the sum of coefficient x axis plus a constant: a tuple of (axis position,
-    coefficient) pairs. None stands for an index that is not affine.
-    """
+    """One operand as a block reads or writes it."""
 
     operand: str
     shape: tuple[int, ...]
     dtype: str
     """Spelled as in TVM, and "tfloat32" for a float32 that is read as TF32 (10-bit mantissa)."""
     index: tuple[tuple[tuple[int, int], ...] | None, ...]
+    """Each dimension as a sum of coefficient x axis plus a constant: pairs of (axis position, coefficient). None where it is not affine."""
+
+
+Condition = tuple[tuple[tuple[int, int], ...], int]
+"""Terms as an `Access` has them, and a constant: their sum is not negative."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,8 @@ class Block:
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
     is_multiply_accumulate: bool = True
     """Whether a reduction adds, at each point, the product of two operands to one accumulator that starts at zero, and nothing else."""
+    conditions: tuple[Condition, ...] = ()
+    """What holds of the axes wherever the block's value depends on data: elsewhere it is a constant, such as padding or a mask."""
 
     @property
     def is_reduction(self) -> bool:

@@ -12,12 +12,8 @@ from typing import Any
 
 import click
 
-from kerneldecl.artifact.manifest import MANIFEST, artifact_folder, read_manifest
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
-from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
-from kerneldecl.extract.extract import sizes_of
-from kerneldecl.runners.process import Worker
 
 _LIMIT_SECS = 3600.0
 artifact_option = click.option("--artifact", type=click.Path(path_type=Path), help="The artifact's folder; by default the workspace's.")
@@ -28,6 +24,8 @@ function_option = click.option("--function", default="main", show_default=True, 
 
 def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
     """Have a worker do something with a model; raise DeclarationError for the user's mistakes, TuningError for what failed."""
+    from kerneldecl.runners.process import Worker
+
     worker = Worker({}, folder=Path.cwd())  # what the user names is relative to it
     try:
         answer = worker.call({"device": "model", **request}, _LIMIT_SECS)
@@ -42,6 +40,9 @@ def asked(request: Mapping[str, Any], about: str) -> dict[str, Any]:
 
 def chosen_artifact(settings: Settings, artifact: Path | None) -> Path | None:
     """Return the folder of the artifact that is meant: the given one, or the workspace's; None without a workspace."""
+    from kerneldecl.artifact.manifest import MANIFEST, artifact_folder
+    from kerneldecl.declare.toml_keys import FILE
+
     if artifact is not None or not (settings.root / FILE).is_file():
         return artifact
     declaration = opened(settings).declaration
@@ -57,11 +58,15 @@ def chosen_artifact(settings: Settings, artifact: Path | None) -> Path | None:
 
 def entry_names(artifact: Path | None) -> dict[str, str]:
     """Return the entry of each kernel of an artifact, by its symbol."""
+    from kerneldecl.artifact.manifest import read_manifest
+
     manifest = read_manifest(artifact) if artifact else ""
     return {} if isinstance(manifest, str) else {entry["symbol"]: entry["name"] for entry in manifest["entries"]}
 
 
 def _extracted_with(dims: tuple[str, ...], dtype: str | None) -> dict[str, Any]:
+    from kerneldecl.extract.extract import sizes_of
+
     return {"sizes": sizes_of(dims), "dtype": dtype or ""}
 
 

@@ -1,6 +1,7 @@
 """Owns the attributes of one rule as read from TOML: types, defaults, checks, and the sentences about wrong values.
 
-Knows nothing of tables, expansion or line numbers. Pydantic validates; its errors are reworded here.
+Knows nothing of tables, expansion or line numbers. Pydantic validates what is not plainly right (`plain_types`); its errors are
+reworded here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from kerneldecl.declare.plain_types import Check, plainly_is
 from kerneldecl.diagnostics.messages import show, unknown
 from kerneldecl.errors import DeclarationError, Problem
 from kerneldecl.model import Value, frozen
@@ -23,7 +24,8 @@ from kerneldecl.plugins.find import displayed, plugin_file
 from kerneldecl.plugins.load import blamed, load_rule
 from kerneldecl.rule import Rule, WorkspaceFile
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_EXACT = 1 << 53
+"""Whole numbers up to this one are floats, too."""
 _SCALARS = frozenset({int, str, float, bool})
 
 
@@ -44,8 +46,19 @@ class Attribute:
         return _depth(self.hint)
 
     @cached_property
+    def is_plainly_right(self) -> Check:
+        return plainly_is(self.hint) or (lambda _: False)
+
+    @cached_property
+    def is_float(self) -> bool:
+        return _unwrapped(self.hint)[0] is float
+
+    @cached_property
     def validate(self) -> Callable[[Value], Value]:
-        return TypeAdapter(self.hint, config=STRICT).validator.validate_python
+        """Return pydantic's judge of any value of any type; importing it takes a tenth of a second."""
+        from pydantic import ConfigDict, TypeAdapter
+
+        return TypeAdapter(self.hint, config=ConfigDict(strict=True, allow_inf_nan=False)).validator.validate_python
 
     @cached_property
     def is_file(self) -> bool:
@@ -58,6 +71,12 @@ class Attribute:
             plain = value if type(value) in _SCALARS else frozen(value)
         except TypeError:
             return "", ((f"{self.name} is {show(value)}; expected {expected(self.hint)}", ""),)
+        if type(plain) is int and self.is_float and abs(plain) <= _EXACT:
+            plain = float(plain)
+        if self.is_plainly_right(plain):
+            return plain, ()
+        from pydantic import ValidationError
+
         try:
             return self.validate(plain), ()
         except ValidationError as error:

@@ -19,8 +19,9 @@ def note_complete(session: Session) -> None:
     """Leave the stamp and the memo that make the next null build and the next plan quick."""
     workspace = session.workspace
     root, sources = workspace.root, workspace.sources
-    document = memo.parse((sources / FILE).read_bytes())
-    if document is None or digest((sources / FILE).read_bytes()) != workspace.declaration.digest:
+    content = (sources / FILE).read_bytes()
+    document = memo.parse(content)
+    if document is None or digest(content) != workspace.declaration.digest:
         return  # edited while we built without a snapshot: the next build looks again
     extra = sorted(_relative(sources if path.is_relative_to(sources) else root, path) for path in workspace.extra_files)
     folders = sorted(_relative(root, path) for path in session.artifacts.values())
@@ -45,7 +46,7 @@ def note_complete(session: Session) -> None:
         links = {link.target: link.key for link in session.plan.links}
         known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
         memo.write_memo(root, document, known, context, extra, folders)
-    stamp.write_stamp(str(root), extra, folders, len(session.plan.entries), (workspace.declaration.digest, context))
+    stamp.write_stamp(str(root), extra, folders, len(session.plan.entries), (stamp.digest(content), context))
 
 
 def _relative(root: Path, path: Path) -> str:

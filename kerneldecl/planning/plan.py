@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Workload
-from kerneldecl.planning.action import Action, Changed, Difference, Kind, State, Subject
+from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
 from kerneldecl.planning.causes import Cause
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
@@ -144,7 +144,8 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
         # Nobody has measured it yet; this machine has chosen by the policy's order.
         tune, tuned = Action.done(Subject(workload.entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
-    actions = (lower, propose, tune, _build_action(workload, result, past))
+    # The object's action is judged once it is known whether the artifact is whole (`plan`).
+    actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
     return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=groups, tuned=result)
 
 
@@ -225,7 +226,7 @@ def _judged(workload: Workload, manifests: Manifests, read: Read, past: Past, ar
         return Action.ready(subject, action_key, "it is to be tuned again (--retune)", manifest), None
     found = read(kind, action_key, arch.is_detected)
     if isinstance(found, Record):
-        return Action.done(subject, action_key, manifest), found
+        return Action.done(subject, action_key, manifest if kind == "tune" else ""), found
     old = past.manifest(subject.entry, kind, manifest)
     changed = tuple(keys.changed_lines(old, manifest)) if old else ()
     difference = Difference(changed, past.causes(workload, kind, manifests) if changed else ())
@@ -240,11 +241,11 @@ def _never(subject: Subject) -> str:
     return reasons.get(subject.kind, "these candidates were never measured")
 
 
-def _build_action(workload: Workload, tuned: TuneResult | None, past: Past) -> Action:
+def _build_action(workload: Workload, tuned: TuneResult | None, is_missing: Callable[[str], bool]) -> Action:
     subject = Subject(workload.entry, workload.target, "build")
     if tuned is None:
         return Action.waiting(subject, "tune")
-    missing = [name for name, blob in tuned.blobs.items() if not past.has_blob(blob)]
+    missing = [name for name, blob in tuned.blobs.items() if is_missing(blob)]
     if missing:
         return Action.ready(subject, tuned.build_key, f"the winner's {' and '.join(missing)} is not in the store")
     return Action.done(subject, tuned.build_key)
@@ -337,10 +338,12 @@ def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, 
         by_target.setdefault(entry.workload.target, []).append(entry)
     links = [plan_link((*artifact, target), several, past, {}) for target, several in by_target.items()]
     # Nobody needs the object of an entry while the artifact that holds it is whole.
-    linked = {link.target for link in links if link.is_hit}
-    return Plan(tuple(_without_build(e) if e.workload.target in linked else e for e in entries), tuple(links))
+    wanted = {link.target for link in links if not link.is_hit}
+    return Plan(tuple(_with_build(entry, past) if entry.workload.target in wanted else entry for entry in entries), tuple(links))
 
 
-def _without_build(entry: EntryPlan) -> EntryPlan:
-    actions = tuple(a._replace(state=State.DONE, reason="") if a.kind == "build" else a for a in entry.actions)
-    return replace(entry, actions=actions)
+def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
+    if entry.tuned is None:
+        return entry
+    build = _build_action(entry.workload, entry.tuned, lambda blob: not past.has_blob(blob))
+    return entry if build.is_hit else replace(entry, actions=(*entry.actions[:-1], build))

@@ -16,7 +16,7 @@ def propose_entries(session: Session) -> None:
     for entry in session.pending("propose"):
         assert entry.lowered is not None, "what is proposed for is lowered"
         action = entry.action("propose")
-        asked = {"space": entry.lowered.json["space"], "arch": to_json(entry.arch), "top_k": entry.workload.top_k}
+        asked = {"space": entry.lowered.space_json, "arch": to_json(entry.arch), "top_k": entry.workload.top_k}
         request = {
             "action": "propose",
             "device": "policy",

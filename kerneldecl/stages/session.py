@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
 from kerneldecl.model import Trial
@@ -22,15 +23,17 @@ from kerneldecl.planning.plan import EntryPlan, Past, Plan, plan
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.toolchain.linkers import Linker
 from kerneldecl.tuning.counted import Counted
-from kerneldecl.tuning.earlier import Earlier
 from kerneldecl.tuning.events import Finished, Report
-from kerneldecl.tuning.task import Runner
+
+if TYPE_CHECKING:
+    from kerneldecl.toolchain.linkers import Linker
+    from kerneldecl.tuning.earlier import Earlier
+    from kerneldecl.tuning.task import Runner
 
 Wanted = Callable[[str, str], bool]
 """Says of an entry and its tune key whether it is to be tuned again."""
-Runners = Callable[[], AbstractContextManager[Runner]]
+Runners: TypeAlias = "Callable[[], AbstractContextManager[Runner]]"
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,10 @@ class Session:
 
 def make_plan(workspace: Workspace, *, shows_ranked: bool = True, is_wanted_again: Wanted = lambda *_: False) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
-    declaration = workspace.declaration
+    declaration, store = workspace.declaration, workspace.store
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
-        return NEVER if kind == "rank" and not shows_ranked else workspace.store.read(kind, record_key, is_local=is_local)
+        return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
     return plan(
         declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), (declaration.artifact, declaration.version)

@@ -39,10 +39,16 @@ def is_inner_name(name: object) -> bool:
     return not {"", ".", ".."} & set(name.split("/"))
 
 
-def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     """Return a regular file's bytes; raise UnsafeFileError for a link, a device, a pipe or too large a file, OSError otherwise."""
-    with _opened(path.name, path.parent, None, most_bytes) as file:
-        return file.read(most_bytes + 1)
+    descriptor, size = _opened(path, None, most_bytes)
+    try:
+        content = os.read(descriptor, size + 1)
+        while len(content) != size and len(content) <= most_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+            content += more  # it was read in part, or grows
+        return content
+    finally:
+        os.close(descriptor)
 
 
 class Inside:
@@ -77,7 +83,7 @@ class Inside:
         if not is_inner_name(name):
             raise UnsafeFileError("is no path inside its folder")
         above, _, last = name.rpartition("/")
-        return _opened(last, Path(), self._descriptor(above), most_bytes)
+        return os.fdopen(_opened(last, self._descriptor(above), most_bytes)[0], "rb")
 
     def _descriptor(self, folder: str) -> int:
         if folder not in self._open:
@@ -91,8 +97,8 @@ class Inside:
         return self._open[folder]
 
 
-def _opened(name: str, folder: Path, below: int | None, most_bytes: int) -> IO[bytes]:
-    path = name if below is not None else folder / name
+def _opened(path: Path | str, below: int | None, most_bytes: int) -> tuple[int, int]:
+    """Return the descriptor and the size of a regular file; the path is relative to the folder `below`, if it is given."""
     status = os.stat(path, dir_fd=below, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeFileError("is no regular file")  # opening a device or a pipe may already do something, or wait for ever
@@ -101,4 +107,4 @@ def _opened(name: str, folder: Path, below: int | None, most_bytes: int) -> IO[b
     if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
         os.close(descriptor)
         raise UnsafeFileError(f"has {status.st_size} bytes; at most {most_bytes} are read")
-    return os.fdopen(descriptor, "rb")
+    return descriptor, status.st_size

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from json import JSONEncoder
 from json.encoder import encode_basestring_ascii
 
 from kerneldecl.model import Arch, Workload
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
-_LEAVES = frozenset({str, int, float, bool, tuple})
+_LEAVES = frozenset({float, bool, tuple})
 CODEGEN = 6
 """Rises when a module of compiler/ makes other code of the same scheduled module."""
 KEY_VERSION = 1
@@ -44,23 +44,38 @@ def digest(content: bytes) -> str:
 
 def manifest(action: str, fields: Fields) -> str:
     """Return the manifest: nested mappings become dotted names, values are JSON, lines are sorted."""
-    lines = [f"{name} = {_encoded(value)}\n" for name, value in _flat("", fields)]
-    return "".join(sorted([f'action = "{action}"\n', f"version = {KEY_VERSION}\n", *lines]))
+    lines = [f'action = "{action}"\n', f"version = {KEY_VERSION}\n"]
+    _write("", fields, lines)
+    lines.sort()
+    return "".join(lines)
 
 
-def _encoded(value: object) -> str:
+class Lines(tuple[str, ...]):
+    """Lines of a manifest that many have in common, written already: as a value, they stand for the fields that they are of."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, prefix: str, fields: Fields) -> Lines:
+        lines: list[str] = []
+        _write(prefix, fields, lines)
+        return cls(lines)
+
+
+def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
     # Most values are strings and whole numbers, for which the general way is ten times slower.
-    if type(value) is str:
-        return encode_basestring_ascii(value)
-    return str(value) if type(value) is int else _ENCODER.encode(value)
-
-
-def _flat(prefix: str, fields: Fields) -> Iterable[tuple[str, object]]:
     for name, value in fields.items():
-        if type(value) not in _LEAVES and isinstance(value, Mapping):
-            yield from _flat(f"{prefix}{name}.", value)
+        kind = type(value)
+        if kind is str:
+            lines.append(f"{prefix}{name} = {encode_basestring_ascii(value)}\n")  # type: ignore[arg-type]  # just checked
+        elif kind is int:
+            lines.append(f"{prefix}{name} = {value}\n")
+        elif kind is Lines:
+            lines.extend(value)  # type: ignore[arg-type]  # just checked
+        elif kind not in _LEAVES and isinstance(value, Mapping):
+            _write(f"{prefix}{name}.", value, lines)
         else:
-            yield prefix + name, value
+            lines.append(f"{prefix}{name} = {_ENCODER.encode(value)}\n")
 
 
 def key(text: str) -> str:
@@ -88,7 +103,16 @@ def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str
 
 def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:
     """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked."""
-    return manifest("propose", {"computation": computation, "arch": arch_fields(arch), "top_k": top_k, "policies": dict(policies)})
+    before, after = _around_computation(arch, top_k, tuple(policies.items()))
+    return f"{before}{computation}{after}"
+
+
+@functools.lru_cache(maxsize=64)
+def _around_computation(arch: Arch, top_k: int, policies: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    """Return what stands before and behind the computation's digest in every propose manifest of these inputs."""
+    text = manifest("propose", {"computation": "", "arch": arch_fields(arch), "top_k": top_k, "policies": dict(policies)})
+    before, line, after = text.partition('\ncomputation = "')
+    return f"{before}{line}", after
 
 
 def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fields, toolchain: Mapping[str, str]) -> str:
@@ -97,8 +121,7 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fiel
     `computation` is the digest of the canonical TensorIR, `search` the settings of the search, `candidates` what is proposed and the
     digests of the templates that make kernels of it.
     """
-    device = {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}}
-    fields = {"computation": computation, "arch": device, "search": dict(search), **candidates}
+    fields = {"computation": computation, "arch": _device_lines(arch), "search": search, **candidates}
     return manifest("tune", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
@@ -154,6 +177,11 @@ def arch_fields(arch: Arch) -> Mapping[str, object]:
     """Return the values of an arch that results depend on: all but its name, how it was found and which toolkits know it."""
     fields = {"kind": arch.kind, "model": arch.model, "target": dict(arch.tvm_target)}
     return {**fields, "cpu" if arch.cpu else "gpu": {name: _by_dtype(value) for name, value in vars(arch.device).items()}}
+
+
+@functools.cache
+def _device_lines(arch: Arch) -> Lines:
+    return Lines.of("arch.", {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}})
 
 
 def _by_dtype(value: object) -> object:

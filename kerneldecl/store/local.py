@@ -11,6 +11,7 @@ content, or, for tuning, whoever comes first wins (`write` does not replace).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,11 @@ from typing import Any
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.inside import UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest, key
+from kerneldecl.store.record_text import SCHEMA, Result, body, quickly_read, record_text
 from kerneldecl.store.result_types import wrong_field
 
-SCHEMA = 2
 MOST_RECORD_BYTES = 1 << 26
 """Size of a record that is read; the largest of this repository have some ten thousand bytes."""
-Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class LocalStore:
         """Return the record, or why it is a miss."""
         if not is_digest(record_key):
             return NEVER
-        path = self.record_path(kind, record_key, is_local=is_local)
+        path = f"{self.root}/{'local' if is_local else 'record'}/{kind}/{record_key}.json"
         try:
             content = read_regular(path, MOST_RECORD_BYTES)
         except FileNotFoundError:
             return NEVER
         except OSError as error:
-            return Miss(f"{_shown(path)} cannot be read: {error.strerror}")
+            return Miss(f"{_shown(Path(path))} cannot be read: {error.strerror}")
         except UnsafeFileError as error:
-            return Miss(f"{_shown(path)} {error}")
-        return _parsed(content, kind, record_key, _shown(path))
+            return Miss(f"{_shown(Path(path))} {error}")
+        return _sound(content, kind, record_key) or _parsed(content, kind, record_key, _shown(Path(path)))
 
     def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
         """Yield the sound records of a kind, in the order of their keys."""
@@ -83,9 +83,7 @@ class LocalStore:
         path = self.record_path(kind, record_key, is_local=is_local)
         if path.exists() and isinstance(self.read(kind, record_key, is_local=is_local), Record):
             return record_key
-        body = _body(result)
-        fields = {"schema": SCHEMA, "kind": kind, "manifest": manifest.splitlines(), "digest": digest(body.encode()), "result": result}
-        write_whole(path, json.dumps(fields, indent=1, sort_keys=True) + "\n", durable=True)
+        write_whole(path, record_text(kind, manifest, result), durable=True)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
@@ -96,7 +94,7 @@ class LocalStore:
 
     def has_blob(self, blob_digest: str) -> bool:
         """Say whether a blob is there, by its name alone; `read_blob` checks the content."""
-        return is_digest(blob_digest) and self.blob_path(blob_digest).exists()
+        return is_digest(blob_digest) and os.path.exists(f"{self.root}/blob/{blob_digest[:2]}/{blob_digest}")  # noqa: PTH110  for each entry
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, or why they are a miss. A blob with the wrong content is removed, so that it is made again."""
@@ -120,8 +118,12 @@ def _shown(path: Path) -> str:
     return "/".join(path.parts[-4:])
 
 
-def _body(result: Result) -> str:
-    return json.dumps(result, sort_keys=True, separators=(",", ":"))
+def _sound(content: bytes, kind: str, record_key: str) -> Record | None:
+    """Return a record that is sound and in the form in which records are written; None for any other."""
+    text = quickly_read(content.decode(errors="replace"), kind)
+    if text is None or text.kind != kind or key(text.manifest) != record_key or wrong_field(kind, text.result):
+        return None
+    return Record(record_key, text.manifest, text.result)
 
 
 def _parsed(content: bytes, kind: str, record_key: str, shown: str) -> Record | Miss:
@@ -142,7 +144,7 @@ def _defects(fields: Any, kind: str, record_key: str) -> Iterator[str]:
         yield f"is a {str(fields['kind'])[:20]} record of schema {str(fields['schema'])[:20]}, not {kind} of {SCHEMA}"
     if key(_manifest(fields)) != record_key:
         yield "holds another manifest than its name says"
-    if not isinstance(fields["result"], dict) or digest(_body(fields["result"]).encode()) != fields["digest"]:
+    if not isinstance(fields["result"], dict) or digest(body(fields["result"]).encode()) != fields["digest"]:
         yield "was changed after it was written"
     if wrong := wrong_field(kind, fields["result"]):
         yield f"has no {wrong} that a {kind} record can have"

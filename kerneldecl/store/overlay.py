@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kerneldecl.store.keys import key
-from kerneldecl.store.local import Miss, Record, Result
+from kerneldecl.store.local import Miss, Record
 from kerneldecl.store.protocol import Store
+from kerneldecl.store.record_text import Result
 
 
 @dataclass(frozen=True)

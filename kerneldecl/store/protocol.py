@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from kerneldecl.store.local import Miss, Record, Result
+from kerneldecl.store.local import Miss, Record
+from kerneldecl.store.record_text import Result
 
 
 class Store(Protocol):

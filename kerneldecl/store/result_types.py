@@ -12,8 +12,11 @@ from typing import Any
 
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import symbol
+from kerneldecl.store.record_text import Fields
 
 Check = Callable[[Any], bool]
+_ABSENT = object()
+"""In place of a field that is not there: it passes no check."""
 
 
 def _is_number(value: object) -> bool:
@@ -123,12 +126,13 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
 
 
 def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
-    """Return the first field that is not what records of the kind have there; empty where all are."""
+    """Return the first field that is not what records of the kind have there; empty where all are. What is text is checked when parsed."""
+    late, parsed = (result.late, result.parsed) if type(result) is Fields else ("", result)
     for name, is_right in FIELDS.get(kind, {}).items():
-        if name not in result or not is_right(result[name]):
+        if not is_right(parsed.get(name, _ABSENT)) and name != late:
             return name
-    if kind == "lower" and not isinstance(result.get("names", ""), str):
+    if kind == "lower" and not isinstance(parsed.get("names", ""), str):
         return "names"
-    if kind in {"tune", "rank"} and result["symbol"] != symbol(result["computation"]):
+    if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
         return "symbol"
     return ""

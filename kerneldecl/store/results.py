@@ -69,6 +69,12 @@ class Lowered:
         """Relative error that the rule allows."""
         return float(self.json["tolerance"])
 
+    @property
+    def space_json(self) -> Json:
+        """The iteration space as JSON; raise ArtifactError where the record holds none."""
+        with _as_recorded("iteration space is"):
+            return self.json["space"]  # type: ignore[no-any-return]
+
     @functools.cached_property
     def space(self) -> IterSpace:
         """The iteration space; raise ArtifactError where the record holds none."""
@@ -80,7 +86,7 @@ class Lowered:
 
     def described(self) -> list[tuple[str, str]]:
         """Return all but iteration space and names as sorted pairs: what an artifact's manifest says of the computation."""
-        return sorted((name, str(value)) for name, value in self.json.items() if name not in {"space", "names"})
+        return [(name, str(self.json[name])) for name in sorted(self.json) if name not in {"space", "names"}]
 
 
 @dataclass(frozen=True)

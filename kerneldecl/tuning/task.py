@@ -101,7 +101,7 @@ class Task:
         return {"action": "specialize", "spec": self.spec, "arch": to_json(self.arch)}
 
     def next_request(self, policy: str, trials: Sequence[Trial]) -> dict[str, Any]:
-        asked = {"space": self.lowered.json["space"], "arch": to_json(self.arch), "top_k": self.workload.top_k}
+        asked = {"space": self.lowered.space_json, "arch": to_json(self.arch), "top_k": self.workload.top_k}
         found = [trial_to_json(trial) for trial in trials]
         where = {"device": "policy", "model": "", "root": str(self.root), "policy": policy}
         return {"action": "propose_next", **where, "asked": asked, "trials": found}

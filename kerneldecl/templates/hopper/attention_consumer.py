@@ -12,8 +12,9 @@ from tvm import tirx
 from tvm.backend.cuda.lang.pipeline import PipelineState
 from tvm.script import tirx as T
 
-from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
+from kerneldecl.analysis.attention import ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.attention_bias import Rows
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_producer import Smem, Tile
 from kerneldecl.templates.hopper.attention_softmax import (
@@ -21,17 +22,15 @@ from kerneldecl.templates.hopper.attention_softmax import (
     await_sums,
     finish_rows,
     first_softmax,
-    mask,
     next_softmax,
     rescale,
+    store_sums,
     to_operand,
 )
+from kerneldecl.templates.hopper.attention_store import give_back_queries, store_results
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.mainloop import FENCE_SOURCE
-from kerneldecl.templates.hopper.store import STMATRIX, TMA_STORE
 
-CONSUMER_BARRIER = 1
-"""First of the named barriers at which a consumer's warps meet."""
 TURN_BARRIER = 5
 """First of the named barriers at which consumers wait for their turn."""
 
@@ -160,7 +159,7 @@ def _pass_turn(consumer):
 
 
 @T.inline
-def _next_block(consumer, limits, is_masked):
+def _next_block(consumer, rows, block, is_masked):
     """Add a block of values to the results, and take the next block of keys' scores; those products overlap with its softmax."""
     softmax = T.meta_var(consumer.softmax)
     if consumer.kernel.params.overlap == 1:
@@ -172,7 +171,7 @@ def _next_block(consumer, limits, is_masked):
         _finish_scores(consumer, 1)
         if consumer.kernel.params.pingpong == 2:
             _pass_turn(consumer)
-        next_softmax(softmax, limits, is_masked)
+        next_softmax(softmax, rows, block, is_masked)
         await_sums(softmax)
         _finish_results(consumer, 0)
     else:
@@ -182,97 +181,59 @@ def _next_block(consumer, limits, is_masked):
         _start_scores(consumer)
         _pass_turn(consumer)
         _finish_scores(consumer, 0)
-        next_softmax(softmax, limits, is_masked)
+        next_softmax(softmax, rows, block, is_masked)
     rescale(softmax, consumer.results, consumer.kernel.results)
     to_operand(softmax, consumer.operand)
 
 
 @T.inline
-def _give_back_queries(consumer, stage):
-    """Have the thread that stores results give their place, a stage of queries, back to the producer once they have been read there."""
-    place = T.meta_var(stage * consumer.kernel.params.consumers + consumer.index)
-    if (consumer.lanes[0] == 0) & (consumer.lanes[1] == 0):
-        T.ptx.cp.async_.bulk.wait_group.read(0)
-        consumer.smem.q_empty.arrive(place)
-
-
-@T.inline
-def _store_results(consumer, store_map, tile):
-    """Have a consumer store its results: rounded to the place of its queries, and from there by TMA, which drops rows beyond the last."""
-    kernel, smem = T.meta_var((consumer.kernel, consumer.smem))
-    warp, lane = meta_vars(consumer.lanes)
-    q_state = T.meta_var(consumer.states[0])
-    place = T.meta_var(q_state.stage * kernel.params.consumers + consumer.index)
-    results, softmax = T.meta_var((consumer.results, consumer.softmax))
-    row = T.meta_var(tile.row + consumer.index * MMA_TILE_ROWS)
-    packed = T.alloc_local((4,), "uint32")
-    # All warps have multiplied their last scores from there.
-    T.cuda.warpgroup_sync(CONSUMER_BARRIER + consumer.index)
-    for block in T.unroll(-(-kernel.spec.value_dim // 16)):
-        for q in T.unroll(4):
-            i = T.meta_var(block * 8 + q * 2)
-            if i < kernel.results:
-                T.ptx[kernel.narrow](packed[q], results[i + 1] * softmax.factor[q % 2], results[i] * softmax.factor[q % 2])
-            else:
-                packed[q] = T.uint32(0)
-        line = T.meta_var(warp * 16 + lane % 16)
-        piece = T.meta_var(T.bitwise_xor(block % 4 * 2 + lane // 16, lane % 8))
-        T.ptx[STMATRIX.format(4, "")](
-            smem.q.ptr_to([place, block // 4 * (MMA_TILE_ROWS * CHUNK) + line * CHUNK + piece * 8]), *[packed[q] for q in range(4)]
-        )
-    T.ptx.fence.proxy.async_.shared__cta()
-    T.cuda.warpgroup_sync(CONSUMER_BARRIER + consumer.index)
-    if (warp == 0) & (lane == 0):
-        for chunk in T.unroll(kernel.v_chunks):
-            T.ptx[TMA_STORE.format(4)](
-                T.address_of(store_map),
-                chunk * CHUNK,
-                row,
-                tile.head,
-                tile.batch,
-                smem.q.ptr_to([place, chunk * (MMA_TILE_ROWS * CHUNK)]),
-            )
-        T.ptx.cp.async_.bulk.commit_group()
-    if kernel.params.q_stages == 1:
-        _give_back_queries(consumer, q_state.stage)
-    q_state.advance()
-
-
-@T.inline
-def _go_through_blocks(consumer, limits, tile, first_row):
+def _go_through_blocks(consumer, rows, tile):
     """Have a consumer turn the scores of the first block, which is under way, into powers, and go through the others."""
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
+    lower, upper = T.meta_var(kernel.spec.band)
     _finish_scores(consumer, 0)
-    first_softmax(softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+    first_softmax(softmax, rows, tile.blocks - 1, kernel.masks_first_block)
     to_operand(softmax, consumer.operand)
-    if kernel.spec.is_causal:
-        whole: T.let = T.min(tile.blocks - 1, tile.whole_blocks(first_row))
+    first_whole, end = meta_vars(tile.whole_blocks(rows.first_row))
+    if lower is not None:
+        for i in T.serial(tile.blocks - 1 - tile.first):
+            block = T.meta_var(tile.blocks - 2 - i)
+            _next_block(consumer, rows, block, T.Or(block >= end, block < first_whole))
+    elif upper is not None:
+        whole: T.let = T.min(tile.blocks - 1, end)
         for i in T.serial(tile.blocks - 1 - whole):
-            _next_block(consumer, (limits, tile.blocks - 2 - i), True)
-        for _ in T.serial(whole):
-            _next_block(consumer, (limits, 0), False)
+            _next_block(consumer, rows, tile.blocks - 2 - i, True)
+        for i in T.serial(whole):
+            _next_block(consumer, rows, whole - 1 - i, False)
     else:
-        for _ in T.serial(tile.blocks - 1):
-            _next_block(consumer, (limits, 0), False)
+        for i in T.serial(tile.blocks - 1):
+            _next_block(consumer, rows, tile.blocks - 2 - i, False)
 
 
 @T.inline
-def _take_block(consumer, limits, block, whole):
-    """Turn scores that are there into powers while products go on, wait for the results before them, and make the powers an operand."""
+def _take_block(consumer, rows, block, whole):
+    """Turn scores that are there into powers while products go on, wait for the results before them, and make the powers an operand.
+
+    `whole` is the first block that needs no mask, and the one after the last.
+    """
     softmax = T.meta_var(consumer.softmax)
-    if consumer.kernel.spec.is_causal:
-        if block >= whole:
-            mask(softmax, (limits, block))
-    next_softmax(softmax, (limits, block), False)
+    lower, upper = T.meta_var(consumer.kernel.spec.band)
+    first_whole, end = meta_vars(whole)
+    if lower is not None:
+        next_softmax(softmax, rows, block, T.Or(block >= end, block < first_whole))
+    elif upper is not None:
+        next_softmax(softmax, rows, block, block >= end)
+    else:
+        next_softmax(softmax, rows, block, False)
     await_sums(softmax)
 
 
 @T.inline
-def _next_of_two(now, after, limits, block, whole):
+def _next_of_two(now, after, rows, block, whole):
     """Take a block whose scores are there, during the products of the results before it and of the scores after it."""
     _start_scores(after)
     _start_results(now)
-    _take_block(now, limits, block, whole)
+    _take_block(now, rows, block, whole)
     _finish_scores(after, 1)
     _finish_results(now, 0)
     rescale(now.softmax, now.results, now.kernel.results)
@@ -280,40 +241,42 @@ def _next_of_two(now, after, limits, block, whole):
 
 
 @T.inline
-def _last_of_two(now, limits, whole):
+def _last_of_two(now, rows, block, whole):
     """Take the last block."""
     _start_results(now)
-    _take_block(now, limits, 0, whole)
+    _take_block(now, rows, block, whole)
     _finish_results(now, 0)
     rescale(now.softmax, now.results, now.kernel.results)
     to_operand(now.softmax, now.operand)
 
 
 @T.inline
-def _go_through_two_ahead(consumer, limits, tile, first_row):
+def _go_through_two_ahead(consumer, rows, tile):
     """Do what `_go_through_blocks` does, with the next block's scores under way, in other registers than this block's."""
     kernel = T.meta_var(consumer.kernel)
     other = T.meta_var(consumer.with_other_scores())
-    whole: T.let = tile.whole_blocks(first_row)
+    first_whole, stop = meta_vars(tile.whole_blocks(rows.first_row))
+    end: T.let = stop
+    whole = T.meta_var((first_whole, end))
     _finish_scores(consumer, 0)
-    if tile.blocks == 1:
-        first_softmax(consumer.softmax, (limits, 0), kernel.masks_last_block)
+    if tile.blocks - tile.first == 1:
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
         to_operand(consumer.softmax, consumer.operand)
     else:
         _start_scores(other)
-        first_softmax(consumer.softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
         await_sums(consumer.softmax)
         _finish_scores(other, 0)
         to_operand(consumer.softmax, consumer.operand)
-        between: T.let = tile.blocks - 2
+        between: T.let = tile.blocks - tile.first - 2
         for i in T.serial(between // 2):
-            _next_of_two(other, consumer, limits, tile.blocks - 2 - i * 2, whole)
-            _next_of_two(consumer, other, limits, tile.blocks - 3 - i * 2, whole)
+            _next_of_two(other, consumer, rows, tile.blocks - 2 - i * 2, whole)
+            _next_of_two(consumer, other, rows, tile.blocks - 3 - i * 2, whole)
         if between % 2 == 1:
-            _next_of_two(other, consumer, limits, 1, whole)
-            _last_of_two(consumer, limits, whole)
+            _next_of_two(other, consumer, rows, tile.first + 1, whole)
+            _last_of_two(consumer, rows, tile.first, whole)
         else:
-            _last_of_two(other, limits, whole)
+            _last_of_two(other, rows, tile.first, whole)
 
 
 @T.inline
@@ -322,22 +285,24 @@ def _process_tile(consumer, store_map, tile, is_first):
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
     q_state = T.meta_var(consumer.states[0])
     first_row = T.meta_var(tile.row + consumer.index * MMA_TILE_ROWS)
-    limits = T.meta_var(softmax.limits(first_row, consumer.lanes))
+    rows = T.meta_var(Rows(kernel, tile, first_row, consumer.lanes))
     for i in T.unroll(kernel.results):
         consumer.results[i] = T.float32(0)
     consumer.smem.q_full.wait(q_state.stage * kernel.params.consumers + consumer.index, q_state.phase)
     _start_scores(consumer)
     if kernel.params.q_stages == 2:
         if T.Not(is_first):
-            _give_back_queries(consumer, 1 - q_state.stage)
+            give_back_queries(consumer, 1 - q_state.stage)
     if kernel.params.overlap == 2:
-        _go_through_two_ahead(consumer, limits, tile, first_row)
+        _go_through_two_ahead(consumer, rows, tile)
     else:
-        _go_through_blocks(consumer, limits, tile, first_row)
+        _go_through_blocks(consumer, rows, tile)
     _start_results(consumer)
     finish_rows(softmax)
+    if kernel.spec.has_logsumexp:
+        store_sums(softmax, kernel.argument("logsumexp"), tile, first_row, consumer.lanes)
     _finish_results(consumer, 0)
-    _store_results(consumer, store_map, tile)
+    store_results(consumer, store_map, tile)
 
 
 @T.inline

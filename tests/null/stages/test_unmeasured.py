@@ -516,6 +516,40 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
     assert 1 not in winners_now
 
 
+def _bundled(folder: Path) -> set[int]:
+    """Return the unrolls of all candidates in a bundle."""
+    trials = [trial for entry in bundle.read_bundle(folder) for group in entry.groups for trial in group.built]
+    return {int(dict(trial.candidate.params)["unroll"]) for trial in trials}
+
+
+def test_what_does_not_build_is_in_no_bundle_and_what_is_wrong_does_not_win(gpus: Space) -> None:
+    wrong_or_none = """if params["unroll"] == 2:
+        return None
+    wrong = " wrong" * (params["unroll"] == 1)
+    return wrong + """
+    gpus.edit("templates/unrolled.py", "return ", wrong_or_none)
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    assert _bundled(folder) == {1, 4}
+    _measure(gpus, folder)
+    assert gpus.build().links == 1
+    assert {dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned} == {4}
+
+
+def test_a_bundle_is_written_whole_or_not_at_all(gpus: Space) -> None:
+    """The old one stays, and nothing else lies beside it."""
+    built = gpus.build(measure=False).build
+    (folder,) = built.bundles.values()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder.parent / f".{folder.name}-killed").mkdir()
+    entries = bundle.read_bundle(folder)
+    beside = [path.name for path in folder.parent.iterdir() if not path.name.startswith(f".{folder.name}-")]
+    with pytest.raises(FileNotFoundError):
+        bundle.write_bundle(folder, {entry.task.workload.rule: [folder / "rules/none.py"] for entry in entries}, entries)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in folder.parent.iterdir()] == beside
+    assert len(bundle.read_bundle(folder)) == len(entries)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "is no bundle"), ("{", "is not JSON"), ('{"schema": 99}', "is not of schema 3")],

@@ -8,7 +8,6 @@ from kerneldecl.store.keys import key, manifest
 from kerneldecl.store.local import NEVER, LocalStore, Record
 from kerneldecl.store.overlay import Overlay
 
-
 BELOW, ABOVE = manifest("any", {"rule": "below"}), manifest("any", {"rule": "above"})
 
 

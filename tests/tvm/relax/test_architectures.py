@@ -6,6 +6,7 @@ Knows nothing of how an architecture is written.
 from __future__ import annotations
 
 import logging
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,20 @@ NAMES = [*VISION, *LANGUAGE]
 DTYPES, FILES = ("float32", "float16"), ("pt2", "onnx")
 ROUNDING = {"float32": 2e-6, "float16": 2e-3}
 """What torch's own rounding errors are taken for where they are less."""
+ATTENTION = {
+    "vit": {"encoder.layers.encoder_layer_0.attention"},
+    "swin": {"features.1.0.attn.attention", "features.1.1.attn.attention", "features.3.0.attn.attention"},
+    "bert": {"model.encoder.layer.0.attention"},
+    "gpt2": {"model.transformer.h.0.attn.attention"},
+    "llama": {"model.model.layers.0.self_attn.attention"},
+    "llama_decoding": {"layer.self_attn.attention"},
+    "t5": {
+        "model.encoder.block.0.layer.0.SelfAttention.attention",
+        "model.decoder.block.0.layer.0.SelfAttention.attention",
+        "model.decoder.block.0.layer.1.EncDecAttention.attention",
+    },
+}
+"""Entries that torch.export programs in float32 have for attention; other files have the same functions or such as are named otherwise."""
 WORKSPACE = """\
 edition = 1
 
@@ -59,6 +74,11 @@ def test_an_architecture_computes_what_torch_does(name: str, tmp_path: Path) -> 
         with mock.patch("kerneldecl.extract.extract.Worker", InThisProcess):
             for kind in FILES:
                 extract_model(str(tmp_path / f"{dtype}.{kind}"), tmp_path)
+    entries = tomllib.loads((tmp_path / "workloads.toml").read_text())["workload"]
+    attentions = {each["name"] for each in entries if each["rule"] == "attention"}
+    assert ATTENTION.get(name, set()) <= attentions
+    assert bool(attentions) == (name in ATTENTION)
+    assert not {each["rule"] for each in entries} & ({"softmax"} if name in ATTENTION else set()), "none is left in parts"
     build(tmp_path)
     errors = {(dtype, kind): error_of(deployed(tmp_path, f"{dtype}.{kind}", given[dtype]), exact) for dtype in DTYPES for kind in FILES}
     wrong = {case: error for case, error in errors.items() if not error <= 2 * max(theirs[case[0]], ROUNDING[case[0]])}
