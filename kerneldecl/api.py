@@ -144,8 +144,9 @@ def measure_bundle(
             if done[-1].has_failed and not keep_going:
                 break
     failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
+    references = {entry.task.workload.entry: bundle.reference_name(entry) for entry in waiting[: len(done)]}
     counts = {"entries": len(entries), "measured_before": len(entries) - len(waiting), "measured": len(done) - len(failed)}
-    return {"schema": 1, **counts, "failed": failed, "records": str(store.root / "record")}
+    return {"schema": 1, **counts, "failed": failed, "references": references, "records": str(store.root / "record")}
 
 
 def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:

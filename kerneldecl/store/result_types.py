@@ -127,6 +127,8 @@ def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
     for name, is_right in FIELDS.get(kind, {}).items():
         if name not in result or not is_right(result[name]):
             return name
+    if kind == "lower" and not isinstance(result.get("names", ""), str):
+        return "names"
     if kind in {"tune", "rank"} and result["symbol"] != symbol(result["computation"]):
         return "symbol"
     return ""
