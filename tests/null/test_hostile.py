@@ -388,6 +388,9 @@ def test_a_bundles_rules_run_only_where_they_are_trusted(hostile: Space) -> None
     (folder,) = (hostile.root / "dist").glob("*/gpu.bundle")
     entries = bundle.read_bundle(folder)
     assert all((folder / f"computation/{entry.task.lowered.computation}.json").is_file() for entry in entries)
+    for entry in bundle.with_trusted_references(entries, FakeRunner()):
+        spec, workload = entry.task.measured_spec, entry.task.workload
+        assert (spec["rule"], spec["attrs"]) == (workload.rule, dict(workload.attrs))
     for path in folder.glob("computation/*"):
         path.unlink()
     with pytest.raises(ArtifactError, match="--trust-rules runs its rules instead"):

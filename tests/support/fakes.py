@@ -259,6 +259,7 @@ def _ir(spec: Answer) -> Answer:
 def _reference_of(roots: list[str], asked: Answer, computation: str, file: str) -> Answer:
     """Return the workload itself where the file holds its computation: no standard rule computes what text is."""
     assert len(roots) == 1
+    assert {"rule", "attrs"} <= asked.keys(), "a worker looks for a standard rule with these attributes"
     if not Path(file).is_file() or digest(Path(file).read_bytes()) != computation:
         return {"failure": f"ValueError: rule {asked['rule']} computes something else here, or is not here"}
     return {"root": str(Path(file).parents[1]), **asked}
