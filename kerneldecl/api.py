@@ -77,10 +77,13 @@ def run_build(
     runners: Runners | None = None,
     linkers: Mapping[str, Linker] = LINKERS,
 ) -> Session:
-    """Build the entries that the patterns select, all if there are none, and note the result for the next null build."""
+    """Build the entries that the patterns select, all if there are none, and note the result for the next null build.
+
+    Entries that are to be tuned again (`options.retuned`) are built in any case.
+    """
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
-        options = dataclasses.replace(options, selected=frozenset(workload.entry for workload in chosen))
+        options = dataclasses.replace(options, selected=options.retuned.union(workload.entry for workload in chosen))
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     printed: list[str] = []
@@ -99,6 +102,15 @@ def run_build(
     if not done.failures and not done.plan.misses:
         note_complete(done)
     return done
+
+
+def look_ahead(workspace: Workspace) -> Session:
+    """Return a build as it stands once everything is lowered and every policy asked, of which nothing is kept."""
+
+    def local() -> LocalRunner:
+        return LocalRunner(1, 1, limits=workspace.declaration.limits)
+
+    return flow.look_ahead(workspace, local, lambda _: None)
 
 
 def measure_bundle(

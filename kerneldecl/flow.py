@@ -1,4 +1,4 @@
-"""Owns the order of a build's stages.
+"""Owns the order of a build's stages, and of those that only look ahead.
 
 Knows nothing of what the stages do. No stage calls another: each finds in the plan what is ready, runs it, records it and plans again.
 """
@@ -6,6 +6,7 @@ Knows nothing of what the stages do. No stage calls another: each finds in the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.link import link_artifacts
@@ -14,10 +15,13 @@ from kerneldecl.stages.lower import lower_entries
 from kerneldecl.stages.propose import propose_entries
 from kerneldecl.stages.rebuild import rebuild_objects
 from kerneldecl.stages.remember import remember
+from kerneldecl.stages.retune import check_retuned
 from kerneldecl.stages.session import Options, Runners, Session, drop_damaged, make_plan, misses
 from kerneldecl.stages.toolchain import check_toolchain
 from kerneldecl.stages.tune import tune_entries
+from kerneldecl.store.overlay import Overlay
 from kerneldecl.toolchain.linkers import Linker
+from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Report, Started
 
 Stage = Callable[[Session], None]
@@ -41,8 +45,8 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     """Bring the workspace's artifacts up to date, as far as no entry fails, and return what came of it."""
     shows_ranked = options.measure and not options.require_measured
     first = make_plan(workspace, shows_ranked=shows_ranked)
-    if drop_damaged(workspace, first):
-        first = make_plan(workspace, shows_ranked=shows_ranked)
+    check_retuned(first, options)
+    is_again = drop_damaged(workspace, first)
     session = Session(
         workspace=workspace,
         options=options,
@@ -52,17 +56,33 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
         first_plan=first,
         shows_ranked=shows_ranked,
     )
+    if is_again or options.retuned:
+        session.replan()
+        session.first_plan = session.plan
     needs_runner = not all(entry.is_done for entry in session.entries)
     to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
-    report(Started(len(first.entries), to_lower, to_tune, to_build))
+    report(Started(len(session.plan.entries), to_lower, to_tune, to_build))
     if needs_runner:
-        with runners() as session.started_runner:
+        with runners() as runner:
+            session.started_runner = Counted(runner)
             _run(session, STAGES)
     else:
         _run(session, NOTHING_TO_RUN)
     if session.ran or needs_runner or not shows_ranked:
         session.plan = make_plan(workspace)
     remember(session)
+    return session
+
+
+def look_ahead(workspace: Workspace, runners: Runners, report: Report) -> Session:
+    """Lower and ask policies, as a build would, and keep nothing: its plan then tells what has to be tuned."""
+    workspace = replace(workspace, overlay=Overlay(workspace.store))
+    first = make_plan(workspace)
+    session = Session(workspace=workspace, options=Options(locked=True), linkers={}, report=report, plan=first, first_plan=first)
+    if misses(session.entries, "lower") or misses(session.entries, "propose"):
+        with runners() as runner:
+            session.started_runner = Counted(runner)
+            _run(session, (lower_entries, propose_entries))
     return session
 
 

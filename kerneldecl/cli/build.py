@@ -5,15 +5,16 @@ Knows nothing of how entries are built.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kerneldecl.cli.options import Settings, json_option, patterns_argument, print_result
+from kerneldecl.cli.options import Settings, chosen_entries, json_option, patterns_argument, print_result
 from kerneldecl.errors import ExitCode
 
-_BUILD_FLAGS = ("locked", "no_measure", "require_measured", "as_json")
+_BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -22,6 +23,7 @@ _BUILD_FLAGS = ("locked", "no_measure", "require_measured", "as_json")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile at once. Default: the cores.")
 @click.option("--keep-going/--fail-fast", default=True, help="Go on after a failed entry, or stop.")
 @click.option("--require-all", is_flag=True, help="Link no artifact that would lack a failed entry.")
+@click.option("--retune", multiple=True, metavar="PATTERN", help="Tune these entries again, whatever is known of them. Repeatable.")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
 @click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
 @click.option("--require-measured", is_flag=True, help="Fail what cannot be measured here, instead of linking what is expected best.")
@@ -39,6 +41,9 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     from kerneldecl.cli.progress import display
     from kerneldecl.stages.session import Options
 
+    if options["retune"] and (options["locked"] or options["no_measure"]):
+        other = "--locked, which forbids that workloads.lock changes" if options["locked"] else "--no-measure"
+        raise click.UsageError(f"--retune measures again, which goes with neither --locked nor --no-measure: leave out {other}")
     if options["no_measure"] and options["require_measured"]:
         raise click.UsageError("--no-measure leaves entries unmeasured, which --require-measured forbids: give one of them")
     asked = Options(
@@ -51,6 +56,8 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         require_all=options["require_all"],
     )
     with frozen_workspace(settings.root) as workspace:
+        if options["retune"]:
+            asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
         with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
             done = run_build(workspace, patterns, asked, report)
         found = summary.build_json(done)

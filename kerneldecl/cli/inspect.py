@@ -17,24 +17,28 @@ from kerneldecl.errors import StaleError
 @json_option
 @click.pass_obj
 def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: bool) -> None:
-    """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing."""
+    """Check the declarations, and with --stale whether the records hold what they declare. Builds nothing.
+
+    With --stale, what was edited is lowered, and policies are asked, since only candidates that nobody has measured are out of date.
+    """
+    from kerneldecl.api import look_ahead
     from kerneldecl.cli.stale import stale_entries, stale_json, stale_text
     from kerneldecl.planning.lockfile import unmeasured_keys
     from kerneldecl.stages.lock import lock_of, lock_on_disk
-    from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
     chosen = chosen_entries(workspace, patterns)
     if not stale:
         print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
-    plan, lock = make_plan(workspace), lock_on_disk(workspace)
-    found = stale_entries([e for e in plan.entries if e.entry in set(chosen)], workspace.store, unmeasured_keys(lock))
+    ahead, lock = look_ahead(workspace), lock_on_disk(workspace)
+    plan, entries = ahead.plan, [entry for entry in ahead.plan.entries if entry.entry in set(chosen)]
+    found = stale_entries(entries, workspace.store, unmeasured_keys(lock), ahead.failures)
     print_result(as_json, stale_json(found), stale_text)
     if wanting := [each.entry for each in found if not each.is_accepted]:
         named = f"{', '.join(wanting[:5])}{' …' if len(wanting) > 5 else ''}"
         raise StaleError(f"{len(wanting)} out of date: {named}")
-    if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(workspace, plan) != lock:
+    if all(e.tuned for e in plan.entries if not e.arch.is_detected) and lock_of(ahead.workspace, plan) != lock:
         raise StaleError("workloads.lock is out of date; run `kerneldecl build` and commit it")
 
 
@@ -53,7 +57,7 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
         workspace = opened(settings)
         chosen = set(chosen_entries(workspace, patterns))
         actions = [a for a in make_plan(workspace).actions if not patterns or a.entry in chosen]
-    print_plan(as_json, actions)
+    print_plan(as_json, actions, settings.root)
 
 
 @click.command()
@@ -61,20 +65,23 @@ def plan(settings: Settings, patterns: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def why(settings: Settings, entry: str, as_json: bool) -> None:
-    """Report what changed: lines of the manifests, old and new."""
+    """Report what changed: files and what of them, attributes and keys of entries, with old and new values."""
     from kerneldecl.cli import report
+    from kerneldecl.cli.steps import steps_of
+    from kerneldecl.planning.last_build import FILE as LAST_BUILD
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.plugins.find import shadowed_file
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
-    found_plan, last = make_plan(workspace), read_state(workspace.cache / "state.json")
+    found_plan, last = make_plan(workspace), read_state(workspace.cache / LAST_BUILD)
     found = []
     for name in chosen_entries(workspace, (entry,)):
         planned = next(e for e in found_plan.entries if e.entry == name)
         link = next(link for link in found_plan.links if link.target == planned.workload.target)
         standard = shadowed_file("rules", workspace.root, planned.workload.rule)
-        found.append(report.why_json(planned, link, last, str(standard or "")))
+        steps = steps_of(planned.actions, workspace.store)
+        found.append(report.why_json(planned, link, last, str(standard or ""), steps))
     print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n".join(map(report.why_text, found)))
 
 
@@ -85,6 +92,7 @@ def why(settings: Settings, entry: str, as_json: bool) -> None:
 def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     """Show an entry's candidates with their times, or all entries with their winners."""
     from kerneldecl.cli import report
+    from kerneldecl.planning.last_build import FILE as LAST_BUILD
     from kerneldecl.planning.last_build import read_state
     from kerneldecl.serial import trials_from_json
     from kerneldecl.stages.session import make_plan
@@ -96,7 +104,7 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     if entry is None:
         print_result(as_json, report.query_json(entries), report.query_text)
         return
-    last = read_state(workspace.cache / "state.json").failed
+    last = read_state(workspace.cache / LAST_BUILD).failed
     found = [report.show_json(e, trials_from_json(last.get(e.entry, {}).get("trials", ()))) for e in entries]
     print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(map(report.show_text, found)))
 

@@ -18,7 +18,7 @@ from kerneldecl.errors import printable_lines
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kerneldecl.planning.plan import Action
+    from kerneldecl.planning.action import Action
     from kerneldecl.planning.workspace import Workspace
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -54,7 +54,10 @@ def print_result(as_json: bool, value: Any, text: Callable[[Any], str]) -> None:
     print(json.dumps(value, indent=1) if as_json else printable_lines(text(value)))
 
 
-def print_plan(as_json: bool, actions: Sequence[Action]) -> None:
+def print_plan(as_json: bool, actions: Sequence[Action], root: Path) -> None:
     from kerneldecl.cli import report
+    from kerneldecl.cli.steps import steps_of
+    from kerneldecl.store.local import LocalStore
 
-    print(json.dumps(report.plan_json(actions), indent=1) if as_json else printable_lines(report.plan_text(actions)))
+    steps = steps_of(actions, LocalStore(root / "cache"))
+    print(json.dumps(report.plan_json(actions, steps), indent=1) if as_json else printable_lines(report.plan_text(actions, steps)))

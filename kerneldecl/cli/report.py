@@ -6,35 +6,46 @@ Knows nothing of terminals, exit codes or of how results were obtained.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kerneldecl.cli.steps import Steps
+from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
-from kerneldecl.planning.last_build import State
-from kerneldecl.planning.plan import Action, EntryPlan
+from kerneldecl.planning import last_build
+from kerneldecl.planning.action import Action, State
+from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.store.results import Lowered
 
 SCHEMA = 1
+_MOST_CAUSES = 20
+"""Causes of one action that `why` prints."""
 Json = dict[str, Any]
 
 
-def plan_json(actions: Sequence[Action]) -> Json:
-    """Return the plan: a summary, and every action with its state, key and reason."""
+def plan_json(actions: Sequence[Action], steps: Mapping[str, Steps]) -> Json:
+    """Return the plan: a summary, and every action with its state, key and reason; `steps` by entry are of the tunings."""
     misses = sum(not action.is_hit for action in actions)
     return {
         "schema": SCHEMA,
         "summary": {"hit": len(actions) - misses, "miss": misses},
-        "actions": [_action_json(action) for action in actions],
+        "actions": [_action_json(action, steps) for action in actions],
     }
 
 
-def _action_json(action: Action) -> Json:
+def _action_json(action: Action, steps: Mapping[str, Steps]) -> Json:
     state = "hit" if action.is_hit else "miss"
     fields = {"workload": action.entry.rpartition("@")[0], "target": action.target}
-    return {**fields, "kind": action.kind, "state": state, "key": action.key, "reason": action.reason}
+    found = {"kind": action.kind, "state": state, "key": action.key, "reason": action.reason, "causes": _causes_json(action)}
+    return {**fields, **found, "steps": steps[action.entry].json if action.kind == "tune" and action.entry in steps else None}
 
 
-def plan_text(actions: Sequence[Action]) -> str:
+def _causes_json(action: Action) -> list[Json]:
+    return [cause._asdict() for cause in action.causes]
+
+
+def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
     """Return the actions that a build would run, a line each with the reason, and a summary."""
     misses = [action for action in actions if not action.is_hit]
     by_entry: dict[str, list[Action]] = {}
@@ -42,23 +53,48 @@ def plan_text(actions: Sequence[Action]) -> str:
         by_entry.setdefault(action.entry, []).append(action)
     width = max(map(len, by_entry), default=0)
     # An action that waits for an earlier one has no reason of its own.
-    lines = [f"{', '.join(a.kind for a in several):<18} {entry:<{width}}  {several[0].reason}" for entry, several in by_entry.items()]
+    kinds = {entry: _kinds(several) for entry, several in by_entry.items()}
+    wide = max(map(len, kinds.values()), default=0)
+    lines = [
+        f"{kinds[entry]:<{wide}}  {entry:<{width}}  {several[0].reason}{_bracketed(steps, entry)}" for entry, several in by_entry.items()
+    ]
     entries = {action.entry for action in actions if action.kind != "link"}
     done = len(entries - by_entry.keys())
-    return "\n".join([*lines, f"{len(entries)} entries: {done} up to date; {len(misses)} actions to run"])
+    waiting = sum(action.state is State.WAITING for action in misses)
+    follow = f", {waiting} may follow" * bool(waiting)
+    return "\n".join([*lines, f"{len(entries)} entries: {done} up to date; {len(misses) - waiting} actions to run{follow}"])
 
 
-def why_json(entry: EntryPlan, link: Action, last: State, shadows: str) -> Json:
+def _bracketed(steps: Mapping[str, Steps], entry: str) -> str:
+    return f" [{steps[entry]}]" if entry in steps else ""
+
+
+def _kinds(misses: Sequence[Action]) -> str:
+    """Return the kinds of an entry's actions; those in brackets wait for others, and run where these give something else."""
+    ready, waiting = (", ".join(a.kind for a in misses if (a.state is State.WAITING) is waits) for waits in (False, True))
+    return f"{ready} ({waiting})".lstrip() if waiting else ready
+
+
+def why_json(entry: EntryPlan, link: Action, last: last_build.State, shadows: str, steps: Mapping[str, Steps]) -> Json:
     """Return why actions of the entry are pending or, if none is, why the last build ran its actions."""
     pending = [action for action in (*entry.actions, link) if not action.is_hit]
-    actions = [{"kind": a.kind, "reason": a.reason, "changed": [list(line) for line in a.changed]} for a in pending]
+    actions = [
+        {"kind": a.kind, "reason": a.reason, "changed": [list(line) for line in a.changed], "causes": _causes_json(a)} for a in pending
+    ]
     if not pending:
-        actions = last.why.get(entry.entry, [])
-    return {"schema": SCHEMA, "entry": entry.entry, "pending": bool(pending), "actions": actions, "shadows": shadows}
+        actions = [{**a, "causes": [Cause(*cause)._asdict() for cause in a["causes"]]} for a in last.why.get(entry.entry, [])]
+    return {
+        "schema": SCHEMA,
+        "entry": entry.entry,
+        "pending": bool(pending),
+        "actions": actions,
+        "shadows": shadows,
+        "takes": str(steps.get(entry.entry, "")),
+    }
 
 
 def why_text(json: Json) -> str:
-    """Return the reasons with the manifest's lines that changed, old and new."""
+    """Return the reasons, and where there are several or long ones each with its old and new value."""
     if not json["actions"]:
         head = f"{json['entry']} is up to date; no build here has run anything for it"
     elif json["pending"]:
@@ -67,9 +103,11 @@ def why_text(json: Json) -> str:
         head = f"{json['entry']} is up to date. The last build that ran something for it:"
     lines = [head, *(f"  its rule replaces the standard one, {json['shadows']}" for _ in [0] if json["shadows"])]
     for action in json["actions"]:
-        lines.append(f"  {action['kind']}: {action['reason']}")
-        for name, old, new in action["changed"]:
-            lines += [f"    - {name} = {old}"] * (old is not None) + [f"    + {name} = {new}"] * (new is not None)
+        causes = [str(Cause(**cause)) for cause in action["causes"]]
+        more = [f"    and {len(causes) - _MOST_CAUSES} more: --json lists them"] * (len(causes) > _MOST_CAUSES)
+        lines.append(f"  {action['kind']}: {action['reason'] if len(causes) < 2 else ''}".rstrip())
+        lines[-1] += f" [{json['takes']}]" * (action["kind"] == "tune" and bool(json["takes"]))
+        lines += [f"    {cause}" for cause in causes[:_MOST_CAUSES] if len(causes) > 1 or cause != action["reason"]] + more
     return "\n".join(lines)
 
 
@@ -149,8 +187,9 @@ def show_text(json: Json) -> str:
     """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
     head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
     if not json["tuned"]:
-        lines = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
-        return "\n".join([head, f"not tuned yet: {json['reason']}", *lines])
+        tried = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
+        told = ["in the last build:", *tried, TRY_AGAIN.replace("ENTRY", json["entry"])] if tried else []
+        return "\n".join([head, f"not tuned yet: {json['reason']}", *told])
     verified = [c for c in json["candidates"] if c["run_secs"]]
     failed = [c for c in json["candidates"] if not c["run_secs"]]
     width = max(len(c["candidate"]) for c in json["candidates"])

@@ -6,12 +6,14 @@ Knows nothing of exit codes. Objects to compile and artifacts to link make nothi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kerneldecl.planning.plan import Action, EntryPlan, tolerance
+from kerneldecl.planning.action import Action
+from kerneldecl.planning.plan import EntryPlan, tolerance
 from kerneldecl.store.protocol import Store
 from kerneldecl.tuning.earlier import Earlier, Known
+from kerneldecl.tuning.forecast import forecast
 
 CANDIDATE_SECS = 0.1
 """GPU seconds for one candidate: 37 entries of 20 took 74 s on an H200, 2026-11-22, benchmarks/RESULTS.md."""
@@ -33,8 +35,8 @@ class Stale:
     """Whether the lock holds the entry as it is: somebody has committed that its measurements are wanting."""
 
 
-def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collection[str]) -> list[Stale]:
-    """Return the entries that have to be lowered, proposed for or tuned, or whose winner waits for measurements."""
+def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collection[str], failures: Mapping[str, str]) -> list[Stale]:
+    """Return the entries that have to be tuned, whose winner waits for measurements, or of which `failures` says why that is unknown."""
     earlier: dict[bool, Earlier] = {}
     found: list[Stale] = []
     for entry in entries:
@@ -43,7 +45,8 @@ def stale_entries(entries: Sequence[EntryPlan], store: Store, unmeasured: Collec
             continue
         is_local = entry.arch.is_detected
         earlier.setdefault(is_local, Earlier(store.all("tune", is_local=is_local)))
-        found.append(_stale(entry, action or entry.action("tune"), earlier[is_local], unmeasured))
+        stale = _stale(entry, action or entry.action("tune"), earlier[is_local], unmeasured)
+        found.append(replace(stale, reason=failures.get(entry.entry, stale.reason)))
     return found
 
 
@@ -70,8 +73,7 @@ def _wanting(entry: EntryPlan) -> str:
 def _wanted(entry: EntryPlan, known: Known | None) -> int:
     if known is None or entry.lowered is None or not entry.groups:
         return entry.workload.top_k
-    trials = known.trials(tolerance(entry.workload, entry.lowered))
-    return sum(proposal.candidate not in trials for proposal in entry.groups[0].proposals)
+    return forecast(entry.groups, known, tolerance(entry.workload, entry.lowered)).candidates
 
 
 def stale_json(found: Sequence[Stale]) -> dict[str, Any]:

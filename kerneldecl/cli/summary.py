@@ -5,10 +5,15 @@ Knows nothing of progress or of how the build was done.
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
+from kerneldecl.planning.action import Kind
 from kerneldecl.planning.fallbacks import fallback_shares, share_text
 from kerneldecl.stages.session import Session
+
+TRY_AGAIN = "verdicts are remembered: `kerneldecl build --retune ENTRY` finds them out again, a higher `generation` does so for everybody"
+"""The way out for an entry whose candidates were wrong through no fault of theirs."""
 
 
 def build_json(done: Session) -> dict[str, Any]:
@@ -31,6 +36,7 @@ def build_json(done: Session) -> dict[str, Any]:
         "up_to_date": len(up_to_date),
         "tuned": len(tuned),
         "built": len(built),
+        "ran": _ran(done),
         "unmeasured": unmeasured,
         "partly_measured": partly,
         "unverified": unverified,
@@ -42,6 +48,13 @@ def build_json(done: Session) -> dict[str, Any]:
         "incomplete": sorted(incomplete & done.artifacts.keys()),
         "artifacts": {target: str(folder) for target, folder in done.artifacts.items()},
     }
+
+
+def _ran(done: Session) -> dict[str, int]:
+    """Return how many actions of each kind were run, entries that share one counted once, and how many candidates took part."""
+    keys = {(action.kind, action.key) for action in done.ran}
+    counts = {kind: sum(ran == kind for ran, _ in keys) for kind in typing.get_args(Kind)}
+    return {**counts, **(done.started_runner.counts if done.started_runner else {"scheduled": 0, "verified": 0, "measured": 0})}
 
 
 def build_text(found: dict[str, Any]) -> str:
@@ -56,9 +69,7 @@ def build_text(found: dict[str, Any]) -> str:
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
-        lines.append(
-            "`kerneldecl show ENTRY` lists its candidates; a verdict is remembered: raise `generation` on the entry to verify again"
-        )
+        lines.append(f"`kerneldecl show ENTRY` lists its candidates; {TRY_AGAIN}")
     if names := found["unmeasured"]:
         lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
     if partly := found["partly_measured"]:

@@ -13,7 +13,8 @@ from kerneldecl.null_build import memo
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
-    from kerneldecl.planning.plan import Action, EntryPlan
+    from kerneldecl.planning.action import Action, Difference
+    from kerneldecl.planning.plan import EntryPlan
 
 FILE = "workloads.toml"
 
@@ -39,7 +40,7 @@ def quick_plan(root: Path) -> list[Action] | None:
     planned = _planned(root, document, new, known.plugins)
     if _has_duplicates(rows, planned) or len(by_digest) != len(changed):
         return None
-    links = _links(document, rows, planned, known.links)
+    links = _links(root, document, rows, planned, known.links)
     return [*_hits(rows), *(action for entry in planned for action in entry.actions), *links]
 
 
@@ -82,7 +83,7 @@ def _has_duplicates(rows: Sequence[memo.Row], planned: Sequence[EntryPlan]) -> b
 
 
 def _hits(rows: Sequence[memo.Row]) -> list[Action]:
-    from kerneldecl.planning.plan import Action, State
+    from kerneldecl.planning.action import Action, State
 
     done, actions = State.DONE, list[Action]()
     for row in rows:
@@ -96,8 +97,10 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
     return actions
 
 
-def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]) -> list[Action]:
-    from kerneldecl.planning.plan import link_action, link_digest
+def _links(
+    root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
+) -> list[Action]:
+    from kerneldecl.planning.plan import LinkPast, link_action, link_digest
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
     entries: dict[str, dict[str, str]] = {}
@@ -111,7 +114,26 @@ def _links(document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Seque
         else:
             of_target[entry.workload.name] = link_digest(entry)
 
-    def defect(target: str, key: str) -> str:
-        return "" if linked.get(target) == key else "the artifact holds other kernels"
+    def past(target: str) -> LinkPast:
+        key = linked.get(target, "")
+        return LinkPast(
+            lambda of: "" if of == key else "the artifact holds other kernels", lambda new: _difference(root, target, key, new, planned)
+        )
 
-    return [link_action((name, version, target), digests, waiting.get(target, []), defect) for target, digests in entries.items()]
+    return [link_action((name, version, target), digests, waiting.get(target, []), past(target)) for target, digests in entries.items()]
+
+
+def _difference(root: Path, target: str, key: str, manifest: str, planned: Sequence[EntryPlan]) -> Difference:
+    """Return what of a link is not as in the last build, whose key is given."""
+    from kerneldecl.planning import sources
+    from kerneldecl.planning.action import Difference
+    from kerneldecl.planning.explain import link_causes
+    from kerneldecl.store.keys import changed_lines
+    from kerneldecl.store.local import LocalStore, Record
+
+    before = LocalStore(root / "cache").read("link", key, is_local=True)
+    if not isinstance(before, Record):
+        return Difference()
+    lines = tuple(changed_lines(before.manifest, manifest))
+    tuned = {entry.workload.name: entry for entry in planned if entry.workload.target == target and entry.tuned}
+    return Difference(lines, link_causes(target, lines, tuned, sources.read_sources(root / "cache" / sources.FILE).links))

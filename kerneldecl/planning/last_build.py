@@ -14,7 +14,9 @@ from kerneldecl.model import Trial
 from kerneldecl.serial import misfit, trials_from_json
 from kerneldecl.store.files import write_whole
 
-SCHEMA = 3
+SCHEMA = 4
+FILE = "state.json"
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class State:
     """Keys of the last build by entry (or target) and kind, why it ran what it ran, and what failed."""
 
     keys: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Besides keys of actions, under `REFERENCE`, the digest of what an entry's inputs and reference came from."""
     why: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Key, reason and candidates, as records have them, of each entry that failed when it was last built."""
@@ -46,9 +49,9 @@ def _is_whole(state: State) -> bool:
 
 
 def _is_action(action: dict[str, Any]) -> bool:
-    changed = action["changed"]
-    lines = all(len(line) == 3 and all(part is None or isinstance(part, str) for part in line) for line in changed)
-    return lines and isinstance(action["kind"], str) and isinstance(action["reason"], str)
+    lines = ((line, size) for name, size in (("changed", 3), ("causes", 4)) for line in action[name])
+    are_lines = all(len(line) == size and all(part is None or isinstance(part, str) for part in line) for line, size in lines)
+    return are_lines and isinstance(action["kind"], str) and isinstance(action["reason"], str)
 
 
 def write_state(path: Path, state: State) -> None:

@@ -6,6 +6,7 @@ Knows nothing of how it was produced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tomli
 
@@ -49,6 +50,11 @@ def _block(entry: str, record: TuneResult | str) -> str:
     )
 
 
+def keys_by_entry(text: str) -> dict[str, str]:
+    """Return the key of each entry that a lock holds, by name and target; none where the text is no lock."""
+    return {str(entry["name"]): str(entry["key"]) for entry in _entries(text) if "name" in entry}
+
+
 def unmeasured_keys(text: str) -> frozenset[str]:
     """Return the keys of the entries that a lock holds in want of measurements; none where the text is no lock."""
     return _keys_with(text, _UNMEASURED)
@@ -60,8 +66,12 @@ def unsettled_keys(text: str) -> frozenset[str]:
 
 
 def _keys_with(text: str, marks: Sequence[str]) -> frozenset[str]:
+    return frozenset(str(entry["key"]) for entry in _entries(text) if any(entry.get(mark) for mark in marks))
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
     try:
         entries = tomli.loads(text).get("entry", [])
-        return frozenset(str(entry["key"]) for entry in entries if any(entry.get(mark) for mark in marks))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # no TOML, or another's
-        return frozenset()
+        return entries if all(isinstance(entry, dict) and "key" in entry for entry in entries) else []
+    except (ValueError, TypeError, RecursionError):  # no TOML, or another's
+        return []

@@ -6,19 +6,23 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kerneldecl.model import SPECIALIZE, Arch, Workload
+from kerneldecl.planning.action import Action, Changed, Difference, Kind, Subject
+from kerneldecl.planning.causes import Cause
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import Group, Lowered, TuneResult, groups_from_json
 
-Kind = Literal["lower", "propose", "tune", "build", "link"]
-Changed = tuple[tuple[str, str | None, str | None], ...]
+Manifests = Mapping[Kind, str]
+"""An entry's manifests of now, as far as they are known."""
+Before = Callable[[str, Kind, str], str]
+"""Gives the manifest of an entry's (or target's) action in the last build, where that of now is given; empty where there was none."""
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
@@ -51,61 +55,6 @@ class Inputs:
     """Returns the digest of a template, by name."""
     specialize: Mapping[str, str] = field(default_factory=dict)
     """Digest of each file that an entry's `specialize` names with what it imports, by path."""
-
-
-class Subject(NamedTuple):
-    """What an action is of."""
-
-    entry: str
-    """Name and target; for a link the target alone."""
-    target: str
-    kind: Kind
-
-
-class State(Enum):
-    """How far an action is. Each state has its precondition, which `Action` holds to."""
-
-    DONE = "done"
-    """Its key is known and its result is there; there is no reason to run it."""
-    READY = "ready"
-    """Its key is known and its result is not there: it can run now, and there is a reason."""
-    WAITING = "waiting"
-    """Its key depends on an action that is not done; the reason names it."""
-
-
-class Action(NamedTuple):
-    """Something with a key, done or not: made by `done`, `ready` and `waiting`, which keep the states' preconditions."""
-
-    entry: str
-    """Name and target; for a link the target alone."""
-    target: str
-    kind: Kind
-    state: State
-    key: str
-    """Empty while the action waits."""
-    reason: str
-    """Why it is a miss; empty for a hit."""
-    manifest: str = ""
-    changed: Changed = ()
-    """Lines of the manifest that differ from the last build's: name, old value, new value."""
-
-    @property
-    def is_hit(self) -> bool:
-        return self.state is State.DONE
-
-    @classmethod
-    def done(cls, subject: Subject, key: str, manifest: str = "") -> Action:
-        return cls(*subject, state=State.DONE, key=key, reason="", manifest=manifest)
-
-    @classmethod
-    def ready(cls, subject: Subject, key: str, reason: str, manifest: str = "", changed: Changed = ()) -> Action:
-        assert key, "what can run has a key"
-        assert reason, "what is to run has a reason"
-        return cls(*subject, state=State.READY, key=key, reason=reason, manifest=manifest, changed=changed)
-
-    @classmethod
-    def waiting(cls, subject: Subject, awaited: str) -> Action:
-        return cls(*subject, state=State.WAITING, key="", reason=f"waits for {awaited}")
 
 
 @dataclass(frozen=True)
@@ -158,35 +107,42 @@ class Plan:
 class Past:
     """What earlier builds left to compare with: an entry's manifests by kind, and whether objects and artifacts are there."""
 
-    manifest: Callable[[str, Kind], str]
-    """The manifest of an entry's (or target's) action in the last build; empty where there was none."""
+    manifest: Before
+    """The manifest of an entry's (or target's) action in the last build."""
     has_blob: Callable[[str], bool]
     artifact_defect: Callable[[str, str], str]
     """What is wrong with the artifact of a target for a link key; empty where nothing is."""
+    is_wanted_again: Callable[[str, str], bool]
+    """Whether an entry is to be tuned again, though there is a record under its key."""
     failure: Callable[[str, str], str]
     """Why an entry failed in the last build under the same key; empty where it did not."""
+    causes: Callable[[Workload, Kind, Manifests], tuple[Cause, ...]]
+    """Where the lines of an entry's manifest come from that differ from the last build's."""
+    link_causes: Callable[[str, Changed, Mapping[str, EntryPlan]], tuple[Cause, ...]]
+    """The same of a target's link: the target, the lines, and its entries that are tuned, by name."""
 
 
 def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> EntryPlan:
     """Return what the workload needs. Its tune key depends on the lowered computation, its object on the tuned winner."""
     arch = inputs.archs[workload.target]
     policies = inputs.policies[workload.policy, arch.kind]
-    name, target = workload.entry, workload.target
-    lower, found = _judged(Subject(name, target, "lower"), _lower_manifest(workload, inputs), read, past, arch)
+    manifests: dict[Kind, str] = {"lower": _lower_manifest(workload, inputs)}
+    lower, found = _judged(workload, manifests, read, past, arch)
     if found is None:
         return EntryPlan(workload, arch, policies, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
     lowered = Lowered(found.result)
-    propose, proposed = _judged(Subject(name, target, "propose"), _propose_manifest(workload, lowered, inputs), read, past, arch)
+    manifests["propose"] = _propose_manifest(workload, lowered, inputs)
+    propose, proposed = _judged(workload, manifests, read, past, arch)
     if proposed is None:
         actions = (lower, propose, *_later(workload, "propose"))
         return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
-    subject = Subject(name, target, "tune")
-    manifest = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
-    tune, tuned = _judged(subject, manifest, read, past, arch)
-    if tuned is None and isinstance(ranked := read("rank", tune.key, True), Record):
+    manifests["tune"] = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
+    tune, tuned = _judged(workload, manifests, read, past, arch)
+    is_again = past.is_wanted_again(workload.entry, tune.key)
+    if tuned is None and not is_again and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
-        tune, tuned = Action.done(subject, tune.key, manifest), ranked
+        tune, tuned = Action.done(Subject(workload.entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     # The object's action is judged once it is known whether the artifact is whole (`plan`).
     actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
@@ -262,33 +218,27 @@ def tolerance(workload: Workload, lowered: Lowered) -> float:
     return lowered.tolerance if workload.tolerance is None else float(workload.tolerance)
 
 
-def _judged(subject: Subject, manifest: str, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
-    action_key = keys.key(manifest)
-    found = read(subject.kind, action_key, arch.is_detected)
+def _judged(workload: Workload, manifests: Manifests, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
+    """Return the action of the last of an entry's manifests, with its record where it is done."""
+    kind, manifest = list(manifests.items())[-1]
+    subject, action_key = Subject(workload.entry, workload.target, kind), keys.key(manifest)
+    if kind == "tune" and past.is_wanted_again(subject.entry, action_key):
+        return Action.ready(subject, action_key, "it is to be tuned again (--retune)", manifest), None
+    found = read(kind, action_key, arch.is_detected)
     if isinstance(found, Record):
-        return Action.done(subject, action_key, manifest if subject.kind == "tune" else ""), found
-    old = past.manifest(subject.entry, subject.kind)
+        return Action.done(subject, action_key, manifest if kind == "tune" else ""), found
+    old = past.manifest(subject.entry, kind, manifest)
     changed = tuple(keys.changed_lines(old, manifest)) if old else ()
+    difference = Difference(changed, past.causes(workload, kind, manifests) if changed else ())
     failed = past.failure(subject.entry, action_key)
-    reason = found.reason if found is not NEVER else failed or (_changes(changed) if changed else _never(subject))
-    return Action.ready(subject, action_key, reason, manifest, changed), None
+    reason = found.reason if found is not NEVER else failed or str(difference) or _never(subject)
+    return Action.ready(subject, action_key, reason, manifest, difference), None
 
 
 def _never(subject: Subject) -> str:
     name = subject.entry.removesuffix(f"@{subject.target}")
     reasons = {"lower": f"no record of {name} yet", "propose": "its policies were never asked about this computation"}
     return reasons.get(subject.kind, "these candidates were never measured")
-
-
-def _changes(changed: Sequence[tuple[str, str | None, str | None]]) -> str:
-    first = ", ".join(f"{name} {_short(old)} -> {_short(new)}" for name, old, new in changed[:2])
-    return first if len(changed) <= 2 else f"{first} and {len(changed) - 2} more"
-
-
-def _short(value: str | None) -> str:
-    if value is None:
-        return "(none)"
-    return value if len(value) <= 24 else f"{value[:12]}…"
 
 
 def _build_action(workload: Workload, tuned: TuneResult | None, is_missing: Callable[[str], bool]) -> Action:
@@ -312,12 +262,37 @@ def link_digest(entry: EntryPlan) -> str:
     return keys.digest(repr((*declared, *entry.lowered.described(), *found)).encode())
 
 
+def link_parts(entry: EntryPlan) -> dict[str, str]:
+    """Return a checksum of each part of what `link_digest` stands for, so that a difference has a name."""
+    assert entry.lowered is not None
+    assert entry.tuned is not None
+    workload, tuned = entry.workload, entry.tuned
+    parts = {
+        "rule": workload.rule,
+        "attributes": workload.attrs,
+        "tags": workload.tags,
+        "computation": entry.lowered.described(),
+        "kernel": tuned.blobs,
+        "what its tuning depends on": tuned.key,
+        "figures": (tuned.run_secs, tuned.error, tuned.coverage, sorted(tuned.provenance.items())),
+    }
+    return {name: f"{zlib.crc32(repr(part).encode()):08x}" for name, part in parts.items()}
+
+
+class LinkPast(NamedTuple):
+    """What earlier builds left of one target."""
+
+    defect: Callable[[str], str]
+    """What is wrong with the artifact for a link key; empty where nothing is."""
+    difference: Callable[[str], Difference]
+    """What is not as in the last build, given the link's manifest."""
+
+
 def link_action(
     artifact: tuple[str, str, str],
     digests: Mapping[str, str],
     waiting: Sequence[str],
-    defect: Callable[[str, str], str],
-    old: Callable[[], str] = str,
+    past: LinkPast,
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> Action:
     """Return the link of one target: `artifact` is name, version and target, `waiting` its entries that are not tuned yet.
@@ -331,20 +306,28 @@ def link_action(
         return Action.waiting(subject, f"{waiting[0]}{more}")
     manifest = keys.link_manifest(*artifact, digests, missing)
     link_key = keys.key(manifest)
-    reason = defect(target, link_key)
+    reason = past.defect(link_key)
     if not reason:
         return Action.done(subject, link_key, manifest)
-    changed = tuple(keys.changed_lines(before, manifest)) if (before := old()) else ()
-    return Action.ready(subject, link_key, _changes(changed) if changed else reason, manifest, changed)
+    difference = past.difference(manifest)
+    return Action.ready(subject, link_key, str(difference) or reason, manifest, difference)
 
 
 def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past: Past, failures: Mapping[str, str]) -> Action:
     """Return the link of the target that the entries are of, without those that failed: `failures` has their reasons."""
     missing = {entry.workload.name: failures[entry.entry] for entry in entries if entry.entry in failures}
     present = [entry for entry in entries if entry.entry not in failures]
-    digests = {entry.workload.name: link_digest(entry) for entry in present if entry.tuned}
+    tuned = {entry.workload.name: entry for entry in present if entry.tuned}
+    digests = {name: link_digest(entry) for name, entry in tuned.items()}
     waiting = [entry.entry for entry in present if entry.tuned is None]
-    return link_action(artifact, digests, waiting, past.artifact_defect, lambda: past.manifest(artifact[2], "link"), missing)
+    target = artifact[2]
+
+    def difference(manifest: str) -> Difference:
+        old = past.manifest(target, "link", manifest)
+        changed = tuple(keys.changed_lines(old, manifest)) if old else ()
+        return Difference(changed, past.link_causes(target, changed, tuned) if changed else ())
+
+    return link_action(artifact, digests, waiting, LinkPast(lambda key: past.artifact_defect(target, key), difference), missing)
 
 
 def plan(workloads: Sequence[Workload], inputs: Inputs, read: Read, past: Past, artifact: tuple[str, str]) -> Plan:

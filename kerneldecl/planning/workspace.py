@@ -13,8 +13,11 @@ from pathlib import Path
 
 from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.errors import DeclarationError, StaleError
+from kerneldecl.planning.explain import NOT_CHECKED, ONLY_CHECKED
 from kerneldecl.planning.plan import Inputs
+from kerneldecl.planning.sources import Named
 from kerneldecl.plugins.digest import Imports, files_digest, plugin_files, specialize_digest, specialize_files
+from kerneldecl.plugins.find import shown_in
 from kerneldecl.plugins.load import load_arch, load_rule
 from kerneldecl.plugins.policy_order import policies_behind
 from kerneldecl.rule import WorkspaceFile
@@ -22,10 +25,6 @@ from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
 
-_ONLY_CHECKED = frozenset({"reference"})
-"""Methods of rules that only verification depends on."""
-_NOT_CHECKED = frozenset({"lower", "flops", "least_bytes", "tolerance", "problems"})
-"""Methods that verification does not depend on."""
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
 
@@ -43,8 +42,12 @@ class Workspace:
     """Files outside the plug-in folders that keys depend on."""
     case_files: Mapping[str, tuple[Path, ...]]
     """What inputs and references of each rule's workloads come from: the rule's files, and those that attributes name."""
+    behind: Mapping[str, Named]
+    """The files that each digest of a plug-in stands for, those of templates once anybody has asked for their digest."""
     surroundings: str = ""
     """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
+    overlay: Store | None = None
+    """What stands in for the workspace's store where nothing is to be kept."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -60,7 +63,7 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        return LocalStore(self.cache)
+        return self.overlay or LocalStore(self.cache)
 
 
 def open_workspace(root: Path, sources: Path | None = None) -> Workspace:
@@ -79,6 +82,12 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
 
     `known` gives digests of policies and templates, by `plugins_key`, that need not be looked for.
     """
+    behind: dict[str, Named] = {}
+
+    def noted(joint: str, files: Iterable[Path]) -> str:
+        behind[joint] = tuple((shown_in(root, file), file) for file in files)
+        return joint
+
     names = sorted({workload.rule for workload in declaration.workloads})
     file_attrs = {name: _file_attrs(root, name) for name in names}
     paths = {(w.rule, str(value)) for w in declaration.workloads for name, value in w.attrs if name in file_attrs[w.rule] and value}
@@ -89,26 +98,29 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     rules = {name: plugin_files("rules", root, name, of_rules) for name in names}
     digests = {chosen: (known or {}).get(plugins_key(*chosen)) for chosen in policies}
     plugins = {chosen: _policy_files(root, several) for chosen, several in policies.items() if digests[chosen] is None}
-    found = {chosen: {name: files_digest(root, files) for name, files in several.items()} for chosen, several in plugins.items()}
+    found = {
+        chosen: {name: noted(files_digest(root, files), files) for name, files in several.items()} for chosen, several in plugins.items()
+    }
 
     of_templates: Imports = {}
 
     @functools.cache
     def template(name: str) -> str:
-        return files_digest(root, plugin_files("templates", root, name, of_templates))
+        files = plugin_files("templates", root, name, of_templates)
+        return noted(files_digest(root, files), files)
 
     custom_kernels = {w.specialize: specialize_files(root, w.specialize) for w in declaration.workloads if w.specialize}
     inputs = Inputs(
         toolchain=dict(declaration.toolchain),
         archs=archs,
-        rules={name: files_digest(root, files, _ONLY_CHECKED) for name, files in rules.items()},
-        references={name: files_digest(root, files, _NOT_CHECKED) for name, files in rules.items()},
+        rules={name: noted(files_digest(root, files, ONLY_CHECKED), files) for name, files in rules.items()},
+        references={name: noted(files_digest(root, files, NOT_CHECKED), files) for name, files in rules.items()},
         files={(rule, path): digest((root / path).read_bytes()) for rule, path in paths},
         file_attrs=file_attrs,
         policies=policies,
         plugins={chosen: digests[chosen] or found[chosen] for chosen in policies},
         template=template,
-        specialize={path: specialize_digest(root, files) for path, files in custom_kernels.items()},
+        specialize={path: noted(specialize_digest(root, files), files) for path, files in custom_kernels.items()},
     )
     # Of policies and templates, the workspace's own: the package answers for its files itself.
     templates = (plugin_files("templates", root, file.stem) for file in (root / "templates").glob("[!_]*.py"))
@@ -117,7 +129,7 @@ def workspace_of(root: Path, declaration: Declaration, known: Mapping[str, Mappi
     files_of_entries = (*rules.values(), *custom_kernels.values())
     extra = {root / path for _, path in paths} | {file for files in files_of_entries for file in files} | own
     case_files = {name: (*files, *(root / path for rule, path in sorted(paths) if rule == name)) for name, files in rules.items()}
-    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files)
+    return Workspace(root, root, declaration, inputs, tuple(sorted(extra)), case_files, behind)
 
 
 def plugins_key(policy: str, kind: str) -> str:

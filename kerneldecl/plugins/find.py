@@ -61,6 +61,12 @@ def displayed(file: Path, root: Path) -> str:
     return str(resolved.relative_to(base)) if resolved.is_relative_to(base) else str(file)
 
 
+def shown_in(root: Path, file: Path) -> str:
+    """Return a file's path as what differs is told: relative to the workspace where it lies inside, else to where kerneldecl lies."""
+    base = next((base for base in (root, PACKAGE.parent) if file.is_relative_to(base)), None)
+    return str(file.relative_to(base) if base else file)
+
+
 def _files(kind: Kind, root: Path, name: str) -> tuple[Path, ...]:
     files = (folder / f"{name}{_suffix(kind)}" for folder in plugin_folders(kind, root))
     return tuple(file for file in files if file.is_file())

@@ -78,6 +78,16 @@ def meaning_without(source: bytes, methods: frozenset[str]) -> str:
     return whole if is_named or len(kept) == len(lines) else digest("\n".join(kept).encode())
 
 
+def meant_lines(source: bytes) -> list[tuple[int, list[str]]]:
+    """Return the logical lines of a source, each with the depth of its block, from 1, and its tokens; none of what is no UTF-8."""
+    try:
+        text = source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        return []
+    kept = [line for line in _lines(text) if not line.has_strings_alone]
+    return [(int(indented.partition(" ")[0]), line.tokens) for line, indented in zip(kept, _indented(kept), strict=True)]
+
+
 def _is_ambiguous(text: str) -> bool:
     """Say whether a formatted string may hold quotes of its own kind, as Python 3.12 allows: it seems to end inside of a brace."""
     strings = (match["string"] for match in _TOKEN.finditer(text) if match["string"])

@@ -5,14 +5,15 @@ Knows nothing of TVM or of how the template applies them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kerneldecl.analysis import attention, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, WgmmaAttentionParams, attention_of
-from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
@@ -24,32 +25,39 @@ HAS_TRACES = False
 CONSUMERS = ((2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 1))
 """Consumers of a CTA, and CTAs of an SM."""
 BLOCK_N = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224)
-OVERLAPS = (1, 2, 0)
-FMA_POWERS = (0, 1)
-"""Values of `fma_powers`. Two eighths were 1 to 6 % slower than one in 13 of 15 cases (H200, 2026-11-23)."""
+PIPELINES = ((1, 1), (0, 1), (1, 2))
+"""Values of `pingpong` and `cluster`."""
+OVERLAP = 1
+"""Without overlap, or with two blocks' scores in registers, the best kernels were 4 % slower and more (7 attentions, H200, 2026-11-23)."""
+FMA_POWERS = 0
+"""With an eighth of the powers on CUDA cores, kernels were 2 to 12 % slower (3 attentions, H200, 2026-11-23)."""
 MAX_STAGES = 4
 L2_SHARE = 0.4
 """Part of L2 that the keys and values of heads that are computed together may take."""
-SAME_TILE = 2
+SAME_TILE = 3
 """Proposals of one number of consumers and keys at most: their pipelines differ in little."""
+MANY_WAVES = 16
+"""Waves of tiles from which on SMs are taken to have equal work."""
 
-# Fitted to 44 kernels of 11 attentions on an H200 (2026-11-23), with a root mean square of 4.6 %: heads of 40 to 256, 128 to 4096 keys.
+# Fitted to 48 kernels of 12 attentions on an H200 (2026-11-23), with a root mean square of 5.9 %: heads of 40 to 256, 128 to 16384 keys.
 
-SOFTMAX_CYCLES = 2.4 / 128
-"""Cycles of an SM for a score, besides its power."""
-POWER_CYCLES = 8.8 / 128
-"""Cycles for a power: 1/16 for special functions, which nothing of the same warp hides wholly."""
-FMA_POWER_CYCLES = 10.0 / 128
-"""Cycles for a power on CUDA cores."""
-BLOCK_CYCLES = 710.0
+SOFTMAX_CYCLES = 9.9 / 128
+"""Cycles of an SM for a score: 1/16 for its power, which nothing of the same warp hides wholly, and what is multiplied and added."""
+BLOCK_CYCLES = 626.0
 """Cycles of a block in which its consumer does nothing else: barriers, the exchange of maxima, wgmma's latency."""
-TILE_CYCLES = 5000.0
+TILE_CYCLES = 4700.0
 """Cycles of a tile besides its blocks: its first scores, last results, and their store, as far as nothing hides them."""
-SHARED_TILE = 0.49
+SHARED_TILE = 0.52
 """Part of these that is left where another consumer works meanwhile."""
-BLOCK_P_NORM = 2.4
+LOAD_CYCLES = 4000.0
+"""Cycles of a tile that waits for its queries, because the tile before has their place."""
+UNALIGNED_ROW_CYCLES = 7.0
+"""Cycles in which TMA loads a row that is no multiple of 128 bytes; others are no limit."""
+FREE_PIPELINE = 0.975
+"""Time of a block where consumers take no turns, or share keys and values with another CTA, by that where they do."""
+BLOCK_P_NORM = 2.56
 """Exponent of the norm of what overlaps at a block."""
-KERNEL_P_NORM = 12.0
+KERNEL_P_NORM = 20.0
 """Exponent of the norm of SMs' time, the power limit, L2 and DRAM."""
 
 
@@ -65,8 +73,10 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     sizes = attention_of(space)
     if sizes is None or why_not(space, arch):
         return ()
-    gpu, found = arch.the_gpu, list[Timed]()
+    gpu, best, found = arch.the_gpu, dict[WgmmaAttentionParams, Timed](), list[Timed]()
     for timed in sorted(Timed(secs(sizes, params, gpu), params) for params in _choices(sizes, gpu)):
+        best.setdefault(timed.params._replace(heads_together=0), timed)
+    for timed in best.values():
         same = sum(other.params[:2] == timed.params[:2] for other in found)
         if same < SAME_TILE and len(found) < top_k:
             found.append(timed)
@@ -86,67 +96,114 @@ def why_not(space: IterSpace, arch: Arch) -> str:
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
-    together = _heads_together(sizes, gpu)
     most_n = -(-sizes.keys // attention.MMA_K) * attention.MMA_K
-    for (consumers, ctas), block_n, overlap, fma in itertools.product(CONSUMERS, BLOCK_N, OVERLAPS, FMA_POWERS):
+    for (consumers, ctas), block_n, together in itertools.product(CONSUMERS, BLOCK_N, _heads_together(sizes, gpu)):
         if (consumers - 1) * MMA_TILE_ROWS >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
             continue
-        pingpong = int(consumers > 1 and overlap < 2)
-        rings = (
-            WgmmaAttentionParams(consumers, block_n, stages, q_stages, overlap, pingpong, together, ctas, 1, fma, pdl=1)
-            for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
-        )
-        yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim)), 1)
+        for pingpong, cluster in PIPELINES if consumers > 1 else ((0, 1),):
+            if cluster > 1 and (consumers != 2 or (sizes.is_causal and sizes.group % cluster)):
+                continue
+            rings = (
+                WgmmaAttentionParams(consumers, block_n, stages, q_stages, OVERLAP, pingpong, together, ctas, cluster, FMA_POWERS, pdl=1)
+                for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
+            )
+            yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim)), 1)
 
 
-def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
-    """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them."""
+def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
+    """Return how many heads of queries may be computed together: all, and as many as have keys and values that stay in L2 together.
+
+    The latter are whole groups of those that share keys, and divide all heads: with a rest, causal tiles would end with few long ones.
+    """
     kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * attention.ITEM_BYTES
-    fitting = max(1, int(gpu.l2_bytes * L2_SHARE / kv_bytes))
-    return min(fitting * sizes.group, sizes.batch * sizes.heads)
+    kv_heads = sizes.batch * sizes.kv_heads
+    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
+    dividing = next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
+    return {dividing * sizes.group, kv_heads * sizes.group}
 
 
 def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float:
-    """Return the predicted time of a kernel: the busiest SM's tiles, L2 and DRAM."""
+    """Return the predicted time of a kernel: the busiest SM's tiles, the power limit, L2 and DRAM."""
+    ctas = params.ctas_per_sm * gpu.sm_count
     tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
-    blocks = _blocks(sizes, params)
     resident = min(params.ctas_per_sm, -(-tiles // gpu.sm_count))
     per_block, per_tile = block_cycles(sizes, params, gpu, resident), _tile_cycles(params)
-    waves = -(-tiles // (gpu.sm_count * resident))
-    mean = sum(blocks) / len(blocks)
-    # The longest tiles come first and every other wave goes backwards: CTAs differ by about one mean tile at most.
-    busiest = max(*blocks, mean * (waves if not sizes.is_causal else max(1.0, tiles / (gpu.sm_count * resident) + 0.25)))
-    sm_secs = (busiest * per_block + waves * per_tile) / (gpu.clock_hz * SUSTAINED_CLOCK)
-    rows, columns = mean * tiles * params.block_n, sizes.head_dim + sizes.value_dim
-    limit_secs = 2 * rows * params.block_m * columns / (GPU_TENSOR_RATE_FRACTION * gpu.tensor_rate(sizes.dtype))
-    l2_secs = rows * columns * attention.ITEM_BYTES / gpu.l2_bytes_per_s
-    dram_secs = sizes.arguments_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE)
+    busiest = max(count * per_tile + blocks * per_block for count, blocks in _work(sizes, params, ctas))
+    sm_secs = busiest / (gpu.clock_hz * SUSTAINED_CLOCK)
+    keys = _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads
+    columns = sizes.head_dim + sizes.value_dim
+    limit_secs = 2 * keys * params.block_m * columns / (GPU_TENSOR_RATE_FRACTION * gpu.tensor_rate(sizes.dtype))
+    l2_secs = keys * columns * attention.ITEM_BYTES / gpu.l2_bytes_per_s
+    together = -(-params.heads_together // sizes.group) * sizes.keys * columns * attention.ITEM_BYTES
+    reloads = -(-tiles // ctas) - 1 if together > gpu.l2_bytes * L2_SHARE else 0
+    kv_bytes = sizes.batch * sizes.kv_heads * sizes.keys * columns * attention.ITEM_BYTES
+    dram_secs = (sizes.arguments_bytes + reloads * kv_bytes) / (gpu.dram_bytes_per_s * DRAM_SHARE)
     return p_norm(sm_secs, limit_secs, l2_secs, dram_secs, exponent=KERNEL_P_NORM) + launch_secs(gpu, has_pdl=bool(params.pdl))
 
 
-def _blocks(sizes: AttentionSizes, params: WgmmaAttentionParams) -> list[int]:
-    """Return how many blocks of keys each tile of a head goes through."""
-    rows = range(0, sizes.queries, params.block_m)
+def _work(sizes: AttentionSizes, params: WgmmaAttentionParams, ctas: int) -> Iterable[tuple[int, float]]:
+    """Return how many tiles, and blocks of keys in them, CTAs have, without repetition."""
+    tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
     if not sizes.is_causal:
-        return [-(-sizes.keys // params.block_n)] * len(rows)
-    seen = (min(row + params.block_m, sizes.queries) + sizes.keys - sizes.queries for row in rows)
-    return [max(1, -(-min(keys, sizes.keys) // params.block_n)) for keys in seen]
+        count = -(-tiles // ctas)
+        return [(count, count * -(-sizes.keys // params.block_n))]
+    if tiles > MANY_WAVES * ctas:
+        dealt = [(-(-tiles // ctas), _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads // ctas)]
+    else:
+        dealt = _dealt(sizes, params.block_m, params.heads_together, ctas)
+    # The last block of a tile reaches half a block further than its rows see, in the mean.
+    return [(count, seen / params.block_n + count / 2) for count, seen in dealt]
+
+
+@functools.lru_cache
+def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) -> list[tuple[int, int]]:
+    """Return how many tiles each CTA takes and how many keys these see, as the kernel deals them out.
+
+    Heads that belong together come first, the longest tiles of them first, and every other wave goes backwards.
+    """
+    seen, heads = _tiles_keys(sizes, block_m), sizes.batch * sizes.heads
+    order = [
+        keys for first in range(0, heads, heads_together) for keys in reversed(seen) for _ in range(min(heads_together, heads - first))
+    ]
+    work = [[0, 0] for _ in range(min(ctas, len(order)))]
+    for index, keys in enumerate(order):
+        wave, place = divmod(index, len(work))
+        mine = work[place if wave % 2 == 0 else -1 - place]
+        mine[0] += 1
+        mine[1] += keys
+    return sorted({(count, keys) for count, keys in work})
+
+
+def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
+    """Return how many keys each tile of a head sees."""
+    rows = range(0, sizes.queries, block_m)
+    if not sizes.is_causal:
+        return [sizes.keys] * len(rows)
+    return [max(1, min(row + block_m, sizes.queries) + sizes.keys - sizes.queries) for row in rows]
+
+
+def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
+    """Return how many keys all tiles of a head see."""
+    return sum(_tiles_keys(sizes, block_m))
 
 
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles of a block of keys of all consumers of so many CTAs on an SM: they share tensor cores, and what softmax takes."""
     scores, results = _mma_cycles(sizes, params, gpu)
-    on_fma = params.fma_powers / 8
-    power = (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES
-    softmax = MMA_TILE_ROWS * params.block_n * (SOFTMAX_CYCLES + power)
-    alone = (scores + results + softmax, scores + max(results, softmax), max(scores + results, softmax))[params.overlap]
+    softmax = MMA_TILE_ROWS * params.block_n * SOFTMAX_CYCLES
     consumers = resident * params.consumers
-    return p_norm(consumers * (scores + results), consumers * softmax, BLOCK_CYCLES + alone, exponent=BLOCK_P_NORM)
+    alone = BLOCK_CYCLES + scores + max(results, softmax)
+    cycles = p_norm(consumers * (scores + results), consumers * softmax, alone, exponent=BLOCK_P_NORM)
+    if params.consumers > 1 and (not params.pingpong or params.cluster > 1):
+        cycles *= FREE_PIPELINE
+    is_aligned = all(columns * attention.ITEM_BYTES % K_TILE_BYTES == 0 for columns in (sizes.head_dim, sizes.value_dim))
+    loads = 0.0 if is_aligned else 2 * params.block_n * resident * UNALIGNED_ROW_CYCLES
+    return p_norm(cycles, loads, exponent=2 * BLOCK_P_NORM)
 
 
 def _tile_cycles(params: WgmmaAttentionParams) -> float:
     """Return the cycles of a tile besides those of its blocks."""
-    return TILE_CYCLES * (1.0 if params.consumers == 1 else SHARED_TILE)
+    return TILE_CYCLES * (1.0 if params.consumers == 1 else SHARED_TILE) + (LOAD_CYCLES if params.q_stages == 1 else 0.0)
 
 
 def _mma_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> tuple[float, float]:

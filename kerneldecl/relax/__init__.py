@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
-    from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+    from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
     from kerneldecl.compiler.model_import.half_precision import HalfPrecision
     from kerneldecl.compiler.model_import.read_model import read_model
     from kerneldecl.relax.default_schedules import DefaultSchedules
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kerneldecl.relax.prebuilt import target_of
 
 __all__ = [
+    "FUSED_PASSES",
     "GRAPH_PASSES",
     "TIR_PIPELINE",
     "AccumulateInFloat32",
@@ -37,6 +38,7 @@ __all__ = [
     "target_of",
 ]
 _MODULES = {
+    "FUSED_PASSES": "passes",
     "GRAPH_PASSES": "passes",
     "AccumulateInFloat32": "compiler.graph.float32_accumulation",
     "HalfPrecision": "compiler.model_import.half_precision",

@@ -17,9 +17,7 @@ from tvm import relax
 
 from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
-from kerneldecl.compiler.graph.name_functions import NameFunctions
-from kerneldecl.compiler.graph.order_shapes import OrderShapes
-from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -113,12 +111,10 @@ def pipeline(
     fused = 1 + [each.info.name for each in legalize].index("FuseTIR")
     apply = ApplyArtifact(artifact, mode, strict=strict)
     detach = DetachWeights() if detach_weights else None
-    views = relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()  # a view needs no kernel
-    fuse = (*legalize[:fused], *views, OrderShapes(), NameFunctions())
     default = _without_arch_suffix(target)
     others = DefaultSchedules(legalize[fused:], verification(default) if verify else None)
     steps = (
-        ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *fuse, apply), target),
+        ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *FUSED_PASSES, apply), target),
         ((others,), default),
         ((*((detach,) if detach else ()), *_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )

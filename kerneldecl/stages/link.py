@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kerneldecl.artifact import link
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
-from kerneldecl.planning.plan import Action, EntryPlan, plan_link
+from kerneldecl.planning.action import Action
+from kerneldecl.planning.plan import EntryPlan, plan_link
 from kerneldecl.stages.session import Session, past_of
 from kerneldecl.store.lock import exclusive
 from kerneldecl.tuning.events import Finished, Note

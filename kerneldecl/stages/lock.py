@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kerneldecl.errors import StaleError
 from kerneldecl.planning import lockfile
-from kerneldecl.planning.plan import Action, EntryPlan, Plan
+from kerneldecl.planning.action import Action
+from kerneldecl.planning.plan import EntryPlan, Plan
 from kerneldecl.planning.workspace import LOCK, Workspace
 from kerneldecl.stages.session import Session
 from kerneldecl.store.files import write_whole

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.stages.conclude import describe
 from kerneldecl.stages.session import Session
-from kerneldecl.stages.tune import describe, task_of
+from kerneldecl.stages.tasks import task_of
 from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.tuning.events import Finished
 from kerneldecl.tuning.task import BUILD_SECS, Task
@@ -38,7 +39,7 @@ def _keep(session: Session, entry: EntryPlan, task: Task, answer: Mapping[str, A
     if isinstance(described, str):
         session.fail(action, described)
     elif differing := [name for name, blob in {"object": rebuilt, **described}.items() if blob != tuned.blobs[name]]:
-        other = " and ".join(differing)
-        session.fail(action, f"the recorded winner gives another {other} here; raise `generation` on the entry to tune it again")
+        other, way_out = " and ".join(differing), f"--retune {entry.entry} or a higher `generation` tunes it again"
+        session.fail(action, f"the recorded winner gives another {other} here; {way_out}")
     else:
         session.report(Finished(entry.entry, "build", "built from its record"))

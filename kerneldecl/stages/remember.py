@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kerneldecl.planning import last_build
+from kerneldecl.planning import last_build, sources
+from kerneldecl.planning.plan import EntryPlan, link_parts
 from kerneldecl.serial import trial_to_json
 from kerneldecl.stages.session import Session
 
 
 def remember(session: Session) -> None:
     """Keep the keys and the reasons of this build."""
-    path = session.workspace.cache / "state.json"
+    path = session.workspace.cache / last_build.FILE
     last = last_build.read_state(path)
     final = session.plan
-    keys: dict[str, dict[str, str]] = {e.entry: {a.kind: a.key for a in e.actions if a.is_hit and a.kind != "build"} for e in final.entries}
+    keys: dict[str, dict[str, str]] = {e.entry: _keys(session, e) for e in final.entries}
     for linked in final.links:
         there = session.links.get(linked.target) or (linked if linked.is_hit else None)
         keys[linked.entry] = {"link": there.key} if there else last.keys.get(linked.entry, {})
@@ -26,6 +27,22 @@ def remember(session: Session) -> None:
         keys[entry] = {**before, **keys[entry]} if entry in keys else keys.get(entry, {})
     kept = {entry: k for entry, k in keys.items() if k}
     last_build.write_state(path, replace(last, keys=kept, why=_reasons(session, last), failed=_failed(session, last)))
+    _remember_sources(session)
+
+
+def _keys(session: Session, entry: EntryPlan) -> dict[str, str]:
+    keys: dict[str, str] = {a.kind: a.key for a in entry.actions if a.is_hit and a.kind != "build"}
+    reference = session.workspace.inputs.references[entry.workload.rule]
+    return {**keys, last_build.REFERENCE: reference} if entry.tuned else keys
+
+
+def _remember_sources(session: Session) -> None:
+    """Keep what is behind the digests of this build, and of earlier ones while an entry is not up to date since."""
+    path = session.workspace.cache / sources.FILE
+    known = sources.read_sources(path)
+    links = {e.entry: link_parts(e) for e in session.plan.entries if e.tuned and e.workload.target in session.links}
+    now = replace(sources.sources_behind(session.workspace.behind, known), links=links)
+    sources.write_sources(path, now.with_earlier(known) if session.plan.misses else now)
 
 
 def _failed(session: Session, last: last_build.State) -> dict[str, dict[str, Any]]:
@@ -41,5 +58,7 @@ def _failed(session: Session, last: last_build.State) -> dict[str, dict[str, Any
 def _reasons(session: Session, last: last_build.State) -> dict[str, list[dict[str, Any]]]:
     ran: dict[str, list[dict[str, Any]]] = {}
     for action in session.ran:
-        ran.setdefault(action.entry, []).append({"kind": action.kind, "reason": action.reason, "changed": action.changed})
+        ran.setdefault(action.entry, []).append(
+            {"kind": action.kind, "reason": action.reason, "changed": action.changed, "causes": action.causes}
+        )
     return {**last.why, **ran}

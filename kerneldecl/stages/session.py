@@ -5,6 +5,7 @@ Knows nothing of what the stages do, nor of their order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -13,17 +14,25 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kerneldecl.artifact.manifest import artifact_defect, artifact_folder
 from kerneldecl.model import Trial
-from kerneldecl.planning import last_build
-from kerneldecl.planning.plan import Action, EntryPlan, Kind, Past, Plan, State, plan
+from kerneldecl.planning import last_build, sources
+from kerneldecl.planning.action import Action, Changed, Kind, State
+from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.earlier_manifests import EarlierManifests
+from kerneldecl.planning.explain import Explainer, link_causes
+from kerneldecl.planning.plan import EntryPlan, Past, Plan, plan
+from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
     from kerneldecl.toolchain.linkers import Linker
+    from kerneldecl.tuning.counted import Counted
     from kerneldecl.tuning.earlier import Earlier
     from kerneldecl.tuning.task import Runner
 
+Wanted = Callable[[str, str], bool]
+"""Says of an entry and its tune key whether it is to be tuned again."""
 Runners: TypeAlias = "Callable[[], AbstractContextManager[Runner]]"
 
 
@@ -36,6 +45,8 @@ class Options:
     wait: bool = True
     selected: frozenset[str] | None = None
     """Entries to build; None: all."""
+    retuned: frozenset[str] = frozenset()
+    """Entries to tune again, whatever is known of them."""
     measure: bool = True
     """Whether candidates are measured here. If not, what needs a GPU goes into a bundle, even where that GPU is here."""
     jobs: int | None = None
@@ -57,7 +68,7 @@ class Session:
     report: Report
     plan: Plan
     first_plan: Plan
-    started_runner: Runner | None = None
+    started_runner: Counted | None = None
     failures: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Path] = field(default_factory=dict)
     links: dict[str, Action] = field(default_factory=dict)
@@ -74,6 +85,8 @@ class Session:
     """What the tune records know, of detected archs (true) and of declared ones, once anybody has asked."""
     shows_ranked: bool = True
     """Whether entries that are linked by their policy's choice count as tuned. Not at first if the user wants them measured."""
+    tuned_again: set[str] = field(default_factory=set)
+    """Keys under which entries of `Options.retuned` were tuned in this build."""
     ran: list[Action] = field(default_factory=list)
     """What was run, as the plan of that moment has it: with its key and reason."""
 
@@ -101,7 +114,11 @@ class Session:
         return list(wanted.values())[::-1]
 
     def replan(self) -> None:
-        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked)
+        self.plan = make_plan(self.workspace, shows_ranked=self.shows_ranked, is_wanted_again=self.is_wanted_again)
+
+    def is_wanted_again(self, entry: str, key: str) -> bool:
+        """Say whether an entry is to be tuned again under a key, and was not yet."""
+        return entry in self.options.retuned and key not in self.tuned_again
 
     def fail(self, action: Action, reason: str, trials: Sequence[Trial] = ()) -> None:
         """Note the failure of every entry that waits for this action, and what became of its candidates."""
@@ -113,27 +130,23 @@ class Session:
                 self.report(Finished(entry.entry, action.kind, reason, has_failed=True))
 
 
-def make_plan(workspace: Workspace, *, shows_ranked: bool = True) -> Plan:
+def make_plan(workspace: Workspace, *, shows_ranked: bool = True, is_wanted_again: Wanted = lambda *_: False) -> Plan:
     """Return the plan of the whole workspace as its store stands, entries that nobody has measured counting as tuned or not."""
     declaration, store = workspace.declaration, workspace.store
 
     def read(kind: str, record_key: str, is_local: bool) -> Record | Miss:
         return NEVER if kind == "rank" and not shows_ranked else store.read(kind, record_key, is_local=is_local)
 
-    return plan(declaration.workloads, workspace.inputs, read, past_of(workspace), (declaration.artifact, declaration.version))
+    return plan(
+        declaration.workloads, workspace.inputs, read, past_of(workspace, is_wanted_again), (declaration.artifact, declaration.version)
+    )
 
 
-def past_of(workspace: Workspace) -> Past:
+def past_of(workspace: Workspace, is_wanted_again: Wanted = lambda *_: False) -> Past:
     """Return what earlier builds left in the workspace."""
-    store, declaration = workspace.store, workspace.declaration
-    last = last_build.read_state(workspace.cache / "state.json")
-    detected = {target: arch.is_detected for target, arch in workspace.inputs.archs.items()}
-
-    def manifest(entry: str, kind: str) -> str:
-        record_key = last.keys.get(entry, {}).get(kind, "")
-        is_local = kind == "link" or detected.get(entry.rpartition("@")[2], True)
-        found = store.read(kind, record_key, is_local=is_local) if record_key else None
-        return found.manifest if isinstance(found, Record) else ""
+    declaration = workspace.declaration
+    last = last_build.read_state(workspace.cache / last_build.FILE)
+    earlier = EarlierManifests(workspace, last)
 
     def defect(target: str, link_key: str) -> str:
         return artifact_defect(artifact_folder(workspace.root, declaration.artifact, declaration.version, target), link_key)
@@ -142,7 +155,20 @@ def past_of(workspace: Workspace) -> Past:
         before = last.failed.get(entry, {})
         return f"it failed in the last build: {before['reason']}" if before.get("key") == failed_key else ""
 
-    return Past(manifest, store.has_blob, defect, failure)
+    def reference(entry: str) -> str:
+        return last.keys.get(entry, {}).get(last_build.REFERENCE, "")
+
+    known = functools.cache(lambda: read_sources(workspace.cache / sources.FILE))
+
+    @functools.cache
+    def now(joint: str) -> Sources:
+        return sources_behind({joint: workspace.behind.get(joint, ())}, known())
+
+    def of_link(target: str, changed: Changed, entries: Mapping[str, EntryPlan]) -> tuple[Cause, ...]:
+        return link_causes(target, changed, entries, known().links)
+
+    explainer = Explainer(workspace.inputs, earlier.manifest, reference, known, now)
+    return Past(earlier.manifest, workspace.store.has_blob, defect, is_wanted_again, failure, explainer.causes, of_link)
 
 
 def drop_damaged(workspace: Workspace, planned: Plan) -> bool:

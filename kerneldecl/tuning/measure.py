@@ -183,7 +183,12 @@ def _manifest(task: Task, code_digest: str) -> str:
 
 
 def known(task: Task, code_digest: str, store: Store) -> Trial | None:
-    """Return what an earlier run measured of the same code under the same protocol, judged by the tolerance of now."""
+    """Return what an earlier run measured of the same code under the same protocol, judged by the tolerance of now.
+
+    That is nothing where the task is to be measured again.
+    """
+    if task.is_again:
+        return None
     found = store.read("measure", key(_manifest(task, code_digest)), is_local=task.arch.is_detected)
     if not isinstance(found, Record):
         return None

@@ -69,6 +69,8 @@ class Task:
     """Folder for objects and libraries of candidates until the winner is known."""
     variants: int = 0
     """How many custom kernels of the user's compete."""
+    is_again: bool = False
+    """Whether its candidates are verified and timed whatever is known of their code."""
     build_archs: Mapping[Candidate, Arch] = field(default_factory=dict)
     """Archs that single candidates are built for instead: the same GPU with fewer features."""
     known: Mapping[Candidate, Trial] = field(default_factory=dict)

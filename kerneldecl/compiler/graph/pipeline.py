@@ -1,6 +1,6 @@
 """Owns the order of the passes that turn an imported module into operators that rules compute.
 
-Knows nothing of what each pass does, nor of fusion and lowering, which follow.
+Knows nothing of what each pass does, nor of fusion and lowering.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
 from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
+from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
+from kerneldecl.compiler.graph.order_shapes import OrderShapes
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
+from kerneldecl.compiler.graph.simplify_indices import SimplifyIndices
 from kerneldecl.compiler.graph.use_rules import UseRules
 
 GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
@@ -52,3 +55,12 @@ GRAPH_PASSES: tuple[tvm.transform.Pass, ...] = (
     relax.transform.DeadCodeElimination(),
 )
 """The passes before fusion, the same for extraction and deployment: what was extracted is what a deployed model calls."""
+
+FUSED_PASSES: tuple[tvm.transform.Pass, ...] = (
+    relax.transform.RewriteDataflowReshape(),  # a reshape becomes a view, which needs no kernel
+    relax.transform.DeadCodeElimination(),
+    SimplifyIndices(),
+    OrderShapes(),
+    NameFunctions(),
+)
+"""The passes after fusion, the same for extraction and deployment."""

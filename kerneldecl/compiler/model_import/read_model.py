@@ -18,9 +18,7 @@ from tvm import relax
 
 from kerneldecl.artifact.kernels import is_supported
 from kerneldecl.compiler import canonical, dynamic_shapes
-from kerneldecl.compiler.graph.name_functions import NameFunctions
-from kerneldecl.compiler.graph.order_shapes import OrderShapes
-from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
+from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
 from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import.from_onnx import from_onnx
@@ -71,10 +69,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRM
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
-            relax.transform.RewriteDataflowReshape(),  # a reshape becomes a view, which needs no kernel
-            relax.transform.DeadCodeElimination(),
-            OrderShapes(),
-            NameFunctions(),
+            *FUSED_PASSES,
         ]
     )
     with target or tvm.target.Target("llvm"):

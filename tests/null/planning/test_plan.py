@@ -13,7 +13,9 @@ from support.fakes import ARCH
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Proposal, Workload
-from kerneldecl.planning.plan import Inputs, Kind, Past, Plan, plan
+from kerneldecl.planning.action import Kind
+from kerneldecl.planning.causes import Cause
+from kerneldecl.planning.plan import Inputs, Past, Plan, plan
 from kerneldecl.store import keys
 from kerneldecl.store.local import NEVER, Miss, Record
 from kerneldecl.store.results import BLOBS, groups_to_json
@@ -44,6 +46,7 @@ class World:
     blobs: set[str] = field(default_factory=lambda: {f"{name} digest" for name in BLOBS})
     linked: dict[str, str] = field(default_factory=dict)
     manifests: dict[tuple[str, Kind], str] = field(default_factory=dict)
+    again: tuple[str, ...] = ()
     policies: Mapping[str, str] = field(default_factory=lambda: {"plain": "policy digest"})
 
     def plan(self, *workloads: Workload) -> Plan:
@@ -64,12 +67,19 @@ class World:
             return self.records.get((kind, key, is_local), NEVER)
 
         past = Past(
-            lambda entry, kind: self.manifests.get((entry, kind), ""),
+            lambda entry, kind, _new: self.manifests.get((entry, kind), ""),
             self.blobs.__contains__,
             lambda target, key: "" if self.linked.get(target) == key else "there is no artifact yet",
+            lambda entry, _key: entry in self.again,
             lambda _entry, _key: "",
+            lambda workload, kind, manifests: self.causes(workload.entry, kind, manifests[kind]),
+            lambda target, changed, _entries: tuple(Cause(target, *line) for line in changed),
         )
         return plan(workloads or (WORKLOAD,), inputs, read, past, ("ops", "1"))
+
+    def causes(self, entry: str, kind: Kind, manifest: str) -> tuple[Cause, ...]:
+        """Return the lines that differ as they are: what they come from is told elsewhere."""
+        return tuple(Cause(kind, *line) for line in keys.changed_lines(self.manifests[entry, kind], manifest))
 
     def do(self, kind: Kind, *workloads: Workload) -> World:
         """Do one kind of action for all entries, as a build would."""
@@ -155,10 +165,10 @@ def test_a_detected_arch_reads_the_records_of_this_machine_alone() -> None:
 def test_a_change_is_told_by_the_lines_that_differ() -> None:
     world = World().complete()
     (lower, *_) = world.plan(replace(WORKLOAD, attrs=(("n", 9),))).actions
-    assert (lower.reason, lower.changed) == ("attrs.n 8 -> 9", (("attrs.n", "8", "9"),))
+    assert (lower.reason, lower.changed) == ("lower: attrs.n 8 -> 9", (("attrs.n", "8", "9"),))
     world.rule = "other digest of the rule's files, which is long"
     (lower, *_) = world.plan(replace(WORKLOAD, attrs=(("k", 1), ("n", 9)))).actions
-    assert lower.reason == "attrs.k (none) -> 1, attrs.n 8 -> 9 and 1 more"
+    assert lower.reason == "lower: attrs.k (none) -> 1, lower: attrs.n 8 -> 9 and 1 more"
     assert [name for name, _, _ in lower.changed] == ["attrs.k", "attrs.n", "rule"]
 
 
@@ -183,7 +193,7 @@ def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World,
     assert made.entries[0].action("lower").is_hit
     tune = made.entries[0].action("tune")
     assert [name for name, _, _ in tune.changed] == [line]
-    assert tune.reason.startswith(f"{line} ")
+    assert tune.reason.startswith(f"tune: {line} ")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +222,7 @@ def test_a_candidate_that_is_new_is_a_reason_to_tune() -> None:
 def test_what_only_the_artifact_tells_is_linked_anew(fields: dict[str, object]) -> None:
     made = World().complete().plan(replace(WORKLOAD, **fields))  # type: ignore[arg-type]
     assert [action.kind for action in made.misses] == ["link"]
-    assert made.links[0].reason.startswith("entries.")
+    assert made.links[0].reason.startswith("box: entries.")
 
 
 @pytest.mark.parametrize("fields", [{"line": 99}, {"tolerance": 1e-4}])

@@ -30,7 +30,7 @@ from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
-from kerneldecl.stages import tune
+from kerneldecl.stages import conclude, tune, turns
 from kerneldecl.stages.lock import lock_of, lock_on_disk
 from kerneldecl.stages.session import Options, Session
 from kerneldecl.store.local import LocalStore
@@ -66,7 +66,8 @@ def _put_nvcc(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "why_not_measured_here", lambda _: "")
+    for stage in (tune, conclude):
+        monkeypatch.setattr(stage, "why_not_measured_here", lambda _: "")
 
 
 class Noting(FakeRunner):
@@ -387,7 +388,7 @@ def test_of_two_builds_none_waits_for_the_other_while_that_waits_for_it(one_gpu:
         if isinstance(event, Note):
             second_waits.set()
 
-    monkeypatch.setattr(tune, "exclusive", handed_over)
+    monkeypatch.setattr(turns, "exclusive", handed_over)
     with ThreadPoolExecutor(1) as other:
         builds = [_build_on_gpu(one_gpu, {"small@box", "large@box"}, first_says), second[0].result()]
     assert not any(build.failures for build in builds)

@@ -1,0 +1,85 @@
+"""Owns the end of an entry's tuning: its winner's blobs and record are kept, or its failure is noted.
+
+Knows nothing of how the winner was found.
+"""
+
+from __future__ import annotations
+
+from kerneldecl.hardware.can_measure import why_not_measured_here
+from kerneldecl.model import Candidate, Trial
+from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.runners.local import in_order
+from kerneldecl.stages.session import Session
+from kerneldecl.stages.tasks import known_of
+from kerneldecl.store.results import TuneResult
+from kerneldecl.tuning.earlier import Known
+from kerneldecl.tuning.events import Finished
+from kerneldecl.tuning.measure import measured_on
+from kerneldecl.tuning.records import Device, measured_here, write_result
+from kerneldecl.tuning.search import EARLIER, Outcome, why_no_winner, winner_object
+from kerneldecl.tuning.task import BUILD_SECS, Task
+
+OF_THE_DEVICE = ("provenance", "conditions", "measured_peaks")
+"""Fields of a tune record that tell of the device that has measured."""
+RECALLED = {"provenance": {"samples": "of records in cache/record/measure"}}
+"""Recorded in place of a device that is not here: others have measured on it, the candidates then were those that there are now."""
+
+
+def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -> bool:
+    """Keep the winner's blobs and the record of how it was found; fail the entry where there is no winner. Say whether there is."""
+    action, winner = entry.action("tune"), outcome.trials[0] if outcome.policy else None
+    if winner is None:
+        _make_way(session, entry)
+        session.fail(action, why_no_winner(outcome.trials), outcome.trials)
+        return False
+    before = known_of(session, entry)
+    blobs = _blobs(session, task, winner, before)
+    if isinstance(blobs, str):
+        session.fail(action, blobs)
+        return False
+    source = before.source(winner)
+    if outcome.policy == EARLIER and source:
+        outcome = outcome._replace(policy=source.policy)
+    session.workspace.check_current()
+    device = _device(session, task, winner, source)
+    _make_way(session, entry)
+    write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
+    figure = f"{winner.run_secs * 1e6:.4g} us" if winner.samples else f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
+    session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
+    return True
+
+
+def _make_way(session: Session, entry: EntryPlan) -> None:
+    """Remove the record of an entry that was tuned again: records are written once."""
+    key = entry.action("tune").key
+    if session.is_wanted_again(entry.entry, key):
+        session.workspace.store.forget("tune", key, is_local=entry.arch.is_detected)
+        session.tuned_again.add(key)
+
+
+def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[str, str] | str:
+    """Return the digests of the winner's blobs, as an earlier record has them or else made now; or why they cannot be made."""
+    if won := before.winner(winner):
+        return won.blobs
+    rebuilt = session.workspace.store.write_blob(winner_object(task, winner, session.runner))
+    described = describe(session, task, winner.candidate)
+    return described if isinstance(described, str) else {"object": rebuilt, **described}
+
+
+def _device(session: Session, task: Task, winner: Trial, source: TuneResult | None) -> Device:
+    """Return what is known of the device that has measured the winner; nothing where none has."""
+    is_here = bool(winner.samples) and session.options.measure and not why_not_measured_here(task.arch)
+    if source and winner.samples:
+        return Device({name: source.json[name] for name in OF_THE_DEVICE if name in source.json}, is_here)
+    if is_here:
+        return measured_here(measured_on(task, session.runner))
+    return Device(RECALLED if winner.samples else {}, is_here=False)
+
+
+def describe(session: Session, task: Task, candidate: Candidate) -> dict[str, str] | str:
+    """Return the digests of the candidate's database lines and source, now in the store, or a failure."""
+    (answer,) = in_order(session.runner.run_all([task.describe_request(candidate)], BUILD_SECS, task.priority), 1)
+    if "failure" in answer:
+        return f"the winner cannot be described: {answer['failure']}"
+    store = session.workspace.store
+    return {"database": store.write_blob(answer["database"].encode()), "source": store.write_blob(answer["source"].encode())}

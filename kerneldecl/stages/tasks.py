@@ -1,0 +1,70 @@
+"""Owns what a search is given: an entry's task, with what earlier searches know of its candidates.
+
+Knows nothing of when it is searched, or of what is done with the outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, reference, tolerance
+from kerneldecl.serial import trial_to_json
+from kerneldecl.stages.session import Session
+from kerneldecl.store.keys import build_manifest, symbol
+from kerneldecl.tuning.earlier import Earlier, Known
+from kerneldecl.tuning.events import Step
+from kerneldecl.tuning.search import BUILT_FIELDS
+from kerneldecl.tuning.task import OnProgress, Task
+
+
+def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
+    """Return an entry's task; its folder is there."""
+    assert entry.lowered is not None, "what is tuned or built is lowered"
+    folder.mkdir(exist_ok=True)
+    return Task(
+        root=session.workspace.sources,
+        cache=session.workspace.cache,
+        workload=entry.workload,
+        arch=entry.arch,
+        groups=entry.groups,
+        lowered=entry.lowered,
+        tolerance=tolerance(entry.workload, entry.lowered),
+        protocol=MEASURING[entry.arch.kind],
+        seed=int(VERIFYING["seed"]),
+        reference_digest=reference(entry.workload, session.workspace.inputs),
+        toolchain=session.workspace.inputs.toolchain,
+        folder=folder,
+        variants=session.variants.get(entry.entry, 0),
+        is_again=session.is_wanted_again(entry.entry, entry.action("tune").key),
+    )
+
+
+def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
+    """Return a task with what earlier searches know of its candidates; what their schedules compile to is not compiled again."""
+    before, store = known_of(session, entry), session.workspace.store
+    wanted = {proposal.candidate for group in entry.groups for proposal in group.proposals}
+    if wanted - before.trials(task.tolerance).keys():
+        for trial in before.built:
+            manifest = build_manifest(trial.schedule_digest, symbol(task.lowered.computation), task.arch, task.toolchain)
+            fields = trial_to_json(trial)
+            store.write("build", manifest, {name: fields[name] for name in BUILT_FIELDS if name in fields}, is_local=True)
+    return replace(task, known=before.trials(task.tolerance))
+
+
+def known_of(session: Session, entry: EntryPlan) -> Known:
+    """Return what records of other lists of candidates know of an entry's computation; nothing where it is to be tuned again."""
+    action = entry.action("tune")
+    if session.is_wanted_again(entry.entry, action.key):
+        return Earlier(()).of(action.manifest)
+    is_local = entry.arch.is_detected
+    if is_local not in session.earlier:
+        session.earlier[is_local] = Earlier(session.workspace.store.all("tune", is_local=is_local))
+    return session.earlier[is_local].of(action.manifest)
+
+
+def reporter(session: Session, entry: EntryPlan) -> OnProgress:
+    def on_progress(doing: str, done: int, total: int, best_secs: float | None) -> None:
+        session.report(Step(entry.entry, doing, done, total, best_secs))
+
+    return on_progress

@@ -1,0 +1,45 @@
+"""Owns the count of what a runner was asked in a build: what was scheduled, verified and measured, whatever was planned.
+
+Knows nothing of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kerneldecl.runners.process import Answer
+from kerneldecl.tuning.task import Answers, Runner
+
+_COUNTED = {"build": "scheduled", "verify": "verified", "sample": "measured"}
+"""What is counted, by the action of a request. A candidate is sampled many times, and is one that was measured."""
+
+
+class Counted:
+    """Passes requests on to a runner, and keeps count."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._asked: list[tuple[str, str]] = []  # appended to by several threads
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many candidates were scheduled (and compiled, where the schedule was new), verified and measured."""
+        measured = len({library for action, library in self._asked if action == "sample"})
+        asked = [action for action, _ in self._asked]
+        return {name: measured if action == "sample" else asked.count(action) for action, name in _COUNTED.items()}
+
+    def start(self, count: int) -> None:
+        self._runner.start(count)
+
+    def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Answers:
+        for request in requests:
+            self._note(request)
+        return self._runner.run_all(requests, limit_secs, priority)
+
+    def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        self._note(request)
+        return self._runner.measure(request, limit_secs)
+
+    def _note(self, request: Mapping[str, Any]) -> None:
+        self._asked.append((request["action"], str(request.get("library", ""))))
