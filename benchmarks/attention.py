@@ -1,7 +1,7 @@
-"""Owns the comparison of attention on wgmma with torch's back ends (cuDNN, FlashAttention), and its goals.
+"""Owns the comparison of attention kernels with torch's back ends (cuDNN, FlashAttention), and its goals.
 
 Knows nothing of how kernels are built or timed: attention/workloads.toml declares the entries, a policy proposes candidates, each is
-verified against torch in float64, and all contenders are timed, interleaved.
+verified against torch in float64, and all contenders are timed, interleaved. On the host CPU, `bench_support.host_attention` does that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from typing import Any
 from bench_support.gpu.comparison import ERRORS, Row, arguments_of, described, gpu_described, kernel_call
 from bench_support.gpu.figures import each, figure
 from bench_support.gpu.kernels import Built, Entry, build_candidate, label_of, proposals
+from bench_support.host_attention import compare
 from bench_support.own_process import OwnProcess
 from bench_support.table import machine, show, show_machine, write_json
 from gpu import clocks, entries_of
 
 ROOT = Path(__file__).parent / "attention"
-POLICY = TEMPLATE = "wgmma_attention"
+POLICIES = ("wgmma_attention", "gpu_attention_tc")
+"""Policies whose candidates can be timed; each has one template, of the same name."""
 LIMIT_SECS = 60.0
 """Seconds after which an entry is given up: a kernel hangs."""
 FIGURES = (
@@ -39,14 +41,28 @@ FIGURES = (
     ("encoder", "encoders and diffusion: slowest, of torch's best", 1.15, min),
 )
 """Tag, name of the figure, goal for their time by ours, and how the entries are combined."""
+DECODE = (("under 40 us", 1.2, 0.0, 40e-6), ("of 40 us and more", 1.0, 40e-6, float("inf")))
+"""Decode: name, goal for cuDNN's time by ours, and the least and most seconds of cuDNN."""
+BANDWIDTHS = (("decode", 4.3, 256e6), ("decode_latent", 0.85 * 4.8, 0.0))
+"""Tag, TB/s asked, and the least bytes from which they are asked."""
+PAGED_SHARE = 0.97
+"""Time of a contiguous cache by that of pages, at least."""
+TC_FIGURES = tuple((tag, f"{tag}: slowest, of FlashAttention", 0.95, min) for tag in ("prefill", "short", "head64", "head256", "encoder"))
+"""The same for kernels on mma.sync, as FlashAttention-2's are."""
 
 
-def candidate_of(text: str) -> Any:
-    """Return the candidate that a line of parameters describes: `consumers=2 block_n=128 …`."""
+def policy_of(entry: Entry, policy: str) -> str:
+    """Return the policy that an entry names, else the given one. Policies have the names of their templates."""
+    return policy if entry.workload.policy == "auto" else entry.workload.policy
+
+
+def candidate_of(policy: str, text: str) -> Any:
+    """Return the candidate that a line of parameters describes: `consumers=2 block_n=128 …`, behind a template's name or of a policy."""
     from kerneldecl.model import Candidate
 
-    pairs = (part.split("=") for part in text.split())
-    return Candidate.of(TEMPLATE, {name: int(value) for name, value in pairs})
+    first, *others = text.split()
+    template, pairs = (policy, [first, *others]) if "=" in first else (first, others)
+    return Candidate.of(template, {name: int(value) for name, value in (pair.split("=") for pair in pairs)})
 
 
 def built(entry: Entry, candidate: Any, folder: str) -> Built:
@@ -92,10 +108,11 @@ def table_row(row: Row) -> Row:
         "entry": row["entry"],
         "us": secs[best] * 1e6,
         "TFLOP/s": row["flops"] / secs[best] / 1e12,
+        "GB/s": row["least_bytes"] / secs[best] / 1e9,
         **{name.removeprefix("torch "): round(value, 3) for name, value in row["ratios"].items()},
         "first": round(min(ours) / ours[0], 3),
         "error": row["errors"][best],
-        "candidate": best.removeprefix(f"{POLICY} "),
+        "candidate": best.partition(" ")[2],
     }
 
 
@@ -105,36 +122,67 @@ def rival(row: Row, name: str = "") -> float | None:
     return min(found, default=None)
 
 
-def judged(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def judged(rows: Sequence[Row], policy: str = POLICIES[0]) -> list[dict[str, Any]]:
     """Return the figures whose entries are among the rows."""
     found = []
-    for tag, what, settings, combine in FIGURES:
+    for tag, what, settings, combine in FIGURES if policy == POLICIES[0] else TC_FIGURES:
         tagged = [row for row in rows if tag in row["tags"]]
-        name = "cudnn" if "cuDNN" in what else ""
+        name = "cudnn" if "cuDNN" in what else "flash" if "Flash" in what else ""
         if tagged:
             found.append(figure(what, settings, combine, each(tagged, lambda row, name=name: rival(row, name))))
-    return found
+    return found + _judged_decode(rows)
+
+
+def _judged_decode(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the figures of few queries against many keys: beside cuDNN, by bandwidth, and of pages beside a contiguous cache."""
+    found = []
+    for what, asked, least, most in DECODE:
+        tagged = [row for row in rows if "decode" in row["tags"] and least <= row.get("all_secs", {}).get("torch cudnn", 0.0) < most]
+        found += [figure(f"decode {what}: slowest, of cuDNN", asked, min, each(tagged, lambda row: rival(row, "cudnn")))] if tagged else []
+    for tag, asked, least in BANDWIDTHS:
+        tagged = [row for row in rows if tag in row["tags"] and row["least_bytes"] >= least]
+        found += [figure(f"{tag}: TB/s", asked, min, each(tagged, lambda row: row["least_bytes"] / row["secs"] / 1e12))] if tagged else []
+    contiguous = {_sizes(row): row.get("secs") for row in rows if "decode_lengths" in row["tags"]}
+    paged = [row for row in rows if "decode_paged" in row["tags"] and contiguous.get(_sizes(row))]
+    shares = each(paged, lambda row: contiguous[_sizes(row)] / row["secs"])
+    return found + ([figure("decode in pages: of a contiguous cache", PAGED_SHARE, min, shares)] if paged else [])
+
+
+def _sizes(row: Row) -> tuple[int, int]:
+    return row["attrs"]["batch"], row["attrs"]["keys"]
 
 
 def say(row: Row, seconds: float) -> None:
     """Print every time and failure of an entry."""
     print(f"[{seconds:.0f} s] {row['entry']}: {row.get('failure', '')}", flush=True)
     for name, secs in row.get("all_secs", {}).items():
-        print(f"    {secs * 1e6:9.2f} us {row['flops'] / secs / 1e12:6.1f} TFLOP/s  error {row['errors'][name]:.2g}  {name}", flush=True)
+        rates = f"{row['flops'] / secs / 1e12:6.1f} TFLOP/s {row['least_bytes'] / secs / 1e9:5.0f} GB/s"
+        print(f"    {secs * 1e6:9.2f} us {rates}  error {row['errors'][name]:.2g}  {name}", flush=True)
     for name, why in row.get("failures", {}).items():
         print(f"    {name}: {why}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Time attention on a GPU with wgmma beside torch's back ends.")
+def arguments() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Time attention kernels of a GPU with wgmma, or of the host CPU, beside torch's.")
+    parser.add_argument("--arch", choices=("h200", "host"), default="h200", help="where: a GPU with wgmma, or this machine's CPU")
+    parser.add_argument("--folder", type=Path, help="with --arch host: the workspace, which a later run reuses; default: a temporary one")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="entries, or tag:NAME, as in `kerneldecl build`")
+    parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="whose candidates are timed")
     parser.add_argument("--top-k", type=int, default=6, help="candidates that are built and timed for each entry")
-    parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="parameters of one more candidate, name=value …")
+    parser.add_argument("--also", action="append", default=[], metavar="PARAMS", help="one more candidate: [template] name=value …")
     parser.add_argument("--rounds", type=int, default=15, help="replays of each contender")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further entry after so many seconds")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile at once")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if given.arch == "host":
+        compare(given.only or ["*"], given.top_k, given.rounds, given.folder, given.json)
+        return
     if find_spec("torch") is None:
         sys.exit("this needs torch, built for CUDA: it is a rival, and its graphs and events are used for timing")
     start = time.perf_counter()
@@ -143,11 +191,13 @@ def main() -> None:
     about: Row = machine() | gpu.ask(gpu_described)
     show_machine(about)
     print(f"{about['gpu']}, torch {about['torch']}, cuDNN {about['cudnn']}; {clocks()}", flush=True)
-    also = [candidate_of(text) for text in given.also]
+    also = [candidate_of(given.policy, text) for text in given.also]
     rows = []
     with tempfile.TemporaryDirectory(prefix="attention-") as folder, ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
-        asked = [pool.submit(proposals, entry, POLICY, given.top_k) for entry in entries]
-        chosen = [dict.fromkeys([*one.result(), *also]) for one in asked]
+        policies = [policy_of(entry, given.policy) for entry in entries]
+        asked = [pool.submit(proposals, entry, policy, given.top_k) for entry, policy in zip(entries, policies, strict=True)]
+        others = [[one for one in also if one.template == policy] for policy in policies]
+        chosen = [dict.fromkeys([*one.result(), *more]) for one, more in zip(asked, others, strict=True)]
         waiting = [[pool.submit(built, entry, one, folder) for one in many] for entry, many in zip(entries, chosen, strict=True)]
         for entry, kernels in zip(entries, waiting, strict=True):
             if time.perf_counter() - start > given.seconds:
@@ -164,7 +214,7 @@ def main() -> None:
     gpu.close()
     print(f"all in {time.perf_counter() - start:.0f} s; {clocks()}")
     show("Attention (cudnn, flash: their time by ours; first: the model's first choice, as a share of the best)", [*map(table_row, rows)])
-    figures = judged(rows)
+    figures = judged(rows, given.policy)
     show("Figures", figures)
     write_json(given.json, about, {"figures": figures, "entries": rows})
 

@@ -25,7 +25,7 @@ from kerneldecl.planning.snapshot import snapshot
 from kerneldecl.planning.workspace import Workspace, open_workspace
 from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
@@ -84,6 +84,7 @@ def run_build(
     if patterns:
         chosen = select(workspace.declaration.workloads, patterns)
         options = dataclasses.replace(options, selected=options.retuned.union(workload.entry for workload in chosen))
+    remove_parts(workspace.root, {workspace.cache.name})
     here = host.detect().the_cpu.cores
     threads = min(here, max((arch.cpu.cores for arch in workspace.inputs.archs.values() if arch.cpu), default=here))
     printed: list[str] = []
@@ -104,13 +105,13 @@ def run_build(
     return done
 
 
-def look_ahead(workspace: Workspace) -> Session:
-    """Return a build as it stands once everything is lowered and every policy asked, of which nothing is kept."""
+def look_ahead(workspace: Workspace, selected: frozenset[str] | None = None) -> Session:
+    """Return a build of the selected entries, all if None, once they are lowered and their policies asked, of which nothing is kept."""
 
     def local() -> LocalRunner:
         return LocalRunner(1, 1, limits=workspace.declaration.limits)
 
-    return flow.look_ahead(workspace, local, lambda _: None)
+    return flow.look_ahead(workspace, Options(locked=True, selected=selected), local, lambda _: None)
 
 
 def measure_bundle(
@@ -143,8 +144,9 @@ def measure_bundle(
             if done[-1].has_failed and not keep_going:
                 break
     failed = [{"entry": finished.entry, "reason": finished.text} for finished in done if finished.has_failed]
+    references = {entry.task.workload.entry: bundle.reference_name(entry) for entry in waiting[: len(done)]}
     counts = {"entries": len(entries), "measured_before": len(entries) - len(waiting), "measured": len(done) - len(failed)}
-    return {"schema": 1, **counts, "failed": failed, "records": str(store.root / "record")}
+    return {"schema": 1, **counts, "failed": failed, "references": references, "records": str(store.root / "record")}
 
 
 def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, store: LocalStore, say: Report) -> Finished:

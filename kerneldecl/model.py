@@ -243,6 +243,14 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """An affine condition on a block's axes: `terms`, as in an `Access`, plus the constant are not negative."""
+
+    terms: tuple[tuple[int, int], ...]
+    constant: int
+
+
+@dataclass(frozen=True)
 class Block:
     """One loop nest of a function: its axes, outermost first, and what it reads and writes."""
 
@@ -254,6 +262,8 @@ class Block:
     """Arithmetic operations at one point of the iteration space; a fused multiply-add is two."""
     is_multiply_accumulate: bool = True
     """Whether a reduction adds, at each point, the product of two operands to one accumulator that starts at zero, and nothing else."""
+    conditions: tuple[Condition, ...] = ()
+    """What holds of the axes wherever the block's value depends on data: elsewhere it is a constant, such as padding or a mask."""
 
     @property
     def is_reduction(self) -> bool:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
+from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Condition, Cpu, Gpu, IterSpace, Signature, Trial, frozen
 
 
 def to_json(value: Any) -> Any:
@@ -46,12 +46,17 @@ def _block(json: Mapping[str, Any]) -> Block:
         writes=writes,
         flops_per_point=json["flops_per_point"],
         is_multiply_accumulate=json["is_multiply_accumulate"],
+        conditions=tuple(Condition(_terms(each["terms"]), each["constant"]) for each in json.get("conditions", ())),
     )
 
 
 def _access(json: Mapping[str, Any]) -> Access:
-    index = tuple(None if terms is None else tuple((axis, coefficient) for axis, coefficient in terms) for terms in json["index"])
+    index = tuple(None if terms is None else _terms(terms) for terms in json["index"])
     return Access(json["operand"], tuple(json["shape"]), json["dtype"], index)
+
+
+def _terms(json: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((axis, coefficient) for axis, coefficient in json)
 
 
 _ONLY_WHERE_TRUE = ("registers", "smem_bytes", "spill_bytes", "is_traceless")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from kerneldecl.analysis.band import Band
 from kerneldecl.analysis.hopper_limits import (
     MAX_CTA_SMEM_BYTES,
     MAX_TMA_BOX,
@@ -26,6 +27,8 @@ CHUNK = 64
 MMA_K = 16
 """Elements of the reduction that one wgmma multiplies."""
 MAX_HEAD_DIM = 256
+MAX_OFFSET = 2**31
+"""Elements that 32-bit offsets address."""
 SETMAXNREG = {(1, 1): (0, 0), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (24, 112), (1, 2): (24, 232), (1, 3): (24, 136)}
 """Registers of a producer thread and of a consumer thread, by the consumer warpgroups of a CTA and the CTAs of an SM; 0 leaves them as they
 are. No other numbers are built."""
@@ -37,8 +40,14 @@ OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
 
 
+BIAS_REGISTERS = 24
+"""Those that softcap and slopes take besides: with fewer, heads of 128 with blocks of 192 keys spill."""
+MASK_REGISTERS = 48
+"""Those that a mask takes, whose loads are under way together: with half as many, heads of 256 with blocks of 64 keys spill."""
+
+
 class AttentionSizes(NamedTuple):
-    """Sizes of an attention: each head's rows of queries see rows of keys."""
+    """Sizes and kind of an attention: each head's rows of queries see rows of keys."""
 
     batch: int
     heads: int
@@ -48,8 +57,38 @@ class AttentionSizes(NamedTuple):
     head_dim: int
     value_dim: int
     dtype: str
-    is_causal: bool
-    has_mask: bool
+    """Of Q, K and V."""
+    band: Band = Band()
+    """Keys that each query sees."""
+    mask: tuple[int, ...] = ()
+    """Shape of the mask, which is broadcast to [batch, heads, queries, keys]; empty for none."""
+    mask_dtype: str = ""
+    """Dtype of the mask: bool, or one of floating point that is added; empty for none."""
+    has_alibi: bool = False
+    has_softcap: bool = False
+    has_logsumexp: bool = False
+    is_packed: bool = False
+    """Whether Q, K and V are one argument."""
+    out_dtype: str = ""
+
+    @property
+    def is_causal(self) -> bool:
+        """Say whether there is a last key that each query sees, which moves along with it."""
+        return self.band.upper is not None
+
+    @property
+    def has_mask(self) -> bool:
+        return bool(self.mask)
+
+    @property
+    def has_bias(self) -> bool:
+        """Say whether something is done to scores before their softmax, but for a scale and a band."""
+        return self.has_softcap or self.has_alibi or self.has_mask
+
+    @property
+    def bias_registers(self) -> int:
+        """Return how many registers of a thread biases take besides its scores."""
+        return MASK_REGISTERS if self.has_mask else BIAS_REGISTERS if self.has_bias else 0
 
     @property
     def group(self) -> int:
@@ -57,10 +96,10 @@ class AttentionSizes(NamedTuple):
 
     @property
     def arguments_bytes(self) -> int:
-        """Return the bytes of all arguments but a mask."""
-        queries = self.batch * self.heads * self.queries * (self.head_dim + self.value_dim)
-        keys = self.batch * self.kv_heads * self.keys * (self.head_dim + self.value_dim)
-        return (queries + keys) * dtype_bytes(self.dtype)
+        """Return the bytes of all arguments but masks, slopes and sums."""
+        rows, kv_rows = self.batch * self.heads * self.queries, self.batch * self.kv_heads * self.keys
+        read = rows * self.head_dim + kv_rows * (self.head_dim + self.value_dim)
+        return read * dtype_bytes(self.dtype) + rows * self.value_dim * dtype_bytes(self.out_dtype or self.dtype)
 
 
 class WgmmaAttentionParams(NamedTuple):
@@ -109,10 +148,10 @@ class WgmmaAttentionParams(NamedTuple):
     def smem_bytes(self, head_dim: int, value_dim: int) -> int:
         """Return the shared memory of a CTA."""
         qk, v = chunks(head_dim), chunks(value_dim)
-        rows = self.q_stages * self.block_m * qk + self.stages * self.block_n * (qk + v)
+        rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
-    def fits(self, head_dim: int, value_dim: int) -> bool:
+    def fits(self, head_dim: int, value_dim: int, bias_registers: int = 0) -> bool:
         """Say whether a kernel with these parameters can be built."""
         return (
             (self.consumers, self.ctas_per_sm) in SETMAXNREG
@@ -129,7 +168,7 @@ class WgmmaAttentionParams(NamedTuple):
             and self.cluster in (1, 2)
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
-            and self.registers(value_dim) + OTHER_REGISTERS <= (self.maxnreg[1] or MAX_REGISTERS)
+            and self.registers(value_dim) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
             and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
             and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
@@ -143,46 +182,98 @@ def chunks(columns: int) -> int:
     return -(-columns // CHUNK)
 
 
-def takes(head_dim: int, value_dim: int, dtype: str, *, has_mask: bool) -> bool:
+def takes(sizes: AttentionSizes) -> bool:
     """Say whether the kernel on wgmma computes such an attention."""
     return (
-        dtype in ("float16", "bfloat16")
-        and not has_mask
-        and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (head_dim, value_dim))
-        and chunks(value_dim) <= chunks(head_dim)
+        sizes.dtype in ("float16", "bfloat16")
+        and sizes.out_dtype == sizes.dtype
+        and math.prod(sizes.mask) < MAX_OFFSET
+        and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )
 
 
 def attention_of(space: IterSpace) -> AttentionSizes | None:
     """Return the sizes of the attention that an iteration space is, None where it is none.
 
-    Its blocks are those of `compiler.attention`: scores, scaled and masked ones, their maximum, powers, their sum, weighted values,
-    results. A causal mask adds an operation to each score and has no operand.
+    Its blocks are those of `compiler.attention`: scores, biased ones, their maximum, powers, their sum, weighted values, results, and
+    the logarithms of sums if they are a result.
     """
-    if len(space.blocks) != len(_KINDS) or tuple(map(_kind, space.blocks)) != _KINDS:
+    kinds = tuple(map(_kind, space.blocks))
+    if kinds not in {_KINDS, (*_KINDS, _LOGSUMEXP)} or any(len(block.reads) != 2 for block in (space.blocks[0], space.blocks[5])):
         return None
-    scores, biased, _, _, _, weighted, _ = space.blocks
+    scores, biased, _, _, _, weighted, results, *logsumexp = space.blocks
     (q, k), (_, v) = scores.reads, weighted.reads
     batch, heads, queries, keys, head_dim = (axis.extent for axis in scores.axes)
-    has_mask = len(biased.reads) == 2
+    value_dim = weighted.axes[3].extent
+    is_packed = k.operand == q.operand
+    kv_elements = math.prod(k.shape) // (batch * keys * head_dim)
+    biases = _biases(biased, scores.writes[0].operand, has_scales=q.dtype.startswith("float8"))
+    if biases is None or (v.operand != k.operand and math.prod(v.shape) * head_dim != math.prod(k.shape) * value_dim):
+        return None
     return AttentionSizes(
         batch=batch,
         heads=heads,
-        kv_heads=math.prod(k.shape) // (batch * keys * head_dim),
+        kv_heads=(kv_elements - heads) // 2 if is_packed else kv_elements,
         queries=queries,
         keys=keys,
         head_dim=head_dim,
-        value_dim=math.prod(v.shape) * head_dim // math.prod(k.shape),
+        value_dim=value_dim,
         dtype=q.dtype,
-        is_causal=biased.flops_per_point - has_mask == 2,
-        has_mask=has_mask,
+        band=_band(biased),
+        mask=biases.mask,
+        mask_dtype=biases.mask_dtype,
+        has_alibi=biases.has_alibi,
+        has_softcap=biases.has_softcap,
+        has_logsumexp=bool(logsumexp),
+        is_packed=is_packed,
+        out_dtype=results.writes[0].dtype,
     )
 
 
 _Kind = tuple[int, int, bool]
 _KINDS: tuple[_Kind, ...] = ((5, 1, True), (4, 0, True), (4, 1, False), (4, 0, True), (4, 1, False), (5, 1, True), (4, 0, True))
+_LOGSUMEXP: _Kind = (3, 0, True)
 
 
 def _kind(block: Block) -> _Kind:
     """Return a block's axes, how many of them it reduces, and whether it multiplies and adds."""
     return len(block.axes), sum(axis.kind == "reduce" for axis in block.axes), block.is_multiply_accumulate
+
+
+class _Biases(NamedTuple):
+    """What is done to scores before their softmax, besides a band."""
+
+    mask: tuple[int, ...]
+    mask_dtype: str
+    has_alibi: bool
+    has_softcap: bool
+
+
+def _biases(biased: Block, scores: str, *, has_scales: bool) -> _Biases | None:
+    """Read what a block does to scores from what else it reads, and from its operations; None where it reads something else.
+
+    A scale takes one operation (none if it is 1), scales of Q and K two, a cap three, slopes two, and a mask that is added one.
+    """
+    others = [read for read in biased.reads if read.operand != scores][2 if has_scales else 0 :]
+    slopes = others.pop(0) if others and len(others[0].shape) == 1 else None
+    mask = others.pop(0) if others else None
+    if others or (mask is not None and len(mask.shape) not in {2, 4}):
+        return None
+    is_added = mask is not None and mask.dtype != "bool"
+    operations = biased.flops_per_point - 2 * has_scales - 2 * (slopes is not None) - is_added
+    return _Biases(
+        mask=mask.shape if mask else (), mask_dtype=mask.dtype if mask else "", has_alibi=slopes is not None, has_softcap=operations >= 3
+    )
+
+
+def _band(biased: Block) -> Band:
+    """Return the band outside of which scores are constant: its conditions are i - j + upper >= 0 and j - i - lower >= 0."""
+    lower = upper = None
+    for condition in biased.conditions:
+        terms = dict(condition.terms)
+        # An axis of one element is no term.
+        if terms.get(2, 0) - terms.get(3, 0) > 0:
+            upper = condition.constant
+        else:
+            lower = -condition.constant
+    return Band(lower, upper)

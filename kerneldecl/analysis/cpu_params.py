@@ -30,3 +30,26 @@ class CpuConvParams(NamedTuple):
 
     def candidate(self) -> Candidate:
         return Candidate.of("cpu_conv2d", self._asdict())
+
+
+class CpuAttentionParams(NamedTuple):
+    """The parameters of `cpu_attention`: blocks of queries by blocks of keys, with queries in vectors."""
+
+    block_m: int
+    """Queries of a task, whole vectors of them."""
+    block_n: int
+    """Keys whose scores are computed before their values are weighted; a multiple of `tile_n`."""
+    tile_n: int
+    """Keys of a register tile of scores."""
+    tile_e: int
+    """Elements of values of a register tile of results."""
+    pack: bool
+    """Whether keys and values are copied to float32, row behind row, before all tasks."""
+
+    def fits(self, lanes: int) -> bool:
+        """Say whether a kernel with vectors of so many float32 can be built."""
+        sizes = self.block_m >= lanes and self.tile_n >= 1 and self.tile_e >= 1 and self.block_n >= self.tile_n
+        return sizes and self.block_m % lanes == 0 and self.block_n % self.tile_n == 0
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_attention", self._asdict())

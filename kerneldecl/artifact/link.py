@@ -65,8 +65,7 @@ def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
     To be called by one process at a time for a folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(left)  # of a build that was killed while it linked; nobody else links here now
+    remove_left(folder)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         _write(linked, store, fresh, linker)
@@ -74,6 +73,17 @@ def link(linked: Linked, store: Store, folder: Path, linker: Linker) -> None:
         _swap(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def left_beside(folder: Path) -> list[Path]:
+    """Return what lies beside an artifact while it is linked, and afterwards if that was killed."""
+    return list(folder.parent.glob(f".{folder.name}-*"))
+
+
+def remove_left(folder: Path) -> None:
+    """Remove what a build has left that was killed while it linked; to be called by one process at a time for a folder."""
+    for left in left_beside(folder):
+        shutil.rmtree(left)
 
 
 def _swap(fresh: Path, folder: Path) -> None:

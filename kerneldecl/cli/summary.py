@@ -6,6 +6,7 @@ Knows nothing of progress or of how the build was done.
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 from kerneldecl.planning.action import Kind
@@ -71,17 +72,22 @@ def build_text(found: dict[str, Any]) -> str:
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
         lines.append(f"`kerneldecl show ENTRY` lists its candidates; {TRY_AGAIN}")
     if names := found["unmeasured"]:
-        lines.append(f"unmeasured, linked by their policies' choice: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
+        lines.append(f"unmeasured, linked by their policies' choice: {_named(names)}")
     if partly := found["partly_measured"]:
-        named = [f"{entry} ({coverage})" for entry, coverage in partly.items()]
-        lines.append(f"linked by the best of those candidates that were measured: {', '.join(named[:5])}{' …' if len(named) > 5 else ''}")
+        named = _named([f"{entry} ({coverage})" for entry, coverage in partly.items()])
+        lines.append(f"linked by the best of those candidates that were measured: {named}")
     if names := found["unverified"]:
-        lines.append(f"not verified by today's reference: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}")
+        lines.append(f"not verified by today's reference: {_named(names)}")
     lines += map(share_text, found["fallbacks"])
     lines += [f"bundle for {target}: run `kerneldecl measure {folder}` where its GPU is" for target, folder in found["bundles"].items()]
     without = dict.fromkeys(found["incomplete"], ", without the failed entries")
     lines += [f"artifact for {target}: {found['artifacts'][target]}{without.get(target, '')}" for target in found["linked"]]
     return "\n".join(lines)
+
+
+def _named(entries: Sequence[str]) -> str:
+    """Return the first entries."""
+    return f"{', '.join(entries[:5])}{' …' if len(entries) > 5 else ''}"
 
 
 def measured_text(found: dict[str, Any]) -> str:
@@ -90,4 +96,8 @@ def measured_text(found: dict[str, Any]) -> str:
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
     lines = [f"{found['entries']} entries: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
+    by_reference: dict[str, list[str]] = {}
+    for entry, reference in found["references"].items():
+        by_reference.setdefault(reference, []).append(entry)
+    lines += [f"verified against {reference}: {_named(entries)}" for reference, entries in by_reference.items()]
     return "\n".join([*lines, f"records: {found['records']}; commit them, and every build links what was measured"])

@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import json
 import math
+import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,12 +51,18 @@ def lower(root: str, rule: str, attrs: Mapping[str, Any], nan: str = "") -> dict
         raise ValueError(f"tolerance() is {declared.tolerance():g}; {expected}")
     return {
         "computation": canonical.module_digest(mod),
+        "names": _names_digest(mod),
         "signature": to_json(declared.signature()),
         "flops": declared.flops(),
         "least_bytes": declared.least_bytes(),
         "tolerance": declared.tolerance(),
         "space": to_json(iter_space(mod)),
     }
+
+
+def _names_digest(mod: tvm.IRModule) -> str:
+    """Return a digest of the module as it stands: objects, sources and schedules may depend on names, though computations do not."""
+    return digest("\n".join(canonical.code_lines(mod)).encode())
 
 
 def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str], folder: str, *, force: bool = False) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     if result is None:
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
-    manifest = build_manifest(scheduled, symbol, parsed, toolchain)
+    manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
     store = LocalStore(Path(spec["cache"]))
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
@@ -76,11 +84,19 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     content, built = _compiled(result.mod, parsed, symbol, store)
     if result.schedule is None:
         built["is_traceless"] = True
-    path = Path(folder) / f"{built['code_digest']}.o"
-    path.write_bytes(content)
-    LINKERS[parsed.kind](path.with_suffix(".so"), [path])
+    _link(content, Path(folder) / built["code_digest"], parsed.kind)
     store.write("build", manifest, built, is_local=True)
     return {"schedule_digest": scheduled, **built}
+
+
+def _link(content: bytes, path: Path, kind: str) -> None:
+    """Leave the object file and its library beside `path`, each whole: another worker may be making, or loading, the very same."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link-") as scratch:
+        made = Path(scratch) / path.name
+        made.with_suffix(".o").write_bytes(content)
+        LINKERS[kind](made.with_suffix(".so"), [made.with_suffix(".o")])
+        for suffix in (".o", ".so"):
+            made.with_suffix(suffix).replace(path.with_suffix(suffix))
 
 
 def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
@@ -187,16 +203,21 @@ def computations(databases: Sequence[str], traceless: Sequence[str], folder: str
     return {"count": len(held)}
 
 
-def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "") -> dict[str, Any]:
+def extract(
+    root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = None, dtype: str = "", targets: Sequence[Json] = ()
+) -> dict[str, Any]:
     """Return the functions of a model that entries can declare, and why the others have no entry; a problem if it is no model.
 
-    `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets.
+    `sizes` gives the shape buckets of dynamic dimensions, `dtype` the half precision that a float32 model gets. `targets` are those that
+    entries are built for, each with name, arch and policy: where they have fused kernels for other parts of the model, it has other
+    functions for each.
 
     A function has name, the other places in the model that call it, calls, its work and iteration space, rule, attrs (those to be
-    declared) and identity (those that distinguish its entry from others); one of rule tensor_ir has its IR instead of attributes.
+    declared), identity (those that distinguish its entry from others) and the targets that it is for, none of them for all; one of rule
+    tensor_ir has its IR instead of attributes. `in_parts` says what looks like a larger rule and stays several functions.
     """
-    from kerneldecl.compiler.graph.places import places_of, rule_of
-    from kerneldecl.compiler.model_import import model_error, read_model
+    from kerneldecl.compiler.graph.places import refused_of
+    from kerneldecl.compiler.model_import import fused_kernels, model_error, read_model
 
     try:
         mod = read_model.read_model(model, dims=tuple(sizes or ()), dtype=dtype)
@@ -205,28 +226,49 @@ def extract(root: str, model: str, sizes: Mapping[str, Sequence[int]] | None = N
     except model_error.ModelError as error:
         return {"problem": error.sentence, "hint": error.hint}
     dims = [] if sizes else dynamic_dims(mod)
-    mod = read_model.fused(mod)
+    fuses = {each["name"]: fused_kernels.by_policies(Path(root), arch_from_json(each["arch"]), each["policy"]) for each in targets}
+    forms = fused_kernels.forms(mod, fuses)
     functions: dict[str, dict[str, Any]] = {}
-    left_out = [{"name": name, "reason": "TVM lowers this operator to no TensorIR"} for name in read_model.unlowered(mod)]
-    outside = only_outside_buckets(mod)
-    for name, func, calls in read_model.called(mod):
+    left_out: dict[str, str] = {}
+    for form in forms:
+        left_out |= dict.fromkeys(read_model.unlowered(form.mod), "TVM lowers this operator to no TensorIR")
+        left_out |= _collected(form, dims, functions)
+    described = [
+        {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
+        for found in functions.values()
+    ]
+    return {
+        "functions": described,
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
+        "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod)} for form in forms],
+    }
+
+
+def _collected(form: Any, dims: Sequence[str], functions: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Add the functions of a model's form to those of others, by their match digest; return why some have no entry, by name."""
+    from kerneldecl.compiler.graph.places import places_of, rule_of
+    from kerneldecl.compiler.model_import import read_model
+
+    left_out, counted = {}, Counter[str]()
+    outside = only_outside_buckets(form.mod)
+    for name, func, calls in read_model.called(form.mod):
         if reason := read_model.function_problem(func):
             if name in outside:
                 reason = f"{reason}; it is for sizes that are not declared, by TVM's default schedule"
             elif dims and read_model.is_dynamic(func):
                 reason = f"{reason}; --dim {dims[0]}=1,16 has entries for these sizes"
-            left_out.append({"name": name, "reason": reason})
+            left_out[name] = reason
             continue
         module = canonical.canonical_module(func)
         place, *others = places_of(func) or [name]
-        given = {"name": place, "places": others, "calls": 0, "mod": module, "likely": rule_of(func)}
-        found = functions.setdefault(match_digest(module["main"]), given)
-        found["calls"] += calls
-    described = [
-        {**_computed(found["mod"]), **_described(Path(root), found.pop("mod"), found.pop("likely")), **found}
-        for found in functions.values()
-    ]
-    return {"functions": described, "left_out": left_out}
+        given = {"name": place, "places": others, "calls": 0, "mod": module, "likely": rule_of(func), "targets": []}
+        matched = match_digest(module["main"])
+        found = functions.setdefault(matched, given)
+        found["targets"] += [target for target in form.targets if target not in found["targets"]]
+        counted[matched] += calls
+    for matched, calls in counted.items():
+        functions[matched]["calls"] = max(functions[matched]["calls"], calls)
+    return left_out
 
 
 def _computed(mod: tvm.IRModule) -> dict[str, Any]:
@@ -262,7 +304,7 @@ def _lowered(spec: Spec) -> tvm.IRModule:
     text = json.dumps(spec, sort_keys=True)
     if text not in _LOWERED:
         mod = _with_nan(canonical.lower(_rule(spec["root"], spec["rule"], spec["attrs"])), spec.get("nan", ""))
-        if canonical.module_digest(mod) != spec["computation"]:
+        if canonical.module_digest(mod) != spec["computation"] or spec.get("names", "") not in {"", _names_digest(mod)}:
             raise ValueError(f"rule {spec['rule']} computes something else than when this build began; build again")
         _LOWERED.clear()
         _LOWERED[text] = mod

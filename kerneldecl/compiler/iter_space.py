@@ -5,7 +5,7 @@ Knows nothing of schedules, policies, targets or hardware.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import Analyzer, detect_linear_equation
 
 from kerneldecl.compiler import tfloat32
-from kerneldecl.model import Access, Axis, Block, IterSpace
+from kerneldecl.model import Access, Axis, Block, Condition, IterSpace
 
 AXIS_KINDS = {tirx.IterVar.DataPar: "spatial", tirx.IterVar.CommReduce: "reduce"}
 
@@ -125,7 +125,28 @@ def _block(nest: _Nest, names: _Names) -> Block:
         writes=writes,
         flops_per_point=found.flops,
         is_multiply_accumulate=is_spatial or _is_multiply_accumulate(block),
+        conditions=tuple(_conditions(block.body, affine)),
     )
+
+
+def _conditions(body: Any, affine: _Affine) -> Iterator[Condition]:
+    """Yield the affine conditions outside each of which a block stores a constant; data may decide besides."""
+    value = body.value if isinstance(body, tirx.BufferStore) else None
+    if not isinstance(value, Call) or getattr(value.op, "name", "") != "prim.if_then_else":
+        return
+    condition, _, otherwise = value.args
+    if not isinstance(otherwise, tirx.IntImm | tirx.FloatImm):
+        return
+    found = (affine.condition(each) for each in _conjuncts(condition))
+    yield from (each for each in found if each is not None)
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    if isinstance(condition, tirx.And):
+        yield from _conjuncts(condition.a)
+        yield from _conjuncts(condition.b)
+    else:
+        yield condition
 
 
 def _is_multiply_accumulate(block: SBlock) -> bool:
@@ -267,8 +288,32 @@ class _Affine:
         found = detect_linear_equation(self._analyzer.simplify(index), self._axes)
         if not found or not all(isinstance(value, tirx.IntImm) for value in found):
             return None
-        coefficients = [int(value.value) for value in found[:-1]]
-        return tuple((axis, value) for axis, value in enumerate(coefficients) if value)
+        return _terms(found)
+
+    def condition(self, expr: Any) -> Condition | None:
+        """Return a comparison as one of an affine function with zero; None for other conditions."""
+        match expr:
+            case tirx.LE():
+                low, high, distance = expr.a, expr.b, 0
+            case tirx.LT():
+                low, high, distance = expr.a, expr.b, 1
+            case tirx.GE():
+                low, high, distance = expr.b, expr.a, 0
+            case tirx.GT():
+                low, high, distance = expr.b, expr.a, 1
+            case _:
+                return None
+        if not str(low.ty.dtype).startswith("int"):
+            return None
+        found = detect_linear_equation(self._analyzer.simplify(high - low - distance), self._axes)
+        if not found or not all(isinstance(value, tirx.IntImm) for value in found):
+            return None
+        return Condition(_terms(found), int(found[-1].value))
+
+
+def _terms(found: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Return the axes' coefficients but for zeros; what stands last is the constant."""
+    return tuple((axis, int(value.value)) for axis, value in enumerate(found[:-1]) if value.value)
 
 
 def _accesses(found: Iterable[tuple[Any, Any, str]], affine: _Affine, names: _Names) -> tuple[Access, ...]:

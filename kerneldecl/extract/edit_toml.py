@@ -49,6 +49,8 @@ class Function:
     calls: int
     places: tuple[str, ...] = ()
     """Other places in the model that call it; the name is that of the first."""
+    targets: tuple[str, ...] = ()
+    """Targets that it is for; none for all."""
 
     def is_of(self, table: Table) -> bool:
         return any(self.is_computed_by(rule, attrs) for rule, attrs in table.workloads)
@@ -167,6 +169,8 @@ def _unique(name: str, names: Collection[str]) -> str:
 
 def _entry(name: str, function: Function, model: str) -> str:
     pairs: list[tuple[str, Any]] = [("name", name), ("rule", function.rule), *function.attrs]
+    if function.targets:
+        pairs.append(("targets", list(function.targets)))
     pairs.append(("tags", [model, _calls_tag(model, function.calls)]))
     # JSON of strings, numbers, booleans and lists is TOML as well.
     return "".join(["\n", _also(function.places), "[[workload]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in pairs)])

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kerneldecl.declare.document import declare, decode, parse
+from kerneldecl.declare.document import declare, declared, decode, parse, scope_of
 from kerneldecl.declare.toml_keys import FILE
 from kerneldecl.diagnostics import line_numbers
 from kerneldecl.errors import DeclarationError, Problem
@@ -22,7 +22,9 @@ from kerneldecl.extract.edit_toml import HEADER, Function, Merged, Table, merge,
 from kerneldecl.extract.expected_fallbacks import expected_fallbacks
 from kerneldecl.model import frozen
 from kerneldecl.planning.fallbacks import share_text
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Worker
+from kerneldecl.serial import to_json
 from kerneldecl.store.files import ignore_results, write_whole
 
 FUNCTIONS = "functions"
@@ -41,7 +43,8 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     file = root / FILE
     content = file.read_bytes() if file.exists() else HEADER.format(name=json.dumps(name)).encode()
     tables = _tables(root, content)
-    answer = _read_by_a_worker(model, root, {"sizes": {dim: list(extents) for dim, extents in (sizes or {}).items()}, "dtype": dtype})
+    options = {"sizes": {dim: list(extents) for dim, extents in (sizes or {}).items()}, "dtype": dtype, "targets": _targets(root, content)}
+    answer = _read_by_a_worker(model, root, options)
     functions = {_function(found): found for found in answer["functions"]}
     if not functions:
         raise _failure(model, "none of its functions can be an entry", _reasons(answer["left_out"]))
@@ -49,7 +52,8 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     _write(root, merged, {dict(function.attrs)["file"]: found["ir"] for function, found in functions.items() if "ir" in found})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
     said = {"coverage": _coverage(answer), "fallbacks": expected_fallbacks(root, name, functions)}
-    return {"schema": 1, "model": name, "file": str(file), "left_out": answer["left_out"], **said, **counts}
+    left = {"left_out": answer["left_out"], "in_parts": [each for each in answer["in_parts"] if each["what"]]}
+    return {"schema": 1, "model": name, "file": str(file), **left, **said, **counts}
 
 
 def sizes_of(dims: Sequence[str]) -> dict[str, list[int]]:
@@ -86,16 +90,45 @@ def _reasons(left_out: list[Mapping[str, str]]) -> str:
 
 
 def _coverage(answer: Mapping[str, Any]) -> dict[str, float]:
-    return asdict(coverage(Work(rule=each["rule"], calls=each["calls"], **each["work"]) for each in answer["functions"]))
+    """Return what standard rules compute of the model as the first target has it."""
+    first: list[str] = next((each["targets"] for each in answer["in_parts"]), [])[:1]
+    functions = (each for each in answer["functions"] if not first or not each["targets"] or first[0] in each["targets"])
+    return asdict(coverage(Work(rule=each["rule"], calls=each["calls"], **each["work"]) for each in functions))
 
 
 def _function(found: Mapping[str, Any]) -> Function:
-    places = tuple(found.get("places", ()))
+    shared: dict[str, Any] = {
+        "name": found["name"],
+        "rule": found["rule"],
+        "calls": found["calls"],
+        "places": tuple(found.get("places", ())),
+        "targets": tuple(found.get("targets", ())),
+    }
     if found["rule"] == "tensor_ir":
         file = (("file", f"{FUNCTIONS}/{found['computation'][:20]}.json"),)
-        return Function(name=found["name"], rule="tensor_ir", attrs=file, identity=file, calls=found["calls"], places=places)
+        return Function(**shared, attrs=file, identity=file)
     attrs, identity = (tuple((key, frozen(value)) for key, value in found[what].items()) for what in ("attrs", "identity"))
-    return Function(name=found["name"], rule=found["rule"], attrs=attrs, identity=identity, calls=found["calls"], places=places)
+    return Function(**shared, attrs=attrs, identity=identity)
+
+
+def _targets(root: Path, content: bytes) -> list[dict[str, Any]]:
+    """Return the targets that new entries are built for, each with its arch and the policy that it is asked by."""
+    document = parse(content)
+    defaults = scope_of(root, document).defaults
+    archs = dict(declared(root, document, ()).targets)
+    loaded = ((target, load_arch(root, archs[target])) for target in defaults.targets)
+    return [{"name": target, "arch": to_json(arch), "policy": defaults.policy} for target, arch in loaded]
+
+
+def _in_parts(found: Mapping[str, Any]) -> str:
+    """Return what stays several functions, in a line for each reason."""
+    places: dict[str, list[str]] = {}
+    for each in found["what"]:
+        place, _, reason = each.partition(": ")
+        places.setdefault(reason, []).append(place)
+    targets = f" for {', '.join(found['targets'])}" if found["targets"] else ""
+    rests = {reason: f" and {len(names) - 1} more" if len(names) > 1 else "" for reason, names in places.items()}
+    return "\n".join(f"  in parts {names[0]}{rests[reason]}{targets}: {reason}" for reason, names in places.items())
 
 
 def _tables(root: Path, content: bytes) -> list[Table]:
@@ -131,6 +164,7 @@ def extracted_text(found: Mapping[str, Any]) -> str:
     shown = {"new": "new", "known": "known", "changed": "changed", "gone": "unused"}
     lines = [f"  {shown[what]:<9}{name}" for what in ("new", "changed", "gone") for name in found[what]]
     lines += [f"  left out {each['name']}: {each['reason']}" for each in found["left_out"]]
+    lines += [_in_parts(each) for each in found["in_parts"]]
     counts = ", ".join(f"{len(found[what])} {shown[what]}" for what in ("new", "known", "gone"))
     headline = f"{os.path.relpath(found['file'])}: {counts}, {len(found['left_out'])} left out"
     shares = [share_text(each, "fit no template but the fallback") for each in found["fallbacks"]]

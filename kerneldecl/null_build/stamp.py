@@ -53,10 +53,11 @@ def write_stamp(root: str, extra: Iterable[str], folders: Iterable[str], entries
 
 
 def _write(root: str, stamp: list[str]) -> None:
-    temporary = os.path.join(root, f"{STAMP}.{os.urandom(8).hex()}.part")  # as store.files, without what that imports
-    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write("\n".join(stamp))
-    os.replace(temporary, os.path.join(root, STAMP))
+    from pathlib import Path
+
+    from kerneldecl.store.files import write_whole  # a null build needs neither
+
+    write_whole(Path(root, STAMP), os.fsencode("\n".join(stamp)), durable=False)
 
 
 def restamp(root: str, entries: int) -> int:

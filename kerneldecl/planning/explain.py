@@ -21,7 +21,7 @@ ONLY_CHECKED = frozenset({"reference"})
 """Methods of rules that only verification depends on."""
 NOT_CHECKED = frozenset({"lower", "flops", "least_bytes", "tolerance", "problems"})
 """Methods that verification does not depend on."""
-_OTHER_FILE = "or a file that it imports"
+_OTHER_FILE = "itself or a file that it imports"
 Line = tuple[str, str | None, str | None]
 """Name, old and new value of a manifest's line."""
 
@@ -60,7 +60,7 @@ class Explainer:
             yield from self._described(old, new, ONLY_CHECKED)
         elif head in {"policies", "templates"} and old and new:
             yield from self._described(old, new)
-        elif head == "computation":
+        elif head in {"computation", "names"}:
             yield from list(self._causes(workload, "lower", manifests)) or [Cause("computation", "another one")]
         elif head == "candidates":
             yield from self._causes(workload, "propose", manifests)
@@ -78,7 +78,7 @@ class Explainer:
         lines = changed_lines(before, manifests["lower"]) if before else []
         for line in lines:
             found += self._cause(workload, line, manifests) if line[0].startswith(("attrs.", "files.")) else ()
-        yield from found or [Cause(f"rules/{workload.rule}.py", "reference or inputs, or a file that it imports")]
+        yield from found or [Cause(f"rules/{workload.rule}.py", "reference or inputs, itself or a file that it imports")]
 
     def _described(self, old: str | None, new: str | None, without: frozenset[str] = frozenset()) -> Iterator[Cause]:
         """Yield what differs behind two digests of plug-ins, as manifests write them, methods in `without` only where nothing else does."""

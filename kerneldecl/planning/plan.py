@@ -201,7 +201,7 @@ def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: A
         "protocol": MEASURING[arch.kind],
         "reference": found.reference,
     }
-    candidates = {"candidates": found.candidates, "templates": found.templates}
+    candidates = {"candidates": found.candidates, "templates": found.templates, **keys.named(lowered.names)}
     return keys.tune_manifest(lowered.computation, arch, search, candidates, toolchain)
 
 

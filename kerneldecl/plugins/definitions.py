@@ -29,7 +29,7 @@ def definitions(source: bytes) -> dict[str, str]:
                 decorators.append(line)
                 continue
             if depth == 1:
-                owner = tokens[1] if tokens[0] == "class" else ""
+                owner = _named(tokens, "class")
                 label = _label(tokens)
             else:
                 label = f"function {owner}.{name}" if (name := _function(tokens)) else f"class {owner}"
@@ -39,17 +39,20 @@ def definitions(source: bytes) -> dict[str, str]:
 
 
 def _label(tokens: Sequence[str]) -> str:
-    if name := _function(tokens):
-        return f"function {name}"
+    for kind, name in (("function", _function(tokens)), ("class", _named(tokens, "class"))):
+        if name:
+            return f"{kind} {name}"
     if tokens[0] in {"from", "import"}:
         return "imports"
-    if tokens[0] == "class":
-        return f"class {tokens[1]}"
     is_assignment = len(tokens) > 1 and tokens[0].isidentifier() and tokens[1] in {"=", ":"} and tokens[0] not in {"try", "else"}
     return f"constant {tokens[0]}" if is_assignment else TOP_LEVEL
 
 
 def _function(tokens: Sequence[str]) -> str:
     """Return the name of the function that a line begins; empty where it begins none."""
-    words = tokens[1:] if tokens[0] == "async" else tokens
-    return words[1] if len(words) > 1 and words[0] == "def" else ""
+    return _named(tokens[1:] if tokens[0] == "async" else tokens, "def")
+
+
+def _named(tokens: Sequence[str], keyword: str) -> str:
+    """Return the name behind a keyword that begins a line; empty where it does not, or where there is none."""
+    return tokens[1] if len(tokens) > 1 and tokens[0] == keyword else ""

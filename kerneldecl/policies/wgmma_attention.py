@@ -20,6 +20,7 @@ from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper.time_model import GPU_TENSOR_RATE_FRACTION, launch_secs
 
 TEMPLATES = ("wgmma_attention",)
+AUTO = {"cuda": 14}
 HAS_TRACES = False
 
 CONSUMERS = ((2, 1), (3, 1), (4, 1), (1, 2), (1, 3), (1, 1))
@@ -43,6 +44,10 @@ MANY_WAVES = 16
 
 SOFTMAX_CYCLES = 9.9 / 128
 """Cycles of an SM for a score: 1/16 for its power, which nothing of the same warp hides wholly, and what is multiplied and added."""
+CAP_CYCLES = 17.6 / 128
+SLOPE_CYCLES = 3.0 / 128
+MASK_CYCLES = 10.0 / 128
+"""Cycles for what softcap, slopes and a mask do to a score. Counted instructions, not measured."""
 BLOCK_CYCLES = 626.0
 """Cycles of a block in which its consumer does nothing else: barriers, the exchange of maxima, wgmma's latency."""
 TILE_CYCLES = 4700.0
@@ -90,8 +95,8 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
-    if not attention.takes(sizes.head_dim, sizes.value_dim, sizes.dtype, has_mask=sizes.has_mask):
-        return "it has a mask, its elements do not have 16 bits, or heads' dimensions are no multiples of 8 up to 256"
+    if not attention.takes(sizes):
+        return "its elements do not have 16 bits, its mask has too many, or heads' dimensions are no multiples of 8 up to 256"
     return ""
 
 
@@ -101,13 +106,14 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
         if (consumers - 1) * MMA_TILE_ROWS >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
             continue
         for pingpong, cluster in PIPELINES if consumers > 1 else ((0, 1),):
-            if cluster > 1 and (consumers != 2 or (sizes.is_causal and sizes.group % cluster)):
+            if cluster > 1 and (consumers != 2 or (not sizes.band.is_full and sizes.group % cluster)):
                 continue
             rings = (
                 WgmmaAttentionParams(consumers, block_n, stages, q_stages, OVERLAP, pingpong, together, ctas, cluster, FMA_POWERS, pdl=1)
                 for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
             )
-            yield from itertools.islice((params for params in rings if params.fits(sizes.head_dim, sizes.value_dim)), 1)
+            fitting = (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers))
+            yield from itertools.islice(fitting, 1)
 
 
 def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
@@ -144,15 +150,16 @@ def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float
 def _work(sizes: AttentionSizes, params: WgmmaAttentionParams, ctas: int) -> Iterable[tuple[int, float]]:
     """Return how many tiles, and blocks of keys in them, CTAs have, without repetition."""
     tiles = -(-sizes.queries // params.block_m) * sizes.batch * sizes.heads
-    if not sizes.is_causal:
+    if sizes.band.is_full:
         count = -(-tiles // ctas)
         return [(count, count * -(-sizes.keys // params.block_n))]
     if tiles > MANY_WAVES * ctas:
         dealt = [(-(-tiles // ctas), _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads // ctas)]
     else:
         dealt = _dealt(sizes, params.block_m, params.heads_together, ctas)
-    # The last block of a tile reaches half a block further than its rows see, in the mean.
-    return [(count, seen / params.block_n + count / 2) for count, seen in dealt]
+    # Where keys are limited, a tile's last block, or its first one, reaches half a block further than its rows see, in the mean.
+    limits = sum(limit is not None for limit in sizes.band)
+    return [(count, seen / params.block_n + count * limits / 2) for count, seen in dealt]
 
 
 @functools.lru_cache
@@ -177,9 +184,7 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
     rows = range(0, sizes.queries, block_m)
-    if not sizes.is_causal:
-        return [sizes.keys] * len(rows)
-    return [max(1, min(row + block_m, sizes.queries) + sizes.keys - sizes.queries) for row in rows]
+    return [max(1, len(sizes.band.keys_of(range(row, min(row + block_m, sizes.queries)), sizes.keys))) for row in rows]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
@@ -190,7 +195,8 @@ def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
 def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, resident: int) -> float:
     """Return the cycles of a block of keys of all consumers of so many CTAs on an SM: they share tensor cores, and what softmax takes."""
     scores, results = _mma_cycles(sizes, params, gpu)
-    softmax = MMA_TILE_ROWS * params.block_n * SOFTMAX_CYCLES
+    bias = sizes.has_softcap * CAP_CYCLES + sizes.has_alibi * SLOPE_CYCLES + sizes.has_mask * MASK_CYCLES
+    softmax = MMA_TILE_ROWS * params.block_n * (SOFTMAX_CYCLES + bias)
     consumers = resident * params.consumers
     alone = BLOCK_CYCLES + scores + max(results, softmax)
     cycles = p_norm(consumers * (scores + results), consumers * softmax, alone, exponent=BLOCK_P_NORM)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
-    from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
+    from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES, graph_passes
     from kerneldecl.compiler.model_import.half_precision import HalfPrecision
     from kerneldecl.compiler.model_import.read_model import read_model
     from kerneldecl.relax.default_schedules import DefaultSchedules
@@ -32,14 +32,16 @@ __all__ = [
     "Report",
     "ShapeBuckets",
     "export_model",
+    "graph_passes",
     "load_model",
     "pipeline",
     "read_model",
     "target_of",
 ]
 _MODULES = {
-    "FUSED_PASSES": "passes",
-    "GRAPH_PASSES": "passes",
+    "FUSED_PASSES": "compiler.graph.pipeline",
+    "GRAPH_PASSES": "compiler.graph.pipeline",
+    "graph_passes": "compiler.graph.pipeline",
     "AccumulateInFloat32": "compiler.graph.float32_accumulation",
     "HalfPrecision": "compiler.model_import.half_precision",
     "read_model": "compiler.model_import.read_model",

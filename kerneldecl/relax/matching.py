@@ -14,6 +14,7 @@ from tvm import relax
 
 from kerneldecl.compiler.dynamic_shapes import only_outside_buckets
 from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.graph.places import refused_of
 from kerneldecl.compiler.prim_funcs import SCHEDULED
 from kerneldecl.relax.default_schedules import Compiled
 from kerneldecl.relax.difference import Difference, difference, shape_of
@@ -48,6 +49,8 @@ class Report:
     """Matches in order of the functions' names."""
     unused: tuple[str, ...]
     """Entries that no function matched."""
+    in_parts: tuple[str, ...] = ()
+    """What looks like a larger rule and stays several functions, each with its place and the reason."""
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     """How the functions without a kernel are compiled, once they are."""
 
@@ -69,6 +72,7 @@ class Report:
         fallbacks = f", {len(self.on_fallback)} of them fallbacks" if self.on_fallback else ""
         headline = f"{self.artifact}: kernels for {len(self.hits)} of {needed} functions{fallbacks}"
         rest = [f"unused           {', '.join(self.unused)}"] if self.unused else []
+        rest += [f"in parts         {each}" for each in self.in_parts]
         return "\n".join([headline, *(f"  {line}" for line in [*map(self._line, self.matches), *rest])])
 
     def _line(self, match: Match) -> str:
@@ -83,7 +87,7 @@ def match(mod: tvm.IRModule, prebuilt: Prebuilt, arch: str = "") -> Report:
     found = tuple(_matches(mod, prebuilt.kernels, arch))
     used = {each.kernel.digest for each in found if each.outcome == "hit" and each.kernel}
     unused = sorted(entry for kernel in prebuilt.kernels if kernel.digest not in used for entry in kernel.entries)
-    return Report(prebuilt.name, found, tuple(unused))
+    return Report(prebuilt.name, found, tuple(unused), tuple(refused_of(mod)))
 
 
 def _matches(mod: tvm.IRModule, kernels: Sequence[Kernel], arch: str) -> Iterator[Match]:

@@ -15,9 +15,11 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from kerneldecl.compiler.canonical import lower
 from kerneldecl.compiler.cpu import PIPELINE
 from kerneldecl.compiler.dynamic_shapes import Buckets, with_shape_buckets
-from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
+from kerneldecl.compiler.equivalence import match_digest
+from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, graph_passes
 from kerneldecl.compiler.nvcc_callback import compile_device_code
 from kerneldecl.compiler.prim_funcs import in_place_of
 from kerneldecl.errors import ArtifactError, UnmatchedError
@@ -27,6 +29,7 @@ from kerneldecl.relax.detach_weights import DetachWeights, Weights
 from kerneldecl.relax.matching import Report, match
 from kerneldecl.relax.prebuilt import Kernel, read_prebuilt
 from kerneldecl.relax.verification import verification
+from kerneldecl.rule import Rule
 
 TIR_PIPELINE = PIPELINE
 """The `tir_pipeline` that `relax.build` and `tvm.compile` need where a kernel is a traceless TIRx function; it works for every model."""
@@ -62,14 +65,29 @@ class ApplyArtifact:
         self.artifact, self.mode, self.strict, self.target = artifact, mode, strict, target
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-        target = self.target or tvm.target.Target.current(allow_none=True)
-        if target is None:
-            raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
-        self.report = match(mod, read_prebuilt(self.artifact, target), "" if self.mode == "binary" else str(target.attrs.get("arch", "")))
+        target = self._target()
+        self.report = match(mod, read_prebuilt(self.artifact, target), self._arch(target))
         if self.strict and self.report.missed:
             raise UnmatchedError(str(self.report))
         _LOG.info("%s", self.report)
         return scheduled(mod, self.report.hits) if self.mode == "schedule" else _called(mod, self.report.hits, target)
+
+    def fuses(self, rule: Rule) -> bool:
+        """Say whether the artifact has a kernel for a rule that does the work of several: what `graph_passes` asks of an attention."""
+        target = self._target()
+        wanted, arch = match_digest(lower(rule)["main"]), self._arch(target)
+        kernels = (kernel for kernel in read_prebuilt(self.artifact, target).kernels if kernel.digest == wanted)
+        return any(not arch or kernel.arch in {"", arch} for kernel in kernels)
+
+    def _target(self) -> tvm.target.Target:
+        target = self.target or tvm.target.Target.current(allow_none=True)
+        if target is None:
+            raise ValueError("ApplyArtifact has no target; run it under `with target:` or give it one")
+        return target
+
+    def _arch(self, target: tvm.target.Target) -> str:
+        """Return the arch that schedules are compiled for; empty where kernels are compiled already."""
+        return "" if self.mode == "binary" else str(target.attrs.get("arch", ""))
 
 
 def scheduled(mod: tvm.IRModule, kernels: Mapping[str, Kernel]) -> tvm.IRModule:
@@ -99,11 +117,11 @@ def pipeline(
 ) -> Pipeline:
     """Return the default passes of `relax.build(mod, target, relax_pipeline=…, tir_pipeline=TIR_PIPELINE)` with an artifact's kernels.
 
-    The passes are `GRAPH_PASSES`, library dispatch, fusion, the artifact, TVM's default schedules of other functions, or plain ones
-    where these fail, and lowering to the virtual machine. With `verify`, a function that TVM compiles is run here on random inputs, as
-    far as its target is here, and compared with its reference. The result's `report` holds the match of each function and how it is
-    compiled, once a model was built with it. With `detach_weights` its `weights` are those of the model, for `export_model` to write
-    beside the library, and the library says what inputs it takes.
+    The passes are `graph_passes` with the attentions that the artifact has kernels for, library dispatch, fusion, the artifact, TVM's
+    default schedules of other functions, or plain ones where these fail, and lowering to the virtual machine. With `verify`, a
+    function that TVM compiles is run here on random inputs, as far as its target is here, and compared with its reference. The
+    result's `report` holds the match of each function and how it is compiled, once a model was built with it. With `detach_weights`
+    its `weights` are those of the model, for `export_model` to write beside the library, and the library says what inputs it takes.
     """
     if target.kind.name == "cuda":
         compile_device_code(target)
@@ -114,7 +132,7 @@ def pipeline(
     default = _without_arch_suffix(target)
     others = DefaultSchedules(legalize[fused:], verification(default) if verify else None)
     steps = (
-        ((*GRAPH_PASSES, *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *FUSED_PASSES, apply), target),
+        ((*graph_passes(apply.fuses), *relax.pipeline.library_dispatch_passes(target), *legalize[:fused], *FUSED_PASSES, apply), target),
         ((others,), default),
         ((*((detach,) if detach else ()), *_lower_dataflow(), *relax.pipeline.finalize_passes(target)), target),
     )

@@ -11,14 +11,16 @@ OUT_OF_MEMORY = "out of memory"
 # Signals that a process draws upon itself; all others come from outside, such as from the kernel when memory is short.
 _OWN_SIGNALS = "SEGV|ABRT|FPE|ILL|BUS|TRAP|SYS"
 _SHORT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|out of memory|cannot allocate memory|OUT_OF_MEMORY", re.IGNORECASE)
-_BY_MACHINE = re.compile(
-    rf"(?:inputs or reference: )?(?:interrupted$|took more than |its process was killed by SIG(?!(?:{_OWN_SIGNALS})\b))"
-)
+_KILLED = rf"its process was killed by SIG(?!(?:{_OWN_SIGNALS})\b)"
+_BY_MACHINE = re.compile(rf"(?:inputs or reference: )?(?:interrupted$|took more than |{_KILLED})")
+_TOOL_KILLED = re.compile(rf"{_KILLED}|terminated with signal 9|Killed signal terminated program|died due to signal 9")
+"""How failures speak of a tool that a worker has started: of the tool itself, then as g++, gcc and nvcc do of what they start."""
 
 
 def is_by_machine(failure: str) -> bool:
     """Say whether a failure, as an answer or a trial words it, may be the machine's."""
-    return _BY_MACHINE.match(failure) is not None or is_short_of_memory(failure)
+    is_killed = _BY_MACHINE.match(failure) is not None or _TOOL_KILLED.search(failure) is not None
+    return is_killed or is_short_of_memory(failure)
 
 
 def is_short_of_memory(text: str) -> bool:

@@ -137,7 +137,7 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
                 inputs[at] = sprinkled(rng, inputs[at], chosen)
         expected = _expected(rule, signature, inputs)
         ranged = (in_range(want, arg.dtype) for want, arg in zip(expected, signature.outputs, strict=True))
-        return DataSet(tuple(inputs), tuple(ranged), where, any_for_nan)
+        return DataSet(tuple(inputs), tuple(ranged), where, any_for_nan or rule.nan_may_vanish())
 
     says = " where inputs hold zeros, tiny numbers" + ("" if ignores_nan else " and NaN")
     first = with_special(seed + 1, lambda _, dtype: (*nan, *small(dtype)), says, any_for_nan=False)

@@ -5,6 +5,7 @@ Knows nothing of what an artifact holds.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kerneldecl.artifact import link
@@ -34,6 +35,9 @@ def link_artifacts(session: Session) -> None:
             if not action.key or not all(e.action("build").is_hit for e in present):
                 continue  # of other entries than those selected, some are not tuned, or their objects are not here
             _link_artifact(session, action, folder, present)
+        elif link.left_beside(folder):
+            with _alone(session):
+                link.remove_left(folder)
         session.links[action.target] = action
         session.artifacts[action.target] = folder
 
@@ -59,8 +63,13 @@ def _link_artifact(session: Session, action: Action, folder: Path, entries: list
         parts=parts,
         missing={e.workload.name: session.failures[e.entry] for e in failed},
     )
-    with exclusive(workspace.cache / "link.lock", "linking in this workspace", lambda text: session.report(Note(text))):
+    with _alone(session):
         if artifact_defect(folder, action.key):  # another build may have linked it while we waited
             link.link(linked, workspace.store, folder, session.linkers[linked.arch.kind])
     workspace.store.write("link", action.manifest, {}, is_local=True)
     session.report(Finished(action.target, "link", str(folder.relative_to(workspace.root))))
+
+
+def _alone(session: Session) -> AbstractContextManager[None]:
+    """Return a context in which nobody else links in the workspace."""
+    return exclusive(session.workspace.cache / "link.lock", "linking in this workspace", lambda text: session.report(Note(text)))

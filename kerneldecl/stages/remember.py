@@ -27,7 +27,7 @@ def remember(session: Session) -> None:
         keys[entry] = {**before, **keys[entry]} if entry in keys else keys.get(entry, {})
     kept = {entry: k for entry, k in keys.items() if k}
     last_build.write_state(path, replace(last, keys=kept, why=_reasons(session, last), failed=_failed(session, last)))
-    _remember_sources(session)
+    _remember_sources(session, last)
 
 
 def _keys(session: Session, entry: EntryPlan) -> dict[str, str]:
@@ -36,11 +36,14 @@ def _keys(session: Session, entry: EntryPlan) -> dict[str, str]:
     return {**keys, last_build.REFERENCE: reference} if entry.tuned else keys
 
 
-def _remember_sources(session: Session) -> None:
+def _remember_sources(session: Session, last: last_build.State) -> None:
     """Keep what is behind the digests of this build, and of earlier ones while an entry is not up to date since."""
     path = session.workspace.cache / sources.FILE
     known = sources.read_sources(path)
-    links = {e.entry: link_parts(e) for e in session.plan.entries if e.tuned and e.workload.target in session.links}
+    linked = [e for e in session.plan.entries if e.tuned and e.workload.target in session.links]
+    same = {target for target, action in session.links.items() if last.keys.get(target, {}).get("link") == action.key}
+    kept = {e.entry: known.links[e.entry] for e in linked if e.workload.target in same and e.entry in known.links}
+    links = {e.entry: kept.get(e.entry) or link_parts(e) for e in linked}
     now = replace(sources.sources_behind(session.workspace.behind, known), links=links)
     sources.write_sources(path, now.with_earlier(known) if session.plan.misses else now)
 

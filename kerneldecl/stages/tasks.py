@@ -46,7 +46,9 @@ def with_known(session: Session, entry: EntryPlan, task: Task) -> Task:
     wanted = {proposal.candidate for group in entry.groups for proposal in group.proposals}
     if wanted - before.trials(task.tolerance).keys():
         for trial in before.built:
-            manifest = build_manifest(trial.schedule_digest, symbol(task.lowered.computation), task.arch, task.toolchain)
+            manifest = build_manifest(
+                trial.schedule_digest, symbol(task.lowered.computation), task.arch, task.toolchain, task.lowered.names
+            )
             fields = trial_to_json(trial)
             store.write("build", manifest, {name: fields[name] for name in BUILT_FIELDS if name in fields}, is_local=True)
     return replace(task, known=before.trials(task.tolerance))

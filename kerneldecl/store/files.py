@@ -1,14 +1,19 @@
 """Owns writing files whole: readers see the old content or the new one, also where several write at once; and .gitignore.
 
-Knows nothing of what results mean.
+Knows nothing of what results mean. A part of a file is locked while it is written, and the kernel releases the lock when its process
+ends, however it ends: the next build removes what has none.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+_PART = ".part"
 _IGNORED = """\
 # kerneldecl: artifacts, and of the store all but the records of declared archs
 /dist/
@@ -21,17 +26,48 @@ _IGNORED = """\
 def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
     """Replace a file, or make it and its folders. A `durable` one is on the disk before it takes its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+    descriptor, part = locked_file(path.parent, ".", _PART)
+    with os.fdopen(descriptor, "wb") as file:  # locked until it has its name
+        try:
             file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
             if durable:
-                file.flush()
                 os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)  # still there only if something went wrong
+            part.chmod(0o644)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)  # still there only if something went wrong
+
+
+def locked_file(folder: Path, prefix: str, suffix: str) -> tuple[int, Path]:
+    """Make a file of a new name and lock it; return its descriptor, which holds the lock, and its path."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=suffix)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:  # else somebody took it for abandoned before it was locked
+                return descriptor, Path(name)
+        os.close(descriptor)
+
+
+def if_abandoned(path: Path, remove: Callable[[], object]) -> None:
+    """Call `remove` if nobody holds the lock of a file, and hold it meanwhile."""
+    with contextlib.suppress(OSError):
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove()
+        finally:
+            os.close(lock)
+
+
+def remove_parts(folder: Path, below: Collection[str]) -> None:
+    """Remove what killed processes have left of files that they wrote into a folder, or into those of its folders that are named."""
+    for place, folders, names in os.walk(folder):
+        if place == str(folder):
+            folders[:] = [name for name in folders if name in below]
+        for part in (Path(place) / name for name in names if name.startswith(".") and name.endswith(_PART)):
+            if_abandoned(part, part.unlink)
 
 
 def ignore_results(root: Path) -> list[Path]:

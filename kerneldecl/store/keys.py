@@ -125,13 +125,18 @@ def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fiel
     return manifest("tune", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
 
 
-def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str]) -> str:
-    """Return what an object file depends on. `scheduled` is the digest of the scheduled module."""
+def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str], names: str = "") -> str:
+    """Return what an object file depends on. `scheduled` is the digest of the scheduled module whatever its names, `names` of these."""
     target: Fields = {"target": dict(arch.tvm_target)}
     if arch.gpu:
         target = {**target, **{name: getattr(arch.gpu, name) for name in _BUILT_WITH}}
-    fields = {"scheduled": scheduled, "symbol": symbol, "arch": target}
+    fields = {"scheduled": scheduled, "symbol": symbol, "arch": target, **named(names)}
     return manifest("build", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
+
+
+def named(names: str) -> dict[str, str]:
+    """Return the line of a manifest that tells of names in a computation; none where they are not known."""
+    return {"names": names} if names else {}
 
 
 def object_key(schedule_digest: str, object_digest: str) -> str:

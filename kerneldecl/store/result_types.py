@@ -131,6 +131,8 @@ def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
     for name, is_right in FIELDS.get(kind, {}).items():
         if not is_right(parsed.get(name, _ABSENT)) and name != late:
             return name
+    if kind == "lower" and not isinstance(parsed.get("names", ""), str):
+        return "names"
     if kind in {"tune", "rank"} and parsed["symbol"] != symbol(parsed["computation"]):
         return "symbol"
     return ""

@@ -45,6 +45,11 @@ class Lowered:
         return str(self.json["computation"])
 
     @property
+    def names(self) -> str:
+        """Digest of the function with the names of its variables, buffers and blocks; empty in records that do not tell."""
+        return str(self.json.get("names", ""))
+
+    @property
     def signature(self) -> Json:
         """Inputs and outputs, each with name, shape and dtype, as JSON."""
         return self.json["signature"]  # type: ignore[no-any-return]
@@ -80,8 +85,8 @@ class Lowered:
             return space
 
     def described(self) -> list[tuple[str, str]]:
-        """Return all but the iteration space as sorted pairs: what an artifact's manifest says of the computation."""
-        return [(name, str(self.json[name])) for name in sorted(self.json) if name != "space"]
+        """Return all but iteration space and names as sorted pairs: what an artifact's manifest says of the computation."""
+        return [(name, str(self.json[name])) for name in sorted(self.json) if name not in {"space", "names"}]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ has a lock beside it, which the kernel releases when its process ends, however i
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
+from kerneldecl.store.files import if_abandoned, locked_file
 
 _LOCK = ".lock"
 
@@ -54,26 +55,19 @@ def scratch_folder() -> Iterator[Path]:
 
 def _locked(parent: Path) -> tuple[int, Path]:
     """Return the held lock of a new folder, and the folder. The lock is there first: a folder without one belongs to nobody."""
-    while True:
-        lock, name = tempfile.mkstemp(dir=parent, prefix="scratch-", suffix=_LOCK)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_nlink:  # else a sweep took it for a left-over before it was locked
-                folder = Path(name.removesuffix(_LOCK))
-                folder.mkdir(mode=0o700)
-                return lock, folder
-        os.close(lock)
+    lock, path = locked_file(parent, "scratch-", _LOCK)
+    folder = _folder_of(path)
+    folder.mkdir(mode=0o700)
+    return lock, folder
 
 
 def _sweep(parent: Path) -> None:
     for path in parent.glob(f"scratch-*{_LOCK}"):
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path.with_name(path.name.removesuffix(_LOCK)))
-            finally:
-                os.close(lock)
+        if_abandoned(path, functools.partial(_remove, _folder_of(path)))
+
+
+def _folder_of(lock: Path) -> Path:
+    return lock.with_name(lock.name.removesuffix(_LOCK))
 
 
 def _remove(folder: Path) -> None:

@@ -17,14 +17,14 @@ Parameters:
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
   ctas_per_sm     CTAs that share an SM: 1, or 2 or 3 of one consumer
   cluster         1, or 2 CTAs that share keys and values by TMA multicast: those of neighbouring heads of one group, else of neighbouring
-                  rows, which takes an attention without a causal mask; then ctas_per_sm is 1
+                  rows, which takes an attention without a causal mask or a window; then ctas_per_sm is 1
   fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 1.02e-4, instead of by special-function
                   units, which are the limit where heads are small
   pdl             1 launches with PDL: the kernel starts as soon as the preceding one leaves room and waits for its end before loading
 
 A thread has block_n / 2 scores, block_n / 4 registers of powers and value_dim / 2 results, in at most 223, 208, 128 or 80 registers with 1,
 2, 3 or 4 consumers, and 200 or 104 where 2 or 3 CTAs share an SM. Shared memory: (q_stages * 64 * consumers * head_dim
-+ stages * block_n * (head_dim + value_dim)) * 2 bytes, dimensions rounded up to 64, and 1 KiB.
++ stages * block_n * (head_dim + value_dim)) * 2 bytes, dimensions rounded up to 64, and 1 KiB; a place of queries has room for results.
 
 Returns a custom kernel of TIRx, a PrimFunc without a trace.
 """
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm import IRModule
+from tvm import IRModule, tirx
 
 from kerneldecl.analysis.attention import WgmmaAttentionParams, takes
 from kerneldecl.compiler.attention import read_attention
@@ -49,9 +49,10 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     """Return the attention as one custom kernel, or None where wgmma or these parameters do not take it."""
     attention = WgmmaAttentionParams(**{name: params[name] for name in WgmmaAttentionParams._fields})  # type: ignore[arg-type]
     spec = read_attention(mod) if has_wgmma(arch) else None
-    if spec is None or not takes(spec.head_dim, spec.value_dim, spec.dtype, has_mask=spec.has_mask) or spec.scale <= 0:
+    if spec is None or not takes(spec.sizes) or spec.scale <= 0:
         return None
-    if not attention.fits(spec.head_dim, spec.value_dim):
+    if not attention.fits(spec.head_dim, spec.value_dim, spec.sizes.bias_registers):
         return None
-    kernel = AttentionKernel(tuple(mod["main"].params), spec, attention, arch.the_gpu.sm_count)
-    return build(kernel) if kernel.shares_heads or not spec.is_causal else None
+    buffers = (tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments)
+    kernel = AttentionKernel(tuple(buffers), spec, attention, arch.the_gpu.sm_count)
+    return build(kernel) if kernel.shares_heads or spec.band.is_full else None

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.toolchain.cxx import compiler
+from kerneldecl.toolchain.last_words import last_words
 
 WORKSPACE_ALLOCATOR = Path(__file__).parent / "workspace_pages.cpp"
 _ALLOC = b"\0__TVMBackendAllocWorkspace\0"
@@ -111,8 +112,7 @@ def sized(content: bytes) -> bytes:
 
 
 def run(command: Sequence[str], folder: Path, what: str) -> None:
-    """Run a linker in a folder; raise ToolchainError with its last line where it fails."""
+    """Run a linker in a folder; raise ToolchainError with what it says where it fails."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or ["no message"]
-        raise ToolchainError(f"{what} failed: {lines[-1]}")
+        raise ToolchainError(f"{what} failed: {last_words(result)}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain.last_words import last_words
 
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -25,7 +26,7 @@ def compiler() -> str:
 
 
 def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
-    """Link object files, in the order given, into `library`; raise ToolchainError with the linker's last line."""
+    """Link object files, in the order given, into `library`; raise ToolchainError with what the linker says."""
     # Objects are named in a file: a thousand names are too long for a command line. No build id: the library's own name
     # already has a digest of the content.
     with tempfile.NamedTemporaryFile("w", suffix=".rsp", encoding="utf-8") as names:
@@ -34,5 +35,4 @@ def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
         command = [compiler(), "-shared", "-o", str(library), f"@{names.name}", "-Wl,--build-id=none"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        lines = result.stderr.strip().splitlines() or ["no message"]
-        raise ToolchainError(f"linking {library.name} failed: {lines[-1]}")
+        raise ToolchainError(f"linking {library.name} failed: {last_words(result)}")

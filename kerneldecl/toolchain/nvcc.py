@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
+from kerneldecl.toolchain.last_words import last_words
 
 # TVM's code calls operators of half and bfloat16, which CUDA's headers would otherwise leave out.
 FLAGS = (
@@ -141,7 +142,7 @@ def _examined(path: str) -> Compiler:
 def _output(*command: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise ToolchainError(f"`{' '.join(command)}` failed: {_error_line(result)}")
+        raise ToolchainError(f"`{' '.join(command)}` failed: {last_words(result)}")
     return result.stdout
 
 
@@ -156,7 +157,7 @@ def compile_cubin(source: str, arch: str, flags: Sequence[str] = FLAGS) -> Cubin
         (Path(folder) / "kernel.cu").write_text(prepared(source), encoding="utf-8")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            raise ValueError(f"nvcc: {_error_line(result)}")
+            raise ValueError(f"nvcc: {last_words(result)}")
         if loss := _LOSS.search(result.stderr):
             raise ValueError(f"ptxas: {loss['message'].strip()}")
         content = (Path(folder) / "kernel.cubin").read_bytes()
@@ -184,11 +185,6 @@ def drop_slow_headers(source: str) -> str:
         if used_by not in _FOR_NVRTC.sub("", rest):
             source = rest
     return source
-
-
-def _error_line(result: subprocess.CompletedProcess[str]) -> str:
-    lines = f"{result.stderr}\n{result.stdout}".strip().splitlines() or [f"exit code {result.returncode}, no message"]
-    return next((line for line in lines if "error" in line or "fatal" in line), lines[-1]).strip()
 
 
 def _usage(report: str) -> dict[str, Usage]:

@@ -278,6 +278,17 @@ def with_trusted_references(entries: Sequence[Entry], runner: Runner) -> list[En
     return [replace(entry, task=replace(entry.task, reference=answer)) for entry, answer in zip(entries, answers, strict=True)]
 
 
+CARRIED = "the computation that the bundle carries"
+
+
+def reference_name(entry: Entry) -> str:
+    """Return what an entry's kernels are compared with, as a phrase."""
+    asked, rule = entry.task.reference, entry.task.workload.rule
+    if not asked:
+        return f"rule {rule} of the bundle, or the standard one where it holds none"
+    return f"the standard rule {rule}" if asked["root"] == str(STANDARD) and asked["rule"] == rule else CARRIED
+
+
 def measure_entry(entry: Entry, runner: Runner, store: Store, on_progress: OnProgress, next_task: Task | None = None) -> Outcome:
     """Verify and time an entry's candidates and keep the record, as tuning does; if none passes, there is no record.
 

@@ -34,6 +34,8 @@ class Search:
     """Digest of each template."""
     reference: str
     """Digest of what its verdicts were judged by."""
+    names: str
+    """Digest of the names in its computation: others make another object of the same schedule, which takes the same time."""
 
     @functools.cached_property
     def timed(self) -> frozenset[Candidate]:
@@ -110,7 +112,8 @@ class Known:
         for search in self.searches:
             is_same_reference = search.reference == self.now.reference
             for trial in (trial for trial in search.result.trials if search.knows(trial, self.now)):
-                now = judged(trial, tolerance, is_same_reference=is_same_reference)
+                own = trial if search.names == self.now.names else replace(trial, code_digest="")
+                now = judged(own, tolerance, is_same_reference=is_same_reference)
                 if now and (trial.candidate not in found or _worth(now) > _worth(found[trial.candidate])):
                     found[trial.candidate] = now
         return found
@@ -118,7 +121,8 @@ class Known:
     @property
     def built(self) -> list[Trial]:
         """Trials whose code is known from their schedule, though they were made by other templates."""
-        return [t for s in self.searches if s.setting == self.now.setting for t in s.result.trials if t.schedule_digest and t.code_digest]
+        alike = [search for search in self.searches if search.setting == self.now.setting and search.names == self.now.names]
+        return [trial for search in alike for trial in search.result.trials if trial.schedule_digest and trial.code_digest]
 
     @property
     def is_of_other_code(self) -> bool:
@@ -131,7 +135,8 @@ class Known:
 
     def winner(self, trial: Trial) -> TuneResult | None:
         """Return the record where this very kernel has won, if there is one: it names the blobs."""
-        return next((s.result for s in self.searches if s.result.winner == trial.candidate and s.knows(trial, self.now)), None)
+        alike = (search for search in self.searches if search.names == self.now.names)
+        return next((s.result for s in alike if s.result.winner == trial.candidate and s.knows(trial, self.now)), None)
 
 
 def _parsed(manifest: str, result: TuneResult) -> tuple[frozenset[tuple[str, str]], Search]:
@@ -139,5 +144,5 @@ def _parsed(manifest: str, result: TuneResult) -> tuple[frozenset[tuple[str, str
     lines = lines_of(manifest)
     subject = frozenset((name, lines.get(name, "")) for name in _SUBJECT)
     templates = {name.removeprefix("templates."): value for name, value in lines.items() if name.startswith("templates.")}
-    rest = frozenset(line for line in lines.items() if not line[0].startswith(("templates.", "candidates.", "search.")))
-    return subject, Search(result, rest, templates, lines.get("search.reference", ""))
+    rest = frozenset(line for line in lines.items() if not line[0].startswith(("templates.", "candidates.", "search.", "names")))
+    return subject, Search(result, rest, templates, lines.get("search.reference", ""), lines.get("names", ""))

@@ -111,7 +111,23 @@ def tune(
 
     outcome = search(_first_proposals(task), _with_known(task, evaluate), _asking_next(task, runner))
     assert outcome is not None, "a measurement is never unknown"
-    return _with_verified_winner(task, outcome, runner, store)
+    return _with_verified_winner(task, _with_own_code(task, outcome, runner), runner, store)
+
+
+def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
+    """Return the outcome with a winner whose code is known: one that was timed under other names in its computation is built again.
+
+    A template that looks at names may schedule otherwise now; then the next best comes.
+    """
+    while outcome.policy and not outcome.trials[0].code_digest:
+        winner, *others = outcome.trials
+        (built,) = build_all(task, [Proposal(winner.candidate, winner.predicted_secs)], runner, lambda *_: None)
+        is_same = built.schedule_digest == winner.schedule_digest
+        why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
+        now = replace(winner, code_digest=built.code_digest) if is_same else replace(winner, samples=(), failure=why)
+        trials, tied = ranking([now, *others])
+        outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
+    return outcome
 
 
 def _with_verified_winner(task: Task, outcome: Outcome, runner: Runner, store: Store) -> Outcome:
@@ -158,10 +174,10 @@ def recalled(task: Task, runner: Runner, store: Store, on_progress: OnProgress, 
     outcome = search(_first_proposals(task), _with_known(task, evaluate), lambda *_: ())
     assert outcome is not None, "what is not known is left open"
     if outcome.policy:
-        return outcome
+        return _with_own_code(task, outcome, runner)
     listed = {trial.candidate for trial in outcome.trials}
     others = [trial for candidate, trial in task.known.items() if candidate not in listed and trial.samples]
-    return Outcome(*ranking([*others, *outcome.trials]), EARLIER) if others else outcome
+    return _with_own_code(task, Outcome(*ranking([*others, *outcome.trials]), EARLIER), runner) if others else outcome
 
 
 def request_first(task: Task, runner: Runner) -> Answers | None:

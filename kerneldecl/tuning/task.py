@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from kerneldecl.model import SPECIALIZE, Arch, Candidate, Limits, Trial, Workload
 from kerneldecl.runners.process import Answer
 from kerneldecl.serial import to_json, trial_to_json
+from kerneldecl.store import keys
 from kerneldecl.store.results import Group, Lowered
 
 Answers = Iterator[tuple[int, Answer]]
@@ -86,7 +87,7 @@ class Task:
         where = {"root": str(self.root), "cache": str(self.cache)}
         names = {**where, "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
-        return {**names, "computation": self.lowered.computation, **custom}
+        return {**names, "computation": self.lowered.computation, **keys.named(self.lowered.names), **custom}
 
     @property
     def measured_spec(self) -> dict[str, Any]:

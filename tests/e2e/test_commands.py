@@ -35,7 +35,9 @@ def test_from_init_to_verify(space: Space) -> None:
 
     planned = space.run_json("plan")
     assert planned["summary"] == {"hit": 0, "miss": 9}
-    assert {tuple(sorted(action)) for action in planned["actions"]} == {("key", "kind", "reason", "state", "target", "workload")}
+    assert {tuple(sorted(action)) for action in planned["actions"]} == {
+        ("causes", "key", "kind", "reason", "state", "steps", "target", "workload")
+    }
     assert [a["kind"] for a in planned["actions"]] == ["lower", "propose", "tune", "build"] * 2 + ["link"]
     assert not (space.root / "dist").exists(), "a plan runs nothing"
 
@@ -182,10 +184,9 @@ def test_changing_one_shape_runs_exactly_its_actions(real: Space) -> None:
     pending = real.run_json("plan")
     misses = [(a["workload"], a["kind"]) for a in pending["actions"] if a["state"] == "miss"]
     assert misses == [("gemm", "lower"), ("gemm", "propose"), ("gemm", "tune"), ("gemm", "build"), ("", "link")]
-    assert next(a["reason"] for a in pending["actions"] if a["state"] == "miss") == "attrs.m 16 -> 17"
+    assert next(a["reason"] for a in pending["actions"] if a["state"] == "miss") == "workloads.toml: m 16 -> 17"
     explained = real.run("why", "gemm").stdout
-    assert "- attrs.m = 16" in explained
-    assert "+ attrs.m = 17" in explained
+    assert "lower: workloads.toml: m 16 -> 17" in explained
     done = real.run("build")
     assert done.stdout.startswith("4 entries: 3 up to date, 1 tuned\n")
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import subprocess
 import time
@@ -16,10 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support import kills
 from support.spaces import REAL, Space
-
-from kerneldecl.artifact.manifest import artifact_defect
-from kerneldecl.store.local import LocalStore, store_stats
 
 COMPUTATIONS = 4
 INTERRUPTED = (130, -signal.SIGINT)
@@ -123,40 +120,26 @@ def test_an_interrupt_ends_a_build_whose_worker_hangs(fresh: Space) -> None:
         interrupted(fresh, process)
 
 
-def damaged(space: Space) -> list[str]:
-    found: list[str] = store_stats(LocalStore(space.root / "cache"))["damaged"]
-    return found
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_builds_that_are_killed_lose_nothing_and_leave_nothing(tmp_path: Path, count: int) -> None:
+    """Whole or a worker of theirs, at random moments. `python -m support.kills` does so as often as one likes."""
+    trial = kills.new_trial(tmp_path)
+    kills.kill_builds(trial, count, random.Random(20))
+    assert trial.wrong == []
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_builds_that_are_killed_lose_nothing_that_was_finished(fresh: Space, kills: int) -> None:
-    """At random moments. Whenever a build gets to its end, some of the work is taken away again."""
-    moments = random.Random(20)
-    for _ in range(kills):
-        before = {path: path.read_bytes() for path in fresh.records("*")}
-        with fresh.start("build", "--keep-going") as process:
-            try:
-                process.wait(timeout=moments.uniform(0.05, 3.5))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        assert vanished(fresh)
-        assert damaged(fresh) == []
-        assert all(path.read_bytes() == content for path, content in before.items())
-        for manifest in fresh.root.glob("dist/*/host/manifest.json"):
-            assert artifact_defect(manifest.parent) == "", "an artifact is whole or not there"
-        if process.returncode == 0:
-            shutil.rmtree(fresh.root / "dist")
-            shutil.rmtree(fresh.root / "cache" / moments.choice(["blob", "local/measure", "local/lower"]), ignore_errors=True)
-            for path in moments.sample(fresh.records("tune"), 2):
-                path.unlink()
-    before = {path: path.read_bytes() for path in fresh.records("*")}
-    tuned = len(fresh.records("tune"))
-    done = fresh.run("build")
-    assert sum(line.startswith("tuned [") for line in done.stderr.splitlines()) == COMPUTATIONS - tuned
-    assert all(path.read_bytes() == content for path, content in before.items())
-    assert len(fresh.records("tune")) == COMPUTATIONS
-    fresh.run("verify")
-    assert fresh.run("build").stdout == "4 entries: 4 up to date\n"
+@pytest.mark.slow
+def test_many_builds_at_once_share_the_work_and_leave_nothing(tmp_path: Path) -> None:
+    trial = kills.new_trial(tmp_path)
+    kills.build_at_once(trial, 2, random.Random(20))
+    assert trial.wrong == []
+
+
+@pytest.mark.slow
+def test_an_edit_during_a_build_belongs_to_the_next_one(tmp_path: Path) -> None:
+    trial = kills.new_trial(tmp_path)
+    kills.edit_builds(trial, 3, random.Random(20), tmp_path)
+    assert trial.wrong == []
 
 
 def test_two_builds_at_once_share_the_work(fresh: Space) -> None:

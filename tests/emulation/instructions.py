@@ -127,7 +127,7 @@ def _mma(i: Instruction) -> str:
     d, a, b, c = (_vector(operand) for operand in i.operands)
     where = ", ".join(f"&{value}" for value in d)
     operands = ", ".join(f"{{{', '.join(values)}}}" for values in (a, b, c))
-    return f"machine::mma_sync({{{where}}}, {operands}, {'true' if 'bf16' in i.parts else 'false'})"
+    return f"machine::mma_sync({{{where}}}, {operands}, machine::Type::{i.parts[-2]})"
 
 
 def _matrix_store(i: Instruction) -> str:
@@ -332,9 +332,10 @@ _MODELS: list[tuple[re.Pattern[str], Callable[[Instruction], str]]] = [
         (r"wgmma\.fence\.sync\.aligned", _call("wgmma_fence")),
         (r"wgmma\.commit_group\.sync\.aligned", _call("wgmma_commit")),
         (r"wgmma\.wait_group\.sync\.aligned", _call("wgmma_wait")),
-        (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(f16\.f16|bf16\.bf16)\.f32", _mma),
+        (r"mma\.sync\.aligned\.(m16n8k16\.row\.col\.f32\.(f16\.f16|bf16\.bf16)|m16n8k8\.row\.col\.f32\.tf32\.tf32)\.f32", _mma),
         (r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_store),
         (r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", _matrix_load),
+        (r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", lambda i: f"{i.operands[0]} = matrix_transposed({i.operands[1]})"),
         (r"mapa\.shared::cluster\.u32", lambda i: f"{i.operands[0]} = machine::map_shared({', '.join(i.operands[1:])})"),
         (r"mapa\.u64", lambda i: f"{i.operands[0]} = machine::map_generic((uint64_t){i.operands[1]}, {i.operands[2]})"),
         (rf"ld{_SCOPES}\.shared(::cta|::cluster)?(\.v[24])?\.\w+", _load_shared),

@@ -1155,28 +1155,6 @@ void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_tran
   });
 }
 
-// ---- mma.sync
-
-void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, bool is_bfloat) {
-  Warp& warp = my_warp();
-  unsigned lane = me().rank_in_cta % 32, round = warp.round & 1;
-  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  warp.slots[round][lane].assign((const uint8_t*)mine, (const uint8_t*)(mine + 6));
-  meet_warp("mma.sync", [&] { warp.round++; });
-  auto element = [&](int holder, int reg, int half) {
-    uint16_t bits;
-    memcpy(&bits, warp.slots[round][holder].data() + 4 * reg + 2 * half, 2);
-    return is_bfloat ? float(std::bit_cast<__nv_bfloat16>(bits)) : float(std::bit_cast<__half>(bits));
-  };
-  for (int i = 0; i < 4; i++) {
-    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    float accum = c[i];
-    for (int k = 0; k < 16; k++)
-      accum += element(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * element(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
-    *d[i] = accum;
-  }
-}
-
 // ---- wgmma
 
 namespace {
@@ -1299,6 +1277,26 @@ void multiply(Cta* cta, Wgmma& wgmma) {
 Warpgroup& my_warpgroup() { return me().cta->warpgroups[me().rank_in_cta / 128]; }
 
 }  // namespace
+
+// ---- mma.sync
+
+void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, Type type) {
+  Warp& warp = my_warp();
+  unsigned lane = me().rank_in_cta % 32, round = warp.round & 1;
+  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  warp.slots[round][lane].assign((const uint8_t*)mine, (const uint8_t*)(mine + 6));
+  meet_warp("mma.sync", [&] { warp.round++; });
+  int bytes = bytes_of(type);
+  auto element = [&](int holder, int reg, int place) { return value_of(warp.slots[round][holder].data() + 4 * reg + bytes * place, type); };
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    float accum = c[i];
+    for (int word = 0; word < 8; word++)
+      for (int place = 0; place < 4 / bytes; place++)
+        accum += element(row % 8 * 4 + word % 4, row / 8 + word / 4 * 2, place) * element(column * 4 + word % 4, 4 + word / 4, place);
+    *d[i] = accum;
+  }
+}
 
 void wgmma_fence() { me().has_wgmma_fence = true; }
 

@@ -123,10 +123,10 @@ void matrix_store(uint32_t row, const std::vector<uint32_t>& parts, bool is_tran
 void matrix_load(const std::vector<uint32_t*>& parts, uint32_t row, bool is_transposed);
 
 // ---- mma.sync: m16n8k16 of 16-bit floats, fragments of D, A, B and C as a lane holds them
-void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, bool is_bfloat);
+enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
+void mma_sync(std::array<float*, 4> d, std::array<uint32_t, 4> a, std::array<uint32_t, 2> b, std::array<float, 4> c, Type type);
 
 // ---- wgmma
-enum class Type { f16, bf16, tf32, e4m3, e5m2, s8, u8, f32, s32 };
 struct Operand {
   uint64_t descriptor;
   std::array<uint32_t, 4> registers;
@@ -200,6 +200,12 @@ T shuffled(T value, unsigned lane) {
   T theirs;
   machine::shuffle(&value, &theirs, sizeof(T), lane);
   return theirs;
+}
+inline uint32_t matrix_transposed(uint32_t value) {  // movmatrix: lane 4 r + c / 2 has elements c and c + 1 of row r
+  unsigned lane = machine::self->rank_in_cta % 32, column = lane / 4, row = lane % 4 * 2;
+  uint32_t even = shuffled(value, row * 4 + column / 2), odd = shuffled(value, (row + 1) * 4 + column / 2);
+  unsigned shift = column % 2 * 16;
+  return (even >> shift & 0xffff) | (odd >> shift & 0xffff) << 16;
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int lane, int width = 32) {

@@ -1,4 +1,7 @@
-"""Attention on wgmma computes what the rule does: dtypes, head sizes, lengths, masks and variants of the kernel, on a real GPU."""
+"""Attention on wgmma computes what the rule does: dtypes, head sizes, lengths, masks and variants of the kernel, on a real GPU.
+
+Each kernel is launched in CUDA graphs, between guards, twice on the same inputs, which must give the same bits, and on special values.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,13 @@ SEVERAL = proposed("wgmma_attention", step=6)
 LENGTHS = ((1, 1), (7, 1000), (63, 63), (64, 65), (65, 64), (1000, 1000), (129, 4097))
 """Queries, keys."""
 DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16")
-HEADS = ({"head_dim": 64}, {"head_dim": 128}, {"head_dim": 256}, {"head_dim": 40}, {"head_dim": 96, "value_dim": 64})
+HEADS: tuple[dict[str, int], ...] = (
+    {"head_dim": 64},
+    {"head_dim": 128},
+    {"head_dim": 256},
+    {"head_dim": 40},
+    {"head_dim": 96, "value_dim": 64},
+)
 
 
 def attention(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Case:
@@ -32,9 +41,53 @@ PROPOSED = [
     )
     for (head, dtype), (queries, keys), causal in itertools.product(zip(HEADS, DTYPES, strict=True), LENGTHS, (False, True))
 ]
+KINDS: dict[str, dict[str, Any]] = {
+    "window": {"causal": True, "window": 50},
+    "window to both sides": {"window": 33, "align": "start"},
+    "aligned to the start": {"causal": True, "align": "start"},
+    "softcap": {"softcap": 5.0, "causal": True},
+    "ALiBi": {"alibi": True, "causal": True},
+    "ALiBi to both sides": {"alibi": True},
+    "mask": {"mask": True},
+    "mask of heads": {"mask": True, "mask_axes": "bhqk", "mask_dtype": "float32", "causal": True},
+    "boolean mask": {"mask": True, "mask_axes": "bqk", "mask_dtype": "bool"},
+    "mask of keys": {"mask": True, "mask_axes": "bk"},
+    "logsumexp": {"logsumexp": True, "causal": True},
+    "packed": {"layout": "packed"},
+    "all at once": {
+        "layout": "packed",
+        "causal": True,
+        "window": 300,
+        "softcap": 9.0,
+        "alibi": True,
+        "mask": True,
+        "mask_axes": "bhqk",
+        "logsumexp": True,
+    },
+}
+
+
+def of_kind(number: int, kind: str, queries: int, keys: int) -> Case:
+    """Return a case of a kind of attention; head sizes, dtypes and layouts take turns."""
+    head, dtype = HEADS[number % len(HEADS)], DTYPES[number % len(DTYPES)]
+    attrs = {"batch": 2, "heads": 4, "kv_heads": 2, "queries": queries, "keys": keys, "layout": ("bhsd", "bshd")[number % 2]}
+    attrs |= {"dtype": dtype, **head, **KINDS[kind]}
+    if attrs["layout"] == "packed":
+        attrs |= {"queries": keys, "value_dim": 0}
+    return attention(f"{kind}-{head['head_dim']}-{queries}x{keys}", FIRST, attrs)
+
+
+OF_KINDS = [of_kind(number, kind, *lengths) for number, (kind, lengths) in enumerate(itertools.product(KINDS, LENGTHS))]
 LARGE = [
     attention("large", SEVERAL, {"batch": 1, "heads": 16, "kv_heads": 4, "queries": 2048, "keys": 2048, "head_dim": 128, **more})
-    for more in ({}, {"causal": True}, {"head_dim": 64, "layout": "bshd", "causal": True}, {"layout": "bshd", "queries": 1999})
+    for more in (
+        {},
+        {"causal": True},
+        {"head_dim": 64, "layout": "bshd", "causal": True},
+        {"layout": "bshd", "queries": 1999},
+        {"causal": True, "window": 512, "softcap": 30.0},
+        {"mask": True, "alibi": True, "logsumexp": True},
+    )
 ]
 
 
@@ -45,6 +98,11 @@ def test_what_is_right_on_the_emulated_gpu_is_right(case: Case, check: Checked) 
 
 @pytest.mark.parametrize("case", PROPOSED, ids=str)
 def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", OF_KINDS, ids=str)
+def test_every_kind_of_attention(case: Case, check: Checked) -> None:
     check(case)
 
 

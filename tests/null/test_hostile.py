@@ -346,6 +346,7 @@ BUNDLES: Mapping[str, Edit] = {
     "toolchain that is a list": lambda found, *_: found["entries"][0].update(toolchain=[]),
     "toolchain without a compiler": lambda found, *_: found["entries"][0]["toolchain"].pop("cuda"),
     "groups that are none": lambda found, *_: found["entries"][0].update(groups=None),
+    "policy of another type": lambda found, *_: found["entries"][0]["groups"][0].update(policy=7),
     "candidate without blobs": lambda found, *_: found["entries"][0]["groups"][0]["candidates"][0].pop("blobs"),
     "blobs that lead out": candidate(blobs={"object": "../x", "database": "../x", "source": "../x"}),
     "blobs that are missing": candidate(blobs={}),

@@ -58,4 +58,4 @@ def _choices(word: str) -> list[str]:
 def _value(text: str) -> Any:
     if text.startswith("("):
         return tuple(_value(item) for item in text.strip("()").split(",") if item)
-    return int(text) if text.lstrip("-").isdigit() else text
+    return {"true": True, "false": False}.get(text, int(text) if text.lstrip("-").isdigit() else text)

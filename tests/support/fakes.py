@@ -243,10 +243,12 @@ def _describe(spec: Answer, candidate: Answer, arch: Answer) -> Answer:
     scheduled = _scheduled(spec, candidate, arch_from_json(arch))
     database = {
         "workloads": [json.dumps([scheduled])],
-        "trace": [[["Candidate", [], [candidate], []]], []],
+        "trace": [[["Tensorize" if "tensorized" in scheduled else "Candidate", [], [candidate], []]], []],
         "target": arch["tvm_target"],
         "args": [],
     }
+    if "traceless" in scheduled:
+        database = {"function": scheduled}
     return {"database": json.dumps(database, sort_keys=True), "source": f"# {scheduled}\n"}
 
 

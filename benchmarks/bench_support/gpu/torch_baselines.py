@@ -36,6 +36,11 @@ def inputs_of(rule_name: str, rule: Rule, attrs: Attrs, device: str = "cuda") ->
     inputs = [_random(arg, device, _terms(rule_name, attrs) ** -0.5 if at == scaled else 1.0) for at, arg in enumerate(args)]
     if rule_name == "gemv_i4":
         inputs[1].uniform_(0.01, 0.1)
+    if rule_name == "attention_decode":
+        inputs[-1].fill_(attrs["keys"])
+        if attrs["page_size"]:
+            pages = torch.randperm(args[1].shape[0], device=device, dtype=torch.int32)
+            inputs[-2].copy_(pages[: inputs[-2].numel()].view(inputs[-2].shape))
     if attrs.get("precision") == "tfloat32":
         # TF32's 10 bits of mantissa: however a library rounds, it reads the same values.
         inputs[:2] = [(x.view(torch.int32) & -(2**13)).view(torch.float32) for x in inputs[:2]]
@@ -139,23 +144,67 @@ def _rms_norm(attrs: Attrs, x: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _attention_reference(attrs: Attrs, inputs: Args) -> Tensor:
-    """Compute head by head: all scores in float64 would not fit."""
-    q, k, v = (x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3])
-    group, diagonal = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    """Compute head by head: all scores in float64 would not fit. Of float8 and second results nothing is known here."""
+    if attrs["dtype"] == "float8_e4m3fn" or attrs["logsumexp"]:
+        raise NotImplementedError("attention of float8, or with logsumexp")
+    q, k, v, *others = _attention_operands(attrs, inputs)
+    slopes = others.pop(0) if attrs["alibi"] else None
+    mask = others.pop(0).expand(*q.shape[:3], k.shape[2]) if attrs["mask"] else None
+    own = k.shape[2] - q.shape[2] if attrs["align"] == "end" else 0
+    group = q.shape[1] // k.shape[1]
     out = torch.empty(*q.shape[:3], v.shape[3], device=q.device, dtype=torch.float64)
     for batch, head in itertools.product(range(q.shape[0]), range(q.shape[1])):
         for start in range(0, q.shape[2], ATTENTION_ROWS):
-            rows = slice(start, start + ATTENTION_ROWS)
+            rows = slice(start, min(start + ATTENTION_ROWS, q.shape[2]))
             scores = (q[batch, head, rows].double() @ k[batch, head // group].double().mT) * _attention_scale(attrs)
+            scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"]) if attrs["softcap"] else scores
+            distance = torch.arange(k.shape[2], device=q.device) - torch.arange(rows.start, rows.stop, device=q.device)[:, None] - own
+            if slopes is not None:
+                scores -= slopes[head].double() * distance.abs()
+            if mask is not None:
+                added = mask[batch, head, rows]
+                scores = scores.masked_fill(~added, -math.inf) if added.dtype == torch.bool else scores + added.double()
             if attrs["causal"]:
-                seen = torch.ones_like(scores, dtype=torch.bool).tril_(diagonal + start)
-                scores.masked_fill_(~seen, -math.inf)
+                scores.masked_fill_(distance > 0, -math.inf)
+            if attrs["window"]:
+                scores.masked_fill_(distance.abs() > attrs["window"], -math.inf)
             out[batch, head, rows] = torch.softmax(scores, -1).nan_to_num_() @ v[batch, head // group].double()
     return out if attrs["layout"] == "bhsd" else out.transpose(1, 2)
 
 
+def _attention_operands(attrs: Attrs, inputs: Args) -> list[Tensor]:
+    """Return Q, K and V by batch, head, row and element, and the other inputs."""
+    if attrs["layout"] == "packed":
+        kv_heads = attrs["kv_heads"] or attrs["heads"]
+        return [*(x.transpose(1, 2) for x in inputs[0].split((attrs["heads"], kv_heads, kv_heads), 2)), *inputs[1:-1]]
+    return [*(x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in inputs[:3]), *inputs[3:-1]]
+
+
 ATTENTION_ROWS = 4096
 """Rows of queries whose scores the reference has in memory at once."""
+
+
+def _attention_decode_reference(attrs: Attrs, inputs: Args) -> Tensor:
+    """Compute one sequence after another, whose queries see all keys up to their own."""
+    q, k = inputs[:2]
+    v = k[..., : attrs["value_dim"] or None] if attrs["latent"] else inputs[2]
+    q, k, v = (x if attrs["layout"] == "bhsd" else x.transpose(1, 2) for x in (q, k, v))
+    found = []
+    for sequence, length in enumerate(inputs[-1].tolist()):
+        keys, values = (_sequence(attrs, inputs, x, sequence)[:, :length].double() for x in (k, v))
+        rows = q[sequence].double().unflatten(0, (keys.shape[0], -1))
+        scores = (rows @ keys[:, None].mT) * _attention_scale(attrs)
+        seen = torch.ones_like(scores, dtype=torch.bool).tril_(length - q.shape[2])
+        found.append((torch.softmax(scores.masked_fill_(~seen, -math.inf), -1).nan_to_num_() @ values[:, None]).flatten(0, 1))
+    out = torch.stack(found)
+    return out if attrs["layout"] == "bhsd" else out.transpose(1, 2)
+
+
+def _sequence(attrs: Attrs, inputs: Args, cache: Tensor, sequence: int) -> Tensor:
+    """Return the rows of a sequence in a cache, [heads, keys, columns]."""
+    if not attrs["page_size"]:
+        return cache[sequence]
+    return cache[inputs[-2][sequence].long()].transpose(0, 1).flatten(1, 2)
 
 
 def _attention_scale(attrs: Attrs) -> float:
@@ -174,6 +223,7 @@ _REFERENCES: Mapping[str, Callable[[Attrs, Args], Tensor]] = {
     "rms_norm": lambda attrs, inputs: _rms_norm(attrs, *(x.double() for x in inputs)),
     "transpose": lambda attrs, inputs: inputs[0].permute(attrs["axes"]),
     "attention": _attention_reference,
+    "attention_decode": _attention_decode_reference,
 }
 
 
@@ -273,8 +323,8 @@ def _elementwise_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     return {attrs["op"]: lambda i: _UNARY[attrs["op"]](sets[i][0])}
 
 
-def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
-    """Return torch's fused attention by each of its back ends; those that refuse it fail when they are called."""
+def _attention_backends(attrs: Attrs, sets: Sequence[Args], *, is_causal: bool) -> Baselines:
+    """Return torch's fused attention of Q, K and V by each of its back ends; those that refuse it fail when they are called."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     is_bhsd, has_groups = attrs["layout"] == "bhsd", attrs["kv_heads"] not in {0, attrs["heads"]}
@@ -282,15 +332,30 @@ def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
     def attend(i: int, backend: Any) -> Tensor:
         q, k, v = (x if is_bhsd else x.transpose(1, 2) for x in sets[i][:3])
         with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=attrs["causal"], scale=_attention_scale(attrs), enable_gqa=has_groups)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=_attention_scale(attrs), enable_gqa=has_groups)
         return out if is_bhsd else out.transpose(1, 2)
 
-    if attrs["mask"] or (attrs["causal"] and attrs["keys"] not in {0, attrs["queries"]}):
-        return {}  # torch's causal mask is aligned to the first query and key
     return {
         "cudnn": lambda i: attend(i, SDPBackend.CUDNN_ATTENTION),
         "flash": lambda i: attend(i, SDPBackend.FLASH_ATTENTION),
     }
+
+
+def _attention_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's fused attention; none of those that it does not have."""
+    is_square = attrs["keys"] in {0, attrs["queries"]}
+    biases = ("mask", "window", "alibi", "softcap", "logsumexp", "out_dtype")
+    # torch's causal mask is aligned to the first query and key.
+    if any(attrs[name] for name in biases) or attrs["layout"] == "packed" or (attrs["causal"] and not is_square):
+        return {}
+    return _attention_backends(attrs, sets, is_causal=attrs["causal"])
+
+
+def _attention_decode_baselines(attrs: Attrs, sets: Sequence[Args]) -> Baselines:
+    """Return torch's fused attention for one query against a contiguous cache, all of which it sees; torch has no other."""
+    if attrs["page_size"] or attrs["latent"] or attrs["queries"] > 1:
+        return {}
+    return _attention_backends(attrs, sets, is_causal=False)
 
 
 _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
@@ -305,4 +370,5 @@ _BASELINES: Mapping[str, Callable[[Attrs, Sequence[Args]], Baselines]] = {
     "rms_norm": lambda attrs, sets: {"rms_norm": lambda i: _rms_norm(attrs, *sets[i][:-1])},
     "transpose": lambda attrs, sets: {"copy_": lambda i: sets[i][1].copy_(sets[i][0].permute(attrs["axes"]))},
     "attention": _attention_baselines,
+    "attention_decode": _attention_decode_baselines,
 }

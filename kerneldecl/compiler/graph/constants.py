@@ -57,6 +57,11 @@ def _same(_: relax.Call, x: Array) -> Array:
     return x
 
 
+def _highest(call: relax.Call, x: Array) -> Array:
+    axes = None if call.attrs.axis is None else tuple(int(axis) for axis in call.attrs.axis)
+    return np.asarray(x.max(axis=axes))
+
+
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "relax.permute_dims": _permuted,
     "relax.reshape": _same,
@@ -67,6 +72,9 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "relax.add": lambda _, a, b: a + b,
     "relax.subtract": lambda _, a, b: a - b,
     "relax.multiply": lambda _, a, b: a * b,
+    "relax.maximum": lambda _, a, b: np.asarray(np.maximum(a, b)),
+    "relax.greater": lambda _, a, b: np.asarray(a > b),
+    "relax.max": _highest,
     "relax.isnan": lambda _, a: np.isnan(a),
     "relax.where": lambda _, condition, a, b: np.asarray(np.where(condition, a, b)),
 }

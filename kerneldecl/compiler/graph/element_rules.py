@@ -36,9 +36,20 @@ def find_rotary(found: Found, var: relax.Var, _: relax.Call) -> None:
     projected = View.of((batch, tokens, heads, size))
     is_interleaved = view is not None and projected is not None and view.joined() == projected.permuted((0, 2, 1, 3)).joined()
     attrs: dict[str, Any] = {"batch": batch, "heads": heads, "tokens": tokens, "size": size, **dtype_attr(dtype_of(var))}
-    stored = {"interleaved": "x"} if is_interleaved and not (view is not None and view.is_reshape) else {}
+    written = _written_by_rows(found, var)
+    names = ("x" if is_interleaved and not (view is not None and view.is_reshape) else "") + ("y" if written is not None else "")
+    stored = {"interleaved": names} if names else {}
     x = source if is_interleaved else rotary.x
-    found.add(var, Use("rotary", {**attrs, **stored}, (x, rotary.cos, rotary.sin), rotary.inner, is_viewed=True))
+    found.add(var, Use("rotary", {**attrs, **stored}, (x, rotary.cos, rotary.sin), rotary.inner, is_viewed=True, written=written))
+
+
+def _written_by_rows(found: Found, var: relax.Var) -> View | None:
+    """Return the view that heads are of what is written row by row, where an attention reads it so; None where none does."""
+    batch, heads, tokens, size = static_shape(var) or ()
+    uses = (use for use in found.uses.values() if use.rule == "attention" and use.attrs.get("layout") == "bshd")
+    whole = View.of((batch, tokens, heads, size))
+    is_read = any(var.same_as(source) for use in uses for source in use.sources)
+    return whole.permuted((0, 2, 1, 3)) if is_read and whole is not None and 1 not in {heads, tokens} else None
 
 
 def find_gated(found: Found, var: relax.Var, call: relax.Call) -> None:
@@ -88,7 +99,7 @@ def _is_read_through(found: Found, var: relax.Var) -> bool:
     """Say whether a view is none that remains: rules read through it what it views."""
     if found.graph.operator(var) not in VIEWS or None in found.graph.readers[var]:
         return False
-    read = {operand for use in found.uses.values() for operand in use.operands if isinstance(operand, relax.Var)}
+    read = {source for use in found.uses.values() for source in use.sources if isinstance(source, relax.Var)}
     return var not in read and all(
         reader in found.taken or (reader is not None and _is_read_through(found, reader)) for reader in found.graph.readers[var]
     )

@@ -43,7 +43,7 @@ class NormalizeViews:
     - operators of elements, and norms and softmax of rows, are applied before a view of what they read
     - transposes of rows move behind matmuls by a matrix, too, if that leaves fewer bytes to be moved in all
     - a slice is taken before a view where it is a slice of one axis there, too
-    - a broadcast, cast or slice that changes nothing vanishes; so do multiplication by 1 and addition of 0
+    - a broadcast, cast or slice that changes nothing vanishes; so do multiplication by 1, addition of 0, and a choice that is known
     """
 
     def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
@@ -73,6 +73,8 @@ class _Normalizer(MatmulRewriter):
             **dict.fromkeys(BINARY, self._binary),
             **dict.fromkeys(_ROW_WISE, self._row_wise),
             "relax.matmul": self.matmul,
+            "relax.where": self._chosen,
+            "relax.repeat": self._repeated,
             "relax.permute_dims": lambda call, _: self.permuted(call.args[0], axes_of(call)),
             "relax.take": self._take,
             "relax.strided_slice": self._slice,
@@ -171,6 +173,23 @@ class _Normalizer(MatmulRewriter):
             return self.reshaped(self.emitted(op.broadcast_to(operand, shape)), inner)
         spread = np.broadcast_to(value, shape).reshape(inner) if size <= _LARGEST_MASK else None
         return None if spread is None else constant(spread, dtype_of(operand), name_of(operand))
+
+    def _repeated(self, call: relax.Call, shape: Shape) -> relax.Expr:
+        """Return matrices that are each repeated, as those of grouped queries are, as a view of broadcast ones."""
+        given, count = static_shape(call.args[0]) or (), int(call.attrs.repeats)
+        if len(shape) < 3 or call.attrs.axis is None or int(call.attrs.axis) % len(shape) != len(shape) - 3:
+            return call
+        *outer, heads, rows, columns = given
+        grouped = self.reshaped(call.args[0], (*outer, heads, 1, rows, columns))
+        return self.reshaped(self.emitted(op.broadcast_to(grouped, (*outer, heads, count, rows, columns))), shape)
+
+    def _chosen(self, call: relax.Call, shape: Shape) -> relax.Expr:
+        """Return what a condition that is the same everywhere chooses, if that has the shape of the result."""
+        condition = array_of(call.args[0])
+        if condition is None or not condition.size or condition.any() != condition.all():
+            return call
+        chosen = call.args[1 if condition.all() else 2]
+        return chosen if static_shape(chosen) == shape and dtype_of(chosen) == dtype_of(call) else call
 
     def _take(self, call: relax.Call, shape: Shape) -> relax.Expr:
         """Make a slice of an index that is known."""

@@ -17,6 +17,8 @@ PLACES = "kerneldecl.places"
 """Attribute of a PrimFunc: the places that call it, the first of which names it."""
 RULE = "kerneldecl.rule"
 """Attribute of a PrimFunc: the standard rule that it was made of, and its attributes, as JSON."""
+REFUSED = "kerneldecl.refused"
+"""Attribute of a module: what looks like a larger rule and is none, each with its place and the reason."""
 LONGEST = 60
 """Characters of a name."""
 _UNNUMBERED = LONGEST - 4
@@ -26,6 +28,11 @@ _PARAMETER = re.compile(r"\.(weight|bias|gamma|beta|kernel|in_proj_weight|in_pro
 def places_of(func: Any) -> list[str]:
     """Return the places that call a function, the one that names it first; none where no pass knows."""
     return [str(place) for place in (func.attrs or {}).get(PLACES, ())]
+
+
+def refused_of(mod: Any) -> list[str]:
+    """Return what looks like a larger rule in a module and stays several functions, each with its place and the reason."""
+    return [str(each) for each in (mod.attrs or {}).get(REFUSED, ())]
 
 
 def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:
@@ -53,6 +60,17 @@ def place_of_weight(names: Iterable[str]) -> str:
 
 def parent(place: str) -> str:
     return place.rpartition(".")[0]
+
+
+def module_of(scope: str, work: str) -> str:
+    """Return the place of a work that a module is called after: encoder.layer.0.attention for the scope encoder.layer.0.attention.self.
+
+    A module is called so by the word's first four letters, anywhere in its name. Where none is, the work is a part of the scope.
+    """
+    parts = scope.split(".") if scope else []
+    named = [at for at, part in enumerate(parts) if re.search(rf"{work[:4]}", part, re.IGNORECASE)]
+    kept = parts[: named[-1] + 1] if named else parts
+    return ".".join(kept if kept and kept[-1].lower() == work else [*kept, work])
 
 
 def common(scopes: Iterable[str]) -> str:

@@ -66,16 +66,22 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         return not isinstance(value, relax.Var) or self._reads[value] <= 1
 
 
-def graph_pass(rewriter: type[Rewriter]) -> Callable[[], tvm.transform.Pass]:
-    """Return the pass that rewrites a module's functions, under the rewriter's name and with its documentation."""
+def graph_pass(rewriter: type[Rewriter]) -> Callable[..., tvm.transform.Pass]:
+    """Return the pass that rewrites a module's functions, under the rewriter's name and with its documentation.
+
+    Arguments of the pass are those of the rewriter behind the module.
+    """
     mutator = relax.expr_functor.mutator(rewriter)
 
     class _Pass:
+        def __init__(self, *args: Any) -> None:
+            self.args = args
+
         def transform_module(self, mod: tvm.IRModule, _: Any) -> tvm.IRModule:
-            return mutator(mod).rewritten_module(mod)
+            return mutator(mod, *self.args).rewritten_module(mod)
 
     _Pass.__name__, _Pass.__doc__, _Pass.__module__ = rewriter.__name__, rewriter.__doc__, rewriter.__module__
-    made: Callable[[], tvm.transform.Pass] = tvm.transform.module_pass(_Pass, opt_level=0, name=rewriter.__name__)
+    made: Callable[..., tvm.transform.Pass] = tvm.transform.module_pass(_Pass, opt_level=0, name=rewriter.__name__)
     return made
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from tvm import relax
 
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
+from kerneldecl.compiler.graph.view_rewriting import ViewRewriter
+from kerneldecl.compiler.graph.views import Shape, View
 from kerneldecl.declare.rule_attributes import RuleAttributes, rule_attributes
 from kerneldecl.plugins.find import STANDARD
 from kerneldecl.rule import Rule
@@ -23,17 +25,46 @@ HALVES = frozenset({"float16", "bfloat16"})
 FLOATS = HALVES | {"float32", "float64"}
 
 
+Fuses = Callable[[Rule], bool]
+"""Says whether the target has a fused kernel for a rule that does the work of several."""
+
+
+def fuses_nothing(_: Rule) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Made:
+    """An operand that is made of a value: a view of it, or the value broadcast."""
+
+    source: relax.Expr
+    shape: Shape
+    dtype: str
+    make: Callable[[ViewRewriter, relax.Expr], relax.Expr]
+    """Makes it of the source, rewritten."""
+
+
+Operand: TypeAlias = relax.Expr | Made
+
+
 @dataclass(frozen=True)
 class Use:
     """A rule in place of the operators that end in a variable."""
 
     rule: str
     attrs: Mapping[str, Any]
-    operands: tuple[relax.Expr, ...]
+    operands: tuple[Operand, ...]
     replaced: tuple[relax.Var, ...] = ()
     """Variables before the last one, which nothing else reads."""
     is_viewed: bool = False
     """Whether operands and result have other shapes in the model than in the rule: reshapes are between."""
+    written: View | None = None
+    """The view of the rule's result that the last variable is; None where it is that result, at most in another shape."""
+
+    @property
+    def sources(self) -> tuple[relax.Expr, ...]:
+        """Return the values that operands are, or are made of."""
+        return tuple(each.source if isinstance(each, Made) else each for each in self.operands)
 
     @property
     def instance(self) -> Rule:
@@ -42,12 +73,14 @@ class Use:
     def is_accepted(self, last: relax.Var) -> bool:
         """Say whether the rule takes the attributes, with the arguments that the operators have."""
         standard = _standard(self.rule)
-        if any(standard.attributes[name].read(value)[1] for name, value in self.attrs.items()):
+        if any(name not in standard.attributes or standard.attributes[name].read(value)[1] for name, value in self.attrs.items()):
             return False
         instance = self.instance
         if any(instance.problems()):
             return False
-        got = [(static_shape(each), dtype_of(each)) for each in (*self.operands, last)]
+        got = [
+            (each.shape, each.dtype) if isinstance(each, Made) else (static_shape(each), dtype_of(each)) for each in (*self.operands, last)
+        ]
         wanted = [(arg.shape, arg.dtype) for arg in instance.signature().args]
         return _sizes(got) == _sizes(wanted) if self.is_viewed else got == wanted
 
@@ -63,6 +96,9 @@ class Found:
     graph: Dataflow
     uses: dict[relax.Var, Use]
     taken: set[relax.Var]
+    fuses: Fuses = fuses_nothing
+    refused: dict[relax.Var, str] = field(default_factory=dict)
+    """Why what looks like a larger rule is none, by the last variable."""
 
     def add(self, last: relax.Var, use: Use) -> None:
         if use.is_accepted(last):

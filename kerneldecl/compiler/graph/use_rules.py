@@ -5,6 +5,7 @@ Knows nothing of patterns that a model writes out, of schedules or of artifacts.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 
@@ -12,26 +13,29 @@ import tvm
 from tvm import relax
 
 from kerneldecl.compiler import canonical
+from kerneldecl.compiler.graph.attention_rules import dynamic_attentions, find_attention
 from kerneldecl.compiler.graph.contraction_rules import find_contraction
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.element_rules import find_elements, find_gated, find_rotary
 from kerneldecl.compiler.graph.named_constants import name_of
-from kerneldecl.compiler.graph.places import PLACES, RULE, latest, parent, place_of_weight, shortened, symbol
-from kerneldecl.compiler.graph.rewriting import Rewriter, graph_pass, static_shape
+from kerneldecl.compiler.graph.places import PLACES, REFUSED, RULE, latest, module_of, parent, place_of_weight, shortened, symbol
+from kerneldecl.compiler.graph.rewriting import graph_pass, static_shape
 from kerneldecl.compiler.graph.row_rules import find_reduction, find_rows
-from kerneldecl.compiler.graph.rule_use import Found, Use
-from kerneldecl.compiler.graph.view_rewriting import VIEWS
+from kerneldecl.compiler.graph.rule_use import Found, Fuses, Made, Operand, Use, fuses_nothing
+from kerneldecl.compiler.graph.view_rewriting import VIEWS, ViewRewriter
 
 _OPAQUE = 8
 """TVM's kind of a function that FuseOps leaves as it is."""
-_FINDERS = (find_contraction, find_rows, find_reduction, find_rotary, find_gated, find_elements)
+_FINDERS = (find_attention, find_contraction, find_rows, find_reduction, find_rotary, find_gated, find_elements)
 """What finds rules, from the largest to the smallest: what one takes none behind it takes."""
 
 
 @graph_pass
-class UseRules(Rewriter):
+class UseRules(ViewRewriter):
     """Replaces operators by standard rules, so that what is extracted and what is deployed is what a rule lowers to.
 
+    - scores, scale, masks, softmax and context: `attention`, where `fuses` says of the rule that the target has a fused kernel; why others
+      are left apart is the module's attribute "kerneldecl.refused"
     - a matmul of two or three axes, with the transposes of operands and result as its layout or as interleaved heads, and what follows
       it (a scale, a bias, an activation, a residual, a factor) as its epilogue: `matmul`
     - a convolution of NHWC images with the same epilogue: `conv2d`
@@ -44,8 +48,10 @@ class UseRules(Rewriter):
     are one; their attribute "kerneldecl.places" has all. FuseOps leaves them as they are. Run NormalizeViews before.
     """
 
-    def __init__(self, mod: tvm.IRModule | None = None) -> None:
+    def __init__(self, mod: tvm.IRModule | None = None, fuses: Fuses = fuses_nothing) -> None:
         super().__init__(mod)
+        self._fuses = functools.cache(fuses)  # layers ask the same
+        self._refused: list[str] = []
         self._functions: dict[str, relax.GlobalVar] = {}
         self._places: dict[str, list[str]] = defaultdict(list)
 
@@ -54,12 +60,13 @@ class UseRules(Rewriter):
         for var, func in fresh.functions_items():
             if str((func.attrs or {}).get(RULE)) in self._places:
                 fresh.update_func(var, func.with_attr(PLACES, self._places[str(func.attrs[RULE])]))
-        return fresh
+        return fresh.with_attr(REFUSED, self._refused) if self._refused else fresh
 
     def begin(self, func: relax.Function) -> None:
         super().begin(func)
-        self._found = Found(Dataflow.of(func), {}, set())
+        self._found = Found(Dataflow.of(func), {}, set(), self._fuses)
         self._scopes: dict[relax.Var, str] = {}
+        self._found.refused |= dynamic_attentions(self._found.graph)
         for find in _FINDERS:
             for var in list(self._found.graph.values):
                 call = self._found.graph.call(var)
@@ -68,19 +75,28 @@ class UseRules(Rewriter):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         use = self._found.uses.get(binding.var)
+        if binding.var in self._found.refused:
+            read = latest(self._scopes, relax.analysis.free_vars(binding.value))
+            self._refused.append(f"{shortened(module_of(read, 'attention')) or 'attention'}: {self._found.refused[binding.var]}")
         if use is None:
             self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._found.taken:
                 super().visit_var_binding_(binding)
             return
         *wanted, out = use.instance.signature().args
-        operands = [self._in_shape(self.visit_expr(operand), arg.shape) for operand, arg in zip(use.operands, wanted, strict=True)]
+        operands = [self._in_shape(self._operand(operand), arg.shape) for operand, arg in zip(use.operands, wanted, strict=True)]
         call = relax.call_tir(self._function(use, binding.var), operands, relax.TensorType(out.shape, out.dtype))
-        if out.shape == static_shape(binding.var):
+        shape = static_shape(binding.var)
+        if use.written is not None:
+            super().visit_var_binding_(relax.VarBinding(binding.var, self.viewed(self.emitted(call), use.written)))
+        elif out.shape == shape:
             super().visit_var_binding_(relax.VarBinding(binding.var, call))
         else:
-            reshaped = relax.op.reshape(self.emitted(call), static_shape(binding.var))
+            reshaped = relax.op.reshape(self.emitted(call), shape)
             super().visit_var_binding_(relax.VarBinding(binding.var, self.builder_.normalize(reshaped)))
+
+    def _operand(self, operand: Operand) -> relax.Expr:
+        return operand.make(self, self.visit_expr(operand.source)) if isinstance(operand, Made) else self.visit_expr(operand)
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call)
@@ -108,9 +124,11 @@ class UseRules(Rewriter):
 
     def _place(self, use: Use, last: relax.Var) -> str:
         """Return the path of a function's weights; for one without weights that of what it reads, and its rule."""
-        place = place_of_weight(map(name_of, use.operands[1:]))
-        read = latest(self._scopes, (each for each in use.operands if isinstance(each, relax.Var)))
+        place = "" if use.rule == "attention" else place_of_weight(map(name_of, use.sources[1:]))
+        read = latest(self._scopes, (each for each in use.sources if isinstance(each, relax.Var)))
         self._scopes[last] = parent(place) if place else read
+        if use.rule == "attention":
+            return shortened(module_of(read, "attention") or "attention")
         return shortened(place or f"{read}.{self._word(use, last)}".lstrip("."))
 
     def _word(self, use: Use, last: relax.Var) -> str:
@@ -120,7 +138,7 @@ class UseRules(Rewriter):
         if use.rule == "matmul" and "batch" in use.attrs:
             if self._is_scores(last):
                 return "scores"
-            given = self._found.uses.get(use.operands[0]) if isinstance(use.operands[0], relax.Var) else None
+            given = self._found.uses.get(use.sources[0]) if isinstance(use.sources[0], relax.Var) else None
             return "context" if given is not None and given.rule == "softmax" else "matmul"
         return use.rule
 

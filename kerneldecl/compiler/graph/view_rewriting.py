@@ -40,6 +40,18 @@ class ViewRewriter(Rewriter):
         source, view = self.view_of(x)
         return self.emitted(op.permute_dims(x, list(axes))) if view is None else self.viewed(source, view.permuted(axes))
 
+    def moved(self, x: relax.Expr, view: View) -> relax.Expr:
+        """Return a view of `x`, as one view of what is before it."""
+        source, before = self.view_of(x)
+        split = before.reshaped(view.parts or (1,)) if before is not None else None
+        whole = split.permuted(view.order).reshaped(view.shape) if split is not None and view.parts else None
+        return self.viewed(x, view) if whole is None else self.viewed(source, whole)
+
+    def spread(self, x: relax.Expr, shape: Shape, wanted: Shape) -> relax.Expr:
+        """Return `x`, first in another shape of as many elements, broadcast to a wanted one."""
+        x = self.reshaped(x, shape)
+        return x if shape == wanted else self.emitted(op.broadcast_to(x, wanted))
+
     def viewed(self, source: relax.Expr, view: View) -> relax.Expr:
         """Return a view of a value, by a transpose at most, with a reshape before and one behind where it needs these."""
         value = array_of(source)

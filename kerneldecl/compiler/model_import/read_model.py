@@ -18,7 +18,8 @@ from tvm import relax
 
 from kerneldecl.artifact.kernels import is_supported
 from kerneldecl.compiler import canonical, dynamic_shapes
-from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, GRAPH_PASSES
+from kerneldecl.compiler.graph.pipeline import FUSED_PASSES, graph_passes
+from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
 from kerneldecl.compiler.input_values import allowed_values
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.model_import.from_onnx import from_onnx
@@ -59,11 +60,14 @@ def with_shape_buckets(mod: tvm.IRModule, buckets: dynamic_shapes.Buckets) -> tv
         raise ModelError(str(error)) from None
 
 
-def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None) -> tvm.IRModule:
-    """Return the module after the passes that make fused functions of operators, as a deployment runs them."""
+def fused(mod: tvm.IRModule, target: tvm.target.Target | None = None, fuses: Fuses = fuses_nothing) -> tvm.IRModule:
+    """Return the module after the passes that make fused functions of operators, as a deployment runs them.
+
+    `fuses` says of an attention whether the target has a fused kernel for it.
+    """
     passes = tvm.transform.Sequential(
         [
-            *GRAPH_PASSES,
+            *graph_passes(fuses),
             relax.transform.LegalizeOps(),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

@@ -25,7 +25,7 @@ class AttentionKernel:
     """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
 
     func_params: tuple[Any, ...]
-    """Q, K, V, O."""
+    """Buffers of the arguments, in the order of `spec.arguments`."""
     spec: AttentionSpec
     params: WgmmaAttentionParams
     sm_count: int
@@ -39,9 +39,14 @@ class AttentionKernel:
         return chunks(self.spec.value_dim)
 
     @property
+    def q_bytes(self) -> int:
+        """Return the bytes of a consumer's rows of queries in shared memory."""
+        return self.qk_chunks * MMA_TILE_ROWS * CHUNK * ITEM_BYTES
+
+    @property
     def q_elements(self) -> int:
-        """Return the elements of a consumer's rows of queries in shared memory, where its results go as well."""
-        return self.qk_chunks * MMA_TILE_ROWS * CHUNK
+        """Return the elements of the place of a consumer's rows of queries, where its results go as well."""
+        return max(self.qk_chunks, self.v_chunks) * MMA_TILE_ROWS * CHUNK
 
     @property
     def k_elements(self) -> int:
@@ -102,13 +107,13 @@ class AttentionKernel:
 
     @property
     def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken of them."""
-        return self.spec.scale * LOG2_E
+        """Return what scores are multiplied by before powers of two are taken of them: biased ones are scaled before."""
+        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
 
     @property
-    def masks_last_block(self) -> bool:
-        """Say whether the last block that a tile goes through has keys that not all rows see."""
-        return self.spec.is_causal or self.spec.keys % self.params.block_n != 0
+    def masks_first_block(self) -> bool:
+        """Say whether the block that a tile begins with, which has the last keys, has some that not all rows see."""
+        return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
 
     # ---- registers of a consumer thread
 
@@ -119,6 +124,11 @@ class AttentionKernel:
     @property
     def results(self) -> int:
         return self.spec.value_dim // 2
+
+    @property
+    def stored_blocks(self) -> int:
+        """Return how many blocks of 16 columns a consumer stores: whole chunks where queries do not fill the place of results."""
+        return self.v_chunks * (CHUNK // 16) if self.v_chunks > self.qk_chunks else -(-self.spec.value_dim // 16)
 
     # ---- instructions
 
@@ -168,8 +178,20 @@ class AttentionKernel:
 
     # ---- memory
 
-    def map(self, buffer: Any, heads: int, rows: int, columns: int, box_rows: int) -> TensorMap:
+    def argument(self, name: str) -> Any:
+        """Return the buffer of an argument."""
+        return self.func_params[[argument[0] for argument in self.spec.arguments].index(name)]
+
+    @property
+    def first_heads(self) -> tuple[int, int]:
+        """Return the first heads of K and of V in their argument."""
+        spec = self.spec
+        return (spec.heads, spec.heads + spec.kv_heads) if spec.layout == "packed" else (0, 0)
+
+    def map(self, name: str, rows: int, columns: int, box_rows: int) -> TensorMap:
         """Return the tensor map of an argument: boxes of so many rows of one chunk."""
+        buffer = self.argument(name)
+        heads = int(buffer.shape[1 if self.spec.layout == "bhsd" else 2])
         along_row, along_head = (columns, rows * columns) if self.spec.layout == "bhsd" else (heads * columns, columns)
         strides = tuple(stride * ITEM_BYTES for stride in (along_row, along_head, heads * rows * columns))
         return TensorMap(
@@ -183,10 +205,12 @@ class AttentionKernel:
 
     @property
     def maps(self) -> tuple[TensorMap, TensorMap, TensorMap, TensorMap]:
-        spec, (q, k, v, o) = self.spec, self.func_params
+        """Return the tensor maps of Q, K, V and O."""
+        spec = self.spec
+        q, k, v = ("QKV",) * 3 if spec.layout == "packed" else "QKV"
         return (
-            self.map(q, spec.heads, spec.queries, spec.head_dim, MMA_TILE_ROWS),
-            self.map(k, spec.kv_heads, spec.keys, spec.head_dim, self.box_rows),
-            self.map(v, spec.kv_heads, spec.keys, spec.value_dim, self.box_rows),
-            self.map(o, spec.heads, spec.queries, spec.value_dim, MMA_TILE_ROWS),
+            self.map(q, spec.queries, spec.head_dim, MMA_TILE_ROWS),
+            self.map(k, spec.keys, spec.head_dim, self.box_rows),
+            self.map(v, spec.keys, spec.value_dim, self.box_rows),
+            self.map("O", spec.queries, spec.value_dim, MMA_TILE_ROWS),
         )

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES
 from kerneldecl.analysis.hopper_limits import MMA_TILE_ROWS
+from kerneldecl.templates.hopper.attention_bias import Rows
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_producer import Smem, Tile
 from kerneldecl.templates.hopper.attention_softmax import (
@@ -21,9 +22,9 @@ from kerneldecl.templates.hopper.attention_softmax import (
     await_sums,
     finish_rows,
     first_softmax,
-    mask,
     next_softmax,
     rescale,
+    store_sums,
     to_operand,
 )
 from kerneldecl.templates.hopper.epilogue import meta_vars
@@ -160,7 +161,7 @@ def _pass_turn(consumer):
 
 
 @T.inline
-def _next_block(consumer, limits, is_masked):
+def _next_block(consumer, rows, block, is_masked):
     """Add a block of values to the results, and take the next block of keys' scores; those products overlap with its softmax."""
     softmax = T.meta_var(consumer.softmax)
     if consumer.kernel.params.overlap == 1:
@@ -172,7 +173,7 @@ def _next_block(consumer, limits, is_masked):
         _finish_scores(consumer, 1)
         if consumer.kernel.params.pingpong == 2:
             _pass_turn(consumer)
-        next_softmax(softmax, limits, is_masked)
+        next_softmax(softmax, rows, block, is_masked)
         await_sums(softmax)
         _finish_results(consumer, 0)
     else:
@@ -182,7 +183,7 @@ def _next_block(consumer, limits, is_masked):
         _start_scores(consumer)
         _pass_turn(consumer)
         _finish_scores(consumer, 0)
-        next_softmax(softmax, limits, is_masked)
+        next_softmax(softmax, rows, block, is_masked)
     rescale(softmax, consumer.results, consumer.kernel.results)
     to_operand(softmax, consumer.operand)
 
@@ -208,7 +209,7 @@ def _store_results(consumer, store_map, tile):
     packed = T.alloc_local((4,), "uint32")
     # All warps have multiplied their last scores from there.
     T.cuda.warpgroup_sync(CONSUMER_BARRIER + consumer.index)
-    for block in T.unroll(-(-kernel.spec.value_dim // 16)):
+    for block in T.unroll(kernel.stored_blocks):
         for q in T.unroll(4):
             i = T.meta_var(block * 8 + q * 2)
             if i < kernel.results:
@@ -239,40 +240,53 @@ def _store_results(consumer, store_map, tile):
 
 
 @T.inline
-def _go_through_blocks(consumer, limits, tile, first_row):
+def _go_through_blocks(consumer, rows, tile):
     """Have a consumer turn the scores of the first block, which is under way, into powers, and go through the others."""
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
+    lower, upper = T.meta_var(kernel.spec.band)
     _finish_scores(consumer, 0)
-    first_softmax(softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+    first_softmax(softmax, rows, tile.blocks - 1, kernel.masks_first_block)
     to_operand(softmax, consumer.operand)
-    if kernel.spec.is_causal:
-        whole: T.let = T.min(tile.blocks - 1, tile.whole_blocks(first_row))
+    first_whole, end = meta_vars(tile.whole_blocks(rows.first_row))
+    if lower is not None:
+        for i in T.serial(tile.blocks - 1 - tile.first):
+            block = T.meta_var(tile.blocks - 2 - i)
+            _next_block(consumer, rows, block, T.Or(block >= end, block < first_whole))
+    elif upper is not None:
+        whole: T.let = T.min(tile.blocks - 1, end)
         for i in T.serial(tile.blocks - 1 - whole):
-            _next_block(consumer, (limits, tile.blocks - 2 - i), True)
-        for _ in T.serial(whole):
-            _next_block(consumer, (limits, 0), False)
+            _next_block(consumer, rows, tile.blocks - 2 - i, True)
+        for i in T.serial(whole):
+            _next_block(consumer, rows, whole - 1 - i, False)
     else:
-        for _ in T.serial(tile.blocks - 1):
-            _next_block(consumer, (limits, 0), False)
+        for i in T.serial(tile.blocks - 1):
+            _next_block(consumer, rows, tile.blocks - 2 - i, False)
 
 
 @T.inline
-def _take_block(consumer, limits, block, whole):
-    """Turn scores that are there into powers while products go on, wait for the results before them, and make the powers an operand."""
+def _take_block(consumer, rows, block, whole):
+    """Turn scores that are there into powers while products go on, wait for the results before them, and make the powers an operand.
+
+    `whole` is the first block that needs no mask, and the one after the last.
+    """
     softmax = T.meta_var(consumer.softmax)
-    if consumer.kernel.spec.is_causal:
-        if block >= whole:
-            mask(softmax, (limits, block))
-    next_softmax(softmax, (limits, block), False)
+    lower, upper = T.meta_var(consumer.kernel.spec.band)
+    first_whole, end = meta_vars(whole)
+    if lower is not None:
+        next_softmax(softmax, rows, block, T.Or(block >= end, block < first_whole))
+    elif upper is not None:
+        next_softmax(softmax, rows, block, block >= end)
+    else:
+        next_softmax(softmax, rows, block, False)
     await_sums(softmax)
 
 
 @T.inline
-def _next_of_two(now, after, limits, block, whole):
+def _next_of_two(now, after, rows, block, whole):
     """Take a block whose scores are there, during the products of the results before it and of the scores after it."""
     _start_scores(after)
     _start_results(now)
-    _take_block(now, limits, block, whole)
+    _take_block(now, rows, block, whole)
     _finish_scores(after, 1)
     _finish_results(now, 0)
     rescale(now.softmax, now.results, now.kernel.results)
@@ -280,40 +294,42 @@ def _next_of_two(now, after, limits, block, whole):
 
 
 @T.inline
-def _last_of_two(now, limits, whole):
+def _last_of_two(now, rows, block, whole):
     """Take the last block."""
     _start_results(now)
-    _take_block(now, limits, 0, whole)
+    _take_block(now, rows, block, whole)
     _finish_results(now, 0)
     rescale(now.softmax, now.results, now.kernel.results)
     to_operand(now.softmax, now.operand)
 
 
 @T.inline
-def _go_through_two_ahead(consumer, limits, tile, first_row):
+def _go_through_two_ahead(consumer, rows, tile):
     """Do what `_go_through_blocks` does, with the next block's scores under way, in other registers than this block's."""
     kernel = T.meta_var(consumer.kernel)
     other = T.meta_var(consumer.with_other_scores())
-    whole: T.let = tile.whole_blocks(first_row)
+    first_whole, stop = meta_vars(tile.whole_blocks(rows.first_row))
+    end: T.let = stop
+    whole = T.meta_var((first_whole, end))
     _finish_scores(consumer, 0)
-    if tile.blocks == 1:
-        first_softmax(consumer.softmax, (limits, 0), kernel.masks_last_block)
+    if tile.blocks - tile.first == 1:
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
         to_operand(consumer.softmax, consumer.operand)
     else:
         _start_scores(other)
-        first_softmax(consumer.softmax, (limits, tile.blocks - 1), kernel.masks_last_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
         await_sums(consumer.softmax)
         _finish_scores(other, 0)
         to_operand(consumer.softmax, consumer.operand)
-        between: T.let = tile.blocks - 2
+        between: T.let = tile.blocks - tile.first - 2
         for i in T.serial(between // 2):
-            _next_of_two(other, consumer, limits, tile.blocks - 2 - i * 2, whole)
-            _next_of_two(consumer, other, limits, tile.blocks - 3 - i * 2, whole)
+            _next_of_two(other, consumer, rows, tile.blocks - 2 - i * 2, whole)
+            _next_of_two(consumer, other, rows, tile.blocks - 3 - i * 2, whole)
         if between % 2 == 1:
-            _next_of_two(other, consumer, limits, 1, whole)
-            _last_of_two(consumer, limits, whole)
+            _next_of_two(other, consumer, rows, tile.first + 1, whole)
+            _last_of_two(consumer, rows, tile.first, whole)
         else:
-            _last_of_two(other, limits, whole)
+            _last_of_two(other, rows, tile.first, whole)
 
 
 @T.inline
@@ -322,7 +338,7 @@ def _process_tile(consumer, store_map, tile, is_first):
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
     q_state = T.meta_var(consumer.states[0])
     first_row = T.meta_var(tile.row + consumer.index * MMA_TILE_ROWS)
-    limits = T.meta_var(softmax.limits(first_row, consumer.lanes))
+    rows = T.meta_var(Rows(kernel, tile, first_row, consumer.lanes))
     for i in T.unroll(kernel.results):
         consumer.results[i] = T.float32(0)
     consumer.smem.q_full.wait(q_state.stage * kernel.params.consumers + consumer.index, q_state.phase)
@@ -331,11 +347,13 @@ def _process_tile(consumer, store_map, tile, is_first):
         if T.Not(is_first):
             _give_back_queries(consumer, 1 - q_state.stage)
     if kernel.params.overlap == 2:
-        _go_through_two_ahead(consumer, limits, tile, first_row)
+        _go_through_two_ahead(consumer, rows, tile)
     else:
-        _go_through_blocks(consumer, limits, tile, first_row)
+        _go_through_blocks(consumer, rows, tile)
     _start_results(consumer)
     finish_rows(softmax)
+    if kernel.spec.has_logsumexp:
+        store_sums(softmax, kernel.argument("logsumexp"), tile, first_row, consumer.lanes)
     _finish_results(consumer, 0)
     _store_results(consumer, store_map, tile)
 

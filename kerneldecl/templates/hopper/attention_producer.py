@@ -34,7 +34,10 @@ class Smem(NamedTuple):
 
 @T.meta_class
 class Tile:
-    """The tile of a CTA, given as its cluster and its rank, in one wave: which head, which rows, how many blocks of keys they see."""
+    """The tile of a CTA, given as its cluster and its rank, in one wave: which head, which rows, which blocks of keys they see.
+
+    These are the blocks from `first` on, before `blocks`; there is at least one.
+    """
 
     def __init__(self, kernel: AttentionKernel, cta: tuple[Any, Any], wave: Any) -> None:
         self.kernel = kernel
@@ -42,6 +45,7 @@ class Tile:
         self.batch = T.local_scalar("int32")
         self.head = T.local_scalar("int32")
         self.row = T.local_scalar("int32")
+        self.first = T.local_scalar("int32")
         self.blocks = T.local_scalar("int32")
         self._place(*cta, wave)
 
@@ -66,15 +70,22 @@ class Tile:
             self.blocks = T.max(1, (T.min(last, spec.keys) + params.block_n - 1) // params.block_n)
         else:
             self.blocks = kernel.key_blocks
+        if spec.band.lower is None:
+            self.first = 0
+        else:
+            self.first = T.min(T.max(0, self.row + spec.band.lower) // params.block_n, self.blocks - 1)
 
     def exists(self) -> Any:
         return self.linear < self.kernel.tiles
 
-    def whole_blocks(self, first_row: Any) -> Any:
-        """Return how many blocks of keys are seen whole by all rows from one on."""
+    def whole_blocks(self, first_row: Any) -> tuple[Any, Any]:
+        """Return the first block of keys that all 64 rows from one on see whole, and the one after the last such block."""
         spec, block_n = self.kernel.spec, self.kernel.params.block_n
+        lower, upper = spec.band
         whole = spec.keys // block_n
-        return T.min(whole, T.max(0, first_row + spec.diagonal + 1) // block_n) if spec.is_causal else whole
+        stop = whole if upper is None else T.min(whole, T.max(0, first_row + upper + 1) // block_n)
+        first = 0 if lower is None else (T.max(0, first_row + MMA_TILE_ROWS - 1 + lower) + block_n - 1) // block_n
+        return first, stop
 
 
 @T.inline
@@ -125,7 +136,7 @@ def _load_queries(kernel, smem, tensor_map, state, tile):
         index = T.meta_var(state.stage * consumers + consumer)
         at = T.meta_var((tile.row + consumer * MMA_TILE_ROWS, tile.head, tile.batch))
         smem.q_empty.wait(index, state.phase)
-        smem.q_full.arrive(index, kernel.q_elements * ITEM_BYTES)
+        smem.q_full.arrive(index, kernel.q_bytes)
         _load_boxes((smem.q, index, kernel.qk_chunks), tensor_map, smem.q_full.ptr_to([index]), at, MMA_TILE_ROWS * CHUNK)
     state.advance()
 
@@ -140,13 +151,14 @@ def prefetch_first(kernel, maps, cta):
     tile = Tile(kernel, cta, 0)
     first = T.meta_var((tile.blocks - 1) * kernel.params.block_n + cta[1] * kernel.box_rows)
     kv_head = T.meta_var(tile.head // kernel.spec.group)
+    k_head, v_head = T.meta_var(kernel.first_heads)
     for chunk in T.unroll(kernel.qk_chunks):
         for consumer in T.unroll(kernel.params.consumers):
             row = T.meta_var(tile.row + consumer * MMA_TILE_ROWS)
             T.ptx[PREFETCH.format(4)](T.address_of(q_map), chunk * CHUNK, row, tile.head, tile.batch)
-        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * CHUNK, first, kv_head, tile.batch)
+        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * CHUNK, first, k_head + kv_head, tile.batch)
     for chunk in T.unroll(kernel.v_chunks):
-        T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, kv_head, tile.batch)
+        T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, v_head + kv_head, tile.batch)
 
 
 @T.inline
@@ -162,11 +174,11 @@ def produce(kernel, smem, maps, cta):
     for wave in T.serial(kernel.waves):
         tile = Tile(kernel, cta, wave)
         if tile.exists():
-            kv_head = T.meta_var(tile.head // spec.group)
+            k_head, v_head = meta_vars([first + tile.head // spec.group for first in kernel.first_heads])
             _load_queries(kernel, smem, q_map, q_state, tile)
-            _load_rows(kernel, keys, k_map, k_state, ((tile.blocks - 1) * params.block_n, kv_head, tile.batch, cta[1]))
-            for i in T.serial(tile.blocks - 1):
+            _load_rows(kernel, keys, k_map, k_state, ((tile.blocks - 1) * params.block_n, k_head, tile.batch, cta[1]))
+            for i in T.serial(tile.blocks - 1 - tile.first):
                 row = T.meta_var((tile.blocks - 2 - i) * params.block_n)
-                _load_rows(kernel, keys, k_map, k_state, (row, kv_head, tile.batch, cta[1]))
-                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, kv_head, tile.batch, cta[1]))
-            _load_rows(kernel, values, v_map, v_state, (0, kv_head, tile.batch, cta[1]))
+                _load_rows(kernel, keys, k_map, k_state, (row, k_head, tile.batch, cta[1]))
+                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, v_head, tile.batch, cta[1]))
+            _load_rows(kernel, values, v_map, v_state, (tile.first * params.block_n, v_head, tile.batch, cta[1]))

@@ -6,11 +6,14 @@ Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
 
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
+from kerneldecl.templates.hopper.attention_bias import prepare
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 
 ALL_LANES = 0xFFFFFFFF
@@ -29,6 +32,13 @@ __device__ __forceinline__ float tvm_attention_exp2(float x) {
 """2^x in eight instructions. Adding 1.5 * 2^23 rounds x to an integer, which then stands in the lowest bits and is added to the exponent.
 The polynomial is a minimax approximation of 2^x between -1/2 and 1/2 with a relative error of 1.02e-4, less than half of what float16
 rounds off. It is 1 at 0, so that minus infinity gives zero: the bits of 1 less 127 exponents."""
+MAX_SOURCE = """
+__device__ __forceinline__ float tvm_attention_max(float x, float y) {
+  float highest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(highest) : "f"(x), "f"(y));
+  return highest;
+}
+"""
 ORDER_SOURCE = """
 __device__ __forceinline__ void tvm_attention_await(float value, float least) {
   asm volatile("{.reg .pred never; .reg .b32 lanes; setp.lt.f32 never, %0, %1; selp.b32 lanes, 1, 0xffffffff, never; bar.warp.sync lanes;}"
@@ -46,7 +56,7 @@ class Softmax(NamedTuple):
     Element i of the scores is in row `i % 4 // 2` of the thread's two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel
+    kernel: AttentionKernel | AttentionTcKernel
     scores: Any
     reference: Any
     """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
@@ -59,26 +69,16 @@ class Softmax(NamedTuple):
     grows: Any
     """Whether earlier results shrink, in any row of the warp."""
 
-    def limits(self, first_row: Any, lanes: tuple[Any, Any]) -> list[Any]:
-        """Return the first key that each of the thread's rows does not see, counted from the thread's first column of the first block."""
-        spec, (warp, lane) = self.kernel.spec, lanes
-        row = first_row + warp * 16 + lane // 4
-        seen = [row + 8 * r + (spec.diagonal + 1) for r in range(2)]
-        return [(T.min(spec.keys, each) if spec.is_causal else spec.keys) - lane % 4 * 2 for each in seen]
 
-    def finite(self, reference: Any) -> Any:
-        """Return a row's reference, or zero for a row that has seen no key yet: then the distance of each score to it is minus infinity."""
-        lowest = tirx.const(float("-inf"), "float32")
-        return T.Select(reference == lowest, T.float32(0), reference) if self.kernel.spec.is_causal else reference
+def finite(reference: Any) -> Any:
+    """Return a row's reference, or zero where it has seen no key yet: then the distance of each score to it is minus infinity."""
+    lowest = tirx.const(float("-inf"), "float32")
+    return T.Select(reference == lowest, T.float32(0), reference)
 
 
-def mask(softmax: Softmax, limits: tuple[list[Any], Any]) -> None:
-    """Set scores of keys that a row does not see to minus infinity; `limits` are those of rows, and the number of the block."""
-    of_rows, block = limits
-    for i in range(softmax.kernel.scores):
-        limit = of_rows[i % 4 // 2] - block * softmax.kernel.params.block_n
-        value = T.Select(i // 4 * 8 + i % 2 < limit, softmax.scores[i], tirx.const(float("-inf"), "float32"))
-        T.buffer_store(softmax.scores, value, [i])
+def highest_of(one: Any, other: Any) -> Any:
+    """Return the larger of two numbers, NaN if one is."""
+    return T.cuda.func_call("tvm_attention_max", one, other, source_code=MAX_SOURCE, return_type="float32")
 
 
 @T.inline
@@ -88,13 +88,13 @@ def _find_highest(softmax):
     for i in T.unroll(4):
         partial[i] = scores[i]
     for i in T.unroll(softmax.kernel.scores - 4):
-        partial[i % 4] = T.max(partial[i % 4], scores[i + 4])
+        partial[i % 4] = highest_of(partial[i % 4], scores[i + 4])
     for r in T.unroll(2):
-        partial[r] = T.max(partial[r * 2], partial[r * 2 + 1])
+        partial[r] = highest_of(partial[r * 2], partial[r * 2 + 1])
     for r in T.unroll(2):
-        partial[r] = T.max(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 1, 32, 32))
+        partial[r] = highest_of(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 1, 32, 32))
     for r in T.unroll(2):
-        partial[r] = T.max(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 2, 32, 32))
+        partial[r] = highest_of(partial[r], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), partial[r], 2, 32, 32))
 
 
 def _replace_by_powers(softmax: Softmax) -> None:
@@ -114,16 +114,15 @@ def _raise(softmax):
     """Turn scores into powers of two of their distance to the rows' references."""
     kernel, partial = T.meta_var((softmax.kernel, softmax.partial))
     for r in T.unroll(2):
-        partial[r] = softmax.finite(softmax.reference[r]) * T.float32(-kernel.scale_log2)
+        partial[r] = finite(softmax.reference[r]) * T.float32(-kernel.scale_log2)
     _replace_by_powers(softmax)
 
 
 @T.inline
-def first_softmax(softmax, limits, is_masked):
+def first_softmax(softmax, rows, block, is_masked):
     """Turn the scores of the first block into powers, and add them up."""
     total = T.meta_var(softmax.total)
-    if is_masked:
-        mask(softmax, limits)
+    prepare(softmax, rows, block, is_masked)
     _find_highest(softmax)
     for r in T.unroll(2):
         softmax.reference[r] = softmax.partial[r]
@@ -135,22 +134,22 @@ def first_softmax(softmax, limits, is_masked):
 
 
 @T.inline
-def next_softmax(softmax, limits, is_masked):
+def next_softmax(softmax, rows, block, is_masked):
     """Turn the scores of another block into powers, and add them up.
 
     Where a maximum has grown far, the warp's references become its maxima, and what came before shrinks.
     """
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
-    if is_masked:
-        mask(softmax, limits)
+    prepare(softmax, rows, block, is_masked)
     _find_highest(softmax)
     limit = T.meta_var(T.float32(MAX_POWER_LOG2 / kernel.scale_log2))
-    grows = T.meta_var(T.Or(partial[0] - reference[0] > limit, partial[1] - reference[1] > limit))
+    # A maximum of NaN counts as grown: the row's reference becomes NaN, and so do its results.
+    grows = T.meta_var(T.Not(T.And(partial[0] - reference[0] <= limit, partial[1] - reference[1] <= limit)))
     softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
     if softmax.grows[0] != 0:
         for r in T.unroll(2):
-            partial[r] = T.max(reference[r], partial[r])
-            softmax.factor[r] = T.exp2((reference[r] - softmax.finite(partial[r])) * T.float32(kernel.scale_log2))
+            partial[r] = highest_of(reference[r], partial[r])
+            softmax.factor[r] = T.exp2((reference[r] - finite(partial[r])) * T.float32(kernel.scale_log2))
             reference[r] = partial[r]
         for i in T.unroll(4):
             total[i] = total[i] * softmax.factor[i // 2]
@@ -184,7 +183,7 @@ def to_operand(softmax, operand):
 
 @T.inline
 def finish_rows(softmax):
-    """Add up the sums of the threads that share a row, and note their inverse; zero for rows that see no key."""
+    """Add up the sums of the threads that share a row, and note their inverse: zero for rows that see no key, NaN for those with NaN."""
     total, factor = T.meta_var((softmax.total, softmax.factor))
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + total[r * 2 + 1]
@@ -193,4 +192,19 @@ def finish_rows(softmax):
     for r in T.unroll(2):
         total[r * 2] = total[r * 2] + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[r * 2], 2, 32, 32)
     for r in T.unroll(2):
-        factor[r] = T.Select(total[r * 2] > T.float32(0), T.float32(1) / total[r * 2], T.float32(0))
+        # Powers on CUDA cores do not keep NaN. A reference that is NaN or infinite makes the sum NaN; of others the difference is zero.
+        total[r * 2] = total[r * 2] + (finite(softmax.reference[r]) - finite(softmax.reference[r]))
+    for r in T.unroll(2):
+        factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
+
+
+@T.inline
+def store_sums(softmax, sums, tile, first_row, lanes):
+    """Have one thread of each row store the logarithm of the row's sum: minus infinity where it sees no key."""
+    kernel = T.meta_var(softmax.kernel)
+    warp, lane = T.meta_var(lanes)
+    for r in T.unroll(2):
+        row = T.meta_var(first_row + warp * 16 + lane // 4 + r * 8)
+        log2 = T.meta_var(T.log2(softmax.total[r * 2]) + finite(softmax.reference[r]) * T.float32(kernel.scale_log2))
+        if (lane % 4 == 0) & (row < kernel.spec.queries):
+            sums[tile.batch, tile.head, row] = log2 * T.float32(math.log(2))

@@ -6,6 +6,7 @@ Knows nothing of compilers: libraries are text.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ def test_the_manifest_tells_of_every_entry(built: Space) -> None:
     assert large["verdict"] == {"verified": True, "error": 1e-6, "tolerance": 1e-4}
     assert large["key"] in {path.stem for path in built.records("tune")}
     assert large["run_secs"] > 0
+    assert (large["unmeasured"], large["measured"]) == (False, "")
+    assert large["provenance"]["host"] == os.uname().nodename
     assert read_member(built.artifact("box") / ARCHIVE, f"{large['symbol']}.py").startswith(b"# Y[i] = X[i] * 3.0")
 
 
@@ -64,6 +67,25 @@ def test_the_database_has_a_line_for_each_record(built: Space) -> None:
     assert [record[0] for record in records] == list(range(len(workloads))) == [0, 1, 2]
     by_secs = {entry["run_secs"] for entry in manifest(built)["entries"]}  # type: ignore[attr-defined]
     assert {record[1][1][0] for record in records} == by_secs
+
+
+def test_each_schedule_lies_where_its_readers_look(fakes: Space) -> None:
+    """In the database of stock TVM, in the one that needs intrinsics, or, without a trace, in a file of its own."""
+    kinds = """kind = " tensorized" if "3.0" in mod else " traceless" if "1 2 3" in mod else ""
+    return kind + """
+    fakes.edit("templates/unrolled.py", "return ", kinds)
+    fakes.build()
+    folder, entries = fakes.artifact("box"), {entry["name"]: entry for entry in manifest(fakes)["entries"]}  # type: ignore[attr-defined]
+    for name, entry in (("database", entries["small"]), ("database_intrinsics", entries["large"])):
+        (workload,) = (folder / name / "database_workload.json").read_text().splitlines()
+        (line,) = (folder / name / "database_tuning_record.json").read_text().splitlines()
+        assert json.loads(line)[1][1] == [entry["run_secs"]]
+        assert json.dumps(entry["attrs"]["factor"]) in workload
+        assert entry["traceless"] == ""
+    tabled = entries["tabled"]
+    assert tabled["traceless"] == f"traceless/{tabled['computation']}.json"
+    assert "1 2 3" in json.loads((folder / tabled["traceless"]).read_text())["function"]
+    assert manifests.artifact_defect(folder) == ""
 
 
 def test_artifacts_do_not_depend_on_the_order_of_entries(built: Space, tmp_path: Path) -> None:
@@ -139,6 +161,18 @@ def test_a_link_that_fails_leaves_the_old_artifact_and_nothing_else(built: Space
     with pytest.raises(ToolchainError, match="of 3 objects"):
         built.build()
     assert built.artifact_files() == before
+    assert [path.name for path in (built.root / "dist" / "fakes-1.0").iterdir()] == ["box"]
+
+
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_what_a_killed_link_has_left_goes_with_the_next_build(built: Space, is_edited: bool) -> None:
+    left = built.root / "dist" / "fakes-1.0" / ".box-old-killed"
+    left.mkdir()
+    if is_edited:
+        built.edit("workloads.toml", '"small"', '"tiny"')
+    assert built.build().links == is_edited
+    assert not left.exists()
+    assert manifests.artifact_defect(built.artifact("box")) == ""
 
 
 def test_an_update_replaces_all_of_the_old_artifact(built: Space) -> None:

@@ -19,7 +19,8 @@ import pytest
 from support.fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
 from support.spaces import FAKES, Space, clean_environment
 
-from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp
+from kerneldecl.null_build.quick_plan import quick_plan
+from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp, surroundings
 
 Edit = Callable[[Space], object]
 HEAVY = {"tvm", "tvm_ffi", "numpy", "pydantic", "rich", "click", "filelock", "tomli", "psutil", "ml_dtypes"}
@@ -224,6 +225,48 @@ def test_comments_take_the_second_short_way_and_then_the_first(built: Space, edi
     assert is_fresh(str(built.root)) == 3
 
 
+def test_a_comment_is_seen_for_what_it_is_without_a_full_plan(built: Space) -> None:
+    append("workloads.toml")(built)
+    assert restamp(str(built.root), 3) == 3
+    assert is_fresh(str(built.root)) == 3
+
+
+@pytest.mark.parametrize("name", ["rules/scale.py", "policies/plain.py", "archs/test-cpu.toml", "table.txt"])
+def test_a_new_stamp_is_not_given_for_other_sources(built: Space, name: str) -> None:
+    append(name)(built)
+    assert restamp(str(built.root), 3) == 0
+
+
+@pytest.mark.parametrize("kind", ["local/tune", "local/rank"])
+def test_records_of_this_machine_are_watched_too(built: Space, kind: str) -> None:
+    folder = built.root / "cache" / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    assert built.command("build").code == 0
+    (folder / "0.json").write_text("{}")
+    assert is_fresh(str(built.root)) is None
+
+
+CPU_INFO = (
+    "processor : {at}\ncpu MHz : {mhz}\nmodel name : {model}\nbogomips : {mhz}\ncore id : {at}\napicid : {at}\ninitial apicid : {at}\n"
+)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, limit: str = "max", **fields: str) -> str:
+    """Return the digest of a machine's description, as it may be read from one moment to the next."""
+    told = {"at": "0", "mhz": "2000.0", "model": "a", **fields}
+    files = {"/proc/cpuinfo": CPU_INFO.format(**told).encode(), "/sys/fs/cgroup/cpu.max": limit.encode()}
+    monkeypatch.setattr("kerneldecl.null_build.stamp._content", lambda path: files.get(path, b""))
+    return surroundings()
+
+
+def test_another_machine_is_seen_and_another_reading_of_the_same_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine(monkeypatch)
+    assert machine(monkeypatch, mhz="3000.0") == before
+    assert machine(monkeypatch, at="1") == before, "the lines of a core may come in another order"
+    assert machine(monkeypatch, model="b") != before
+    assert machine(monkeypatch, limit="100000 100000") != before
+
+
 def test_a_new_stamp_is_not_given_for_a_new_lock(built: Space) -> None:
     """The command knows then that the text declares what it did; it does not know what became of the lock."""
     append("workloads.lock")(built)
@@ -275,6 +318,28 @@ def test_the_quick_plan_says_what_the_full_plan_says(built: Space, edit: Edit) -
     edit(built)
     quick, full = both_plans(built)
     assert states(quick) == states(full)
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_quick"),
+    [
+        (lambda _: None, True),
+        (append("workloads.toml"), True),
+        (lambda space: space.edit("workloads.toml", "n = 64", "n = [64, 65]"), True),
+        (lambda space: space.edit("workloads.toml", '"small"', '"tiny"'), True),
+        (remove("dist/*/box/lib/*.so"), True),
+        (lambda space: space.edit("workloads.toml", "n = 64", "n = 0"), False),
+        (lambda space: space.edit("workloads.toml", '"large"', '"small"'), False),
+        (lambda space: space.edit("workloads.toml", '"1.0"', '"1.1"'), False),
+        (append("rules/scale.py"), False),
+        (remove("cache/record/tune/*.json"), False),
+    ],
+    ids=["nothing", "comment", "extent", "name", "library", "mistake", "one name twice", "version", "rule", "record"],
+)
+def test_the_quick_plan_is_made_where_the_memo_holds_and_only_there(built: Space, edit: Edit, is_quick: bool) -> None:
+    time.sleep(0.01)
+    edit(built)
+    assert (quick_plan(built.root) is not None) == is_quick
 
 
 def test_tables_on_one_line_are_told_apart(fakes: Space) -> None:

@@ -16,7 +16,7 @@ from support.spaces import Space
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Workload
-from kerneldecl.planning.lockfile import lock_text, unsettled_keys
+from kerneldecl.planning.lockfile import lock_text, unmeasured_keys, unsettled_keys
 from kerneldecl.store.results import TuneResult
 
 TOOLCHAIN = {"tvm_ffi": "2", "tvm": "1"}
@@ -48,6 +48,28 @@ def test_the_lock_tells_what_is_wanting() -> None:
     assert (entry["measured"], entry["unverified"]) == ("2 of 3", True)
     assert unsettled_keys(text) == {"k"}
     assert unsettled_keys(lock_text(("ops", "0.1.0"), TOOLCHAIN, [(workload, arch, whole)])) == set()  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_unmeasured", "is_unsettled"),
+    [
+        ("unmeasured = true", True, True),
+        ('measured = "2 of 3"', True, True),
+        ("unverified = true", True, True),
+        ("missing = true", False, True),
+        ("unmeasured = false", False, False),
+        ("time_us = 1.0", False, False),
+    ],
+)
+def test_what_a_lock_holds_in_want_of_measurements_or_as_missing(mark: str, is_unmeasured: bool, is_unsettled: bool) -> None:
+    text = f'[[entry]]\nname = "a"\nkey = "k"\n{mark}\n\n[[entry]]\nname = "b"\nkey = "l"\n'
+    assert unmeasured_keys(text) == ({"k"} if is_unmeasured else set())
+    assert unsettled_keys(text) == ({"k"} if is_unsettled else set())
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "entry = 1", "entry = [1]", "[[entry]]\nmissing = true\n", "[" * 100_000])
+def test_what_is_no_lock_holds_nothing(text: str) -> None:
+    assert unmeasured_keys(text) == unsettled_keys(text) == frozenset()
 
 
 def test_the_lock_is_sorted_and_toml() -> None:

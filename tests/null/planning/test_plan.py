@@ -48,6 +48,7 @@ class World:
     manifests: dict[tuple[str, Kind], str] = field(default_factory=dict)
     again: tuple[str, ...] = ()
     policies: Mapping[str, str] = field(default_factory=lambda: {"plain": "policy digest"})
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def plan(self, *workloads: Workload) -> Plan:
         detected = replace(BOX, name="host", is_detected=True)
@@ -71,7 +72,7 @@ class World:
             self.blobs.__contains__,
             lambda target, key: "" if self.linked.get(target) == key else "there is no artifact yet",
             lambda entry, _key: entry in self.again,
-            lambda _entry, _key: "",
+            lambda entry, key: self.failed.get((entry, key), ""),
             lambda workload, kind, manifests: self.causes(workload.entry, kind, manifests[kind]),
             lambda target, changed, _entries: tuple(Cause(target, *line) for line in changed),
         )
@@ -225,10 +226,61 @@ def test_what_only_the_artifact_tells_is_linked_anew(fields: dict[str, object]) 
     assert made.links[0].reason.startswith("box: entries.")
 
 
+SIGNATURE = {"inputs": [{"name": "X", "shape": [8], "dtype": "float32"}], "outputs": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *(("lower", fields) for fields in ({"signature": SIGNATURE}, {"flops": 9.0}, {"least_bytes": 9.0})),
+        *(("tune", {name: f"{name} of other content"}) for name in BLOBS),
+        *(("tune", fields) for fields in ({"run_secs": 2e-3}, {"error": 0.5}, {"measured": 1, "wanted": 2})),
+        ("tune", {"provenance": {"host": "another"}}),
+    ],
+    ids=str,
+)
+def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, fields: dict[str, object]) -> None:
+    """The record is another, its key is not: a tuning was repeated, say, or `flops` of a rule mended."""
+    world = World().complete()
+    world.blobs |= {value for value in fields.values() if isinstance(value, str)}
+    (place,) = [place for place in world.records if place[0] == kind]
+    before = world.records[place]
+    assert isinstance(before, Record)
+    world.records[place] = replace(before, result={**before.result, **fields})
+    assert [action.kind for action in world.plan().misses] == ["link"]
+
+
+def test_a_tolerance_is_judged_and_linked_anew() -> None:
+    world, strict = World().complete(), replace(WORKLOAD, tolerance=1e-6)
+    assert [action.kind for action in world.plan(strict).misses] == ["tune", "build", "link"]
+    again = world.do("tune", strict).plan(strict)
+    assert [action.kind for action in again.misses] == ["link"], "of the same kernel it tells another tolerance"
+
+
 @pytest.mark.parametrize("fields", [{"line": 99}, {"tolerance": 1e-4}])
 def test_what_changes_no_result_is_no_reason(fields: dict[str, object]) -> None:
     """Where an entry stands, say, or a tolerance that is the rule's own."""
     assert World().complete().plan(replace(WORKLOAD, **fields)).misses == ()  # type: ignore[arg-type]
+
+
+def test_an_entry_that_has_failed_under_the_same_key_is_tried_again_and_says_so() -> None:
+    world = World().do("lower").do("propose")
+    world.failed["a@box", world.plan().entries[0].action("tune").key] = "it failed in the last build: no candidate is right"
+    assert states(world.plan())["tune"] == (False, "it failed in the last build: no candidate is right")
+    other = world.plan(replace(WORKLOAD, tolerance=0.5)).entries[0].action("tune")
+    assert other.reason
+    assert "failed" not in other.reason
+
+
+def test_what_this_machine_has_ranked_counts_until_it_is_measured() -> None:
+    world = World().do("lower").do("propose")
+    tune = world.plan().entries[0].action("tune")
+    world.records["rank", tune.key, True] = Record(tune.key, tune.manifest, {**TUNED, "is_measured": False})
+    (entry,) = world.plan().entries
+    assert entry.is_unmeasured
+    assert entry.action("tune").is_hit
+    assert (entry.action("tune").key, entry.action("tune").manifest) == (tune.key, tune.manifest)
+    assert not world.do("tune").plan().entries[0].is_unmeasured
 
 
 def test_a_record_that_is_not_sound_is_named() -> None:

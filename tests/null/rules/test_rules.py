@@ -34,8 +34,8 @@ def shown(arg: Arg) -> str:
 
 def test_every_operator_is_there() -> None:
     assert set(NAMES) >= {
-        "attention", "conv2d", "elementwise", "gemv", "gemv_i4", "layer_norm", "matmul", "reduce", "rms_norm", "softmax", "tensor_ir",
-        "transpose",
+        "attention", "attention_decode", "conv2d", "elementwise", "gemv", "gemv_i4", "layer_norm", "matmul", "reduce", "rms_norm",
+        "softmax", "tensor_ir", "transpose",
     }  # fmt: skip
 
 
@@ -89,6 +89,31 @@ SIGNATURES = [
     (
         rule("attention", batch=2, heads=4, queries=3, head_dim=8, layout="bshd", dtype="bfloat16"),
         "Q[2,3,4,8]bfloat16 K[2,3,4,8]bfloat16 V[2,3,4,8]bfloat16 -> O[2,3,4,8]bfloat16",
+    ),
+    (
+        rule("attention_decode", batch=3, heads=4, kv_heads=2, queries=3, keys=50, head_dim=8, value_dim=6, layout="bshd"),
+        "Q[3,3,4,8]float16 K[3,50,2,8]float16 V[3,50,2,6]float16 lengths[3]int32 -> O[3,3,4,6]float16",
+    ),
+    (
+        rule("attention_decode", batch=3, heads=4, kv_heads=1, keys=48, head_dim=8, value_dim=6, latent=True, page_size=8, pages=20),
+        "Q[3,4,1,8]float16 K[20,1,8,8]float16 page_table[3,6]int32 lengths[3]int32 -> O[3,4,1,6]float16",
+    ),
+    (
+        rule("attention", batch=2, heads=4, kv_heads=2, queries=3, head_dim=8, layout="packed", logsumexp=True, alibi=True),
+        "QKV[2,3,8,8]float16 slopes[4]float32 -> O[2,3,4,8]float16 logsumexp[2,4,3]float32",
+    ),
+    (
+        rule("attention", batch=2, heads=4, queries=3, keys=5, head_dim=8, dtype="float8_e4m3fn", mask=True, mask_axes="bqk"),
+        (
+            "Q[2,4,3,8]float8_e4m3fn K[2,4,5,8]float8_e4m3fn V[2,4,5,8]float8_e4m3fn q_scale[1]float32 k_scale[1]float32 v_scale[1]float32 "
+            "mask[2,1,3,5]bfloat16 -> O[2,4,3,8]bfloat16"
+        ),
+    ),
+    (
+        rule(
+            "attention", batch=2, heads=1, queries=3, keys=5, head_dim=8, mask=True, mask_axes="bk", mask_dtype="bool", out_dtype="float32"
+        ),
+        "Q[2,1,3,8]float16 K[2,1,5,8]float16 V[2,1,5,8]float16 mask[2,1,1,5]bool -> O[2,1,3,8]float32",
     ),
     (rule("gemv", n=2, k=3), "W[2,3]float32 x[3]float32 -> y[2]float32"),
     (rule("gemv", n=2, k=3, layout="t", dtype="uint8"), "W[3,2]uint8 x[3]uint8 -> y[2]int32"),
@@ -160,6 +185,31 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("gemv", n=1, k=1, out_dtype="int32"), ["out_dtype int32 would cut off the fractions that accum_dtype float32 keeps"]),
         (rule("attention", batch=1, heads=4, kv_heads=3, queries=1, head_dim=8), ["heads 4 is no multiple of kv_heads 3"]),
         (rule("attention", batch=1, heads=4, queries=1, head_dim=8, scale=-1.0), ["scale -1.0 is negative"]),
+        (rule("attention_decode", batch=1, heads=4, queries=17, keys=8, head_dim=8), ["queries 17 is over 16; rule attention takes more"]),
+        (
+            rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, value_dim=9, latent=True, page_size=3),
+            [
+                "value_dim 9 is over head_dim 8, but values are the first elements of the keys' rows",
+                "keys 8 is no multiple of page_size 3",
+            ],
+        ),
+        (
+            rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, page_size=2, pages=3),
+            ["pages 3 is too few for one sequence of 8 keys, which has 4"],
+        ),
+        (rule("attention_decode", batch=1, heads=4, keys=8, head_dim=8, pages=3), ["pages 3 is given without page_size"]),
+        (rule("attention", batch=1, heads=4, queries=1, head_dim=8, softcap=float("inf")), ["softcap inf is not finite"]),
+        (
+            rule("attention", batch=1, heads=4, queries=3, keys=5, head_dim=8, value_dim=16, layout="packed"),
+            [
+                "layout packed has as many keys as queries, 3, not 5",
+                "layout packed has values of head_dim 8 elements, not 16",
+            ],
+        ),
+        (
+            rule("attention", batch=1, heads=4, queries=3, head_dim=8, mask_axes="bk"),
+            ["mask_axes and mask_dtype describe a mask, but mask is false"],
+        ),
         (rule("gemv_i4", n=1, k=100), ["group 128 does not divide k 100"]),
         (rule("gemv_i4", n=1, k=9, group=3), ["group 3 is odd, but two weights share a byte"]),
         (rule("conv2d", **CONV, groups=4), ["groups 4 does not divide f 6"]),
@@ -208,6 +258,17 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
         # The queries see 3, 4 and 5 keys; of 5 queries and 3 keys, the last three see 1, 2 and 3.
         (rule("attention", batch=1, heads=1, queries=3, keys=5, head_dim=8, causal=True), 12 * 32, 2 * 16 * 8),
         (rule("attention", batch=1, heads=1, queries=5, keys=3, head_dim=8, causal=True), 6 * 32, 2 * 16 * 8),
+        # The queries see 4 and 5 keys; 8 rows of queries, 2 x 2 heads of 5 keys, 2 lengths. Latent: 6 rows of queries, 8 keys, 2 pages.
+        (rule("attention_decode", batch=2, heads=2, queries=2, keys=5, head_dim=8), 4 * 9 * 32, 2 * 16 * 8 + 2 * 20 * 16 + 8),
+        (
+            rule("attention_decode", batch=1, heads=6, kv_heads=1, keys=8, head_dim=8, value_dim=6, latent=True, page_size=4, pages=9),
+            2 * 6 * 8 * 14,
+            2 * (6 * 14 + 8 * 8) + 4 * 3,
+        ),
+        # Aligned at their starts, three queries see 1, 2 and 3 of five keys; the last two keys are not read.
+        (rule("attention", batch=1, heads=1, queries=3, keys=5, head_dim=8, causal=True, align="start"), 6 * 32, 2 * 12 * 8),
+        # Queries see 2, 3, 3 and 3 keys, those within one of their own; the mask counts for these pairs.
+        (rule("attention", batch=1, heads=1, queries=4, keys=5, head_dim=8, window=1, mask=True), 11 * 32, 2 * (18 * 8 + 11)),
         (rule("gemv", n=2, k=3), 12, 4 * (6 + 3 + 2)),
         # A weight costs minus 8, times scale, times x, plus. Two weights a byte, one scale for each 4.
         (rule("gemv_i4", n=2, k=8, group=4, dtype="float16"), 64, 8 + 2 * 4 + 2 * 8 + 2 * 2),

@@ -23,11 +23,12 @@ from support.spaces import REPOSITORY, Space
 
 from kerneldecl import api, flow
 from kerneldecl.cli.report import show_json, show_text
-from kerneldecl.cli.summary import build_json, build_text
+from kerneldecl.cli.summary import build_json, build_text, measured_text
 from kerneldecl.errors import ArtifactError, StaleError, ToolchainError
 from kerneldecl.hardware import gpu_lock as machine
 from kerneldecl.hardware.cuda_driver import DriverGpu
 from kerneldecl.model import Trial
+from kerneldecl.plugins.find import STANDARD
 from kerneldecl.runners import local
 from kerneldecl.runners.process import Answer
 from kerneldecl.stages import conclude, tune, turns
@@ -163,6 +164,30 @@ def test_while_one_entry_of_a_bundle_is_measured_the_inputs_of_the_next_are_made
     _assert_prepared_next(runner)
 
 
+@pytest.mark.parametrize(
+    ("trust", "named"),
+    [(False, "the computation that the bundle carries"), (True, "rule scale of the bundle, or the standard one where it holds none")],
+)
+def test_measuring_says_what_kernels_were_verified_against(gpus: Space, monkeypatch: pytest.MonkeyPatch, trust: bool, named: str) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    monkeypatch.setattr(api, "why_not_measured_here", lambda _: "")
+    monkeypatch.setattr(api, "LocalRunner", lambda *_: contextlib.nullcontext(FakeRunner()))
+    found = api.measure_bundle(folder, gpus.root / "cache", trust_rules=trust)
+    assert found["references"]["small@box"] == named
+    assert f"verified against {named}: small@box" in measured_text(found)
+    assert api.measure_bundle(folder, gpus.root / "cache")["references"] == {}, "what was measured before is not verified now"
+
+
+def test_a_standard_rule_is_named_as_the_reference(gpus: Space) -> None:
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    entry = bundle.read_bundle(folder)[0]
+    standard = {"root": str(STANDARD), "rule": entry.task.workload.rule, "attrs": {}}
+    assert (
+        bundle.reference_name(dataclasses.replace(entry, task=dataclasses.replace(entry.task, reference=standard)))
+        == "the standard rule scale"
+    )
+
+
 def _assert_prepared_next(runner: FakeRunner) -> None:
     """Check that all entries but the first went through `prepare_next` before `prepare`."""
     asked = [(request["action"], request["spec"]["attrs"]) for request in runner.asked if request["action"] in {"prepare", "prepare_next"}]
@@ -196,6 +221,28 @@ def measured(gpus: Space) -> Space:
         path = gpus.root / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return gpus
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("workloads.toml", "n = 64", "n = 64\ngeneration = 1", "[3 candidates wait for Test GPU, which is not here]"),
+        ("workloads.toml", "n = 64", "n = 64\ntolerance = 0.5", "[from records]"),
+        ("rules/scale.py", "return x *", "return 1 * x *", "[the winner is to be verified on Test GPU, which is not here]"),
+    ],
+)
+def test_a_plan_tells_what_waits_for_a_gpu_elsewhere(measured: Space, file: str, old: str, new: str, told: str) -> None:
+    measured.edit(file, old, new)
+    (line,) = [line for line in measured.command("plan").out.splitlines() if line.startswith("tune") and " large@box " in line]
+    assert line.endswith(told)
+
+
+def test_what_a_gpu_elsewhere_has_measured_is_not_tuned_again_here(measured: Space) -> None:
+    before = {path: path.read_bytes() for path in measured.records("tune")}
+    refused = measured.command("build", "--retune", "small")
+    assert refused.code == 10
+    assert "small@box cannot be tuned again here" in refused.err
+    assert {path: path.read_bytes() for path in measured.records("tune")} == before
 
 
 def _chosen(space: Space) -> list[Any]:
@@ -467,6 +514,40 @@ def test_a_candidate_that_is_wrong_elsewhere_leaves_the_next_best(gpus: Space) -
     winners_now = [dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned]
     assert len(winners_now) == 3
     assert 1 not in winners_now
+
+
+def _bundled(folder: Path) -> set[int]:
+    """Return the unrolls of all candidates in a bundle."""
+    trials = [trial for entry in bundle.read_bundle(folder) for group in entry.groups for trial in group.built]
+    return {int(dict(trial.candidate.params)["unroll"]) for trial in trials}
+
+
+def test_what_does_not_build_is_in_no_bundle_and_what_is_wrong_does_not_win(gpus: Space) -> None:
+    wrong_or_none = """if params["unroll"] == 2:
+        return None
+    wrong = " wrong" * (params["unroll"] == 1)
+    return wrong + """
+    gpus.edit("templates/unrolled.py", "return ", wrong_or_none)
+    (folder,) = gpus.build(measure=False).build.bundles.values()
+    assert _bundled(folder) == {1, 4}
+    _measure(gpus, folder)
+    assert gpus.build().links == 1
+    assert {dict(entry.tuned.winner.params)["unroll"] for entry in gpus.plan().entries if entry.tuned} == {4}
+
+
+def test_a_bundle_is_written_whole_or_not_at_all(gpus: Space) -> None:
+    """The old one stays, and nothing else lies beside it."""
+    built = gpus.build(measure=False).build
+    (folder,) = built.bundles.values()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder.parent / f".{folder.name}-killed").mkdir()
+    entries = bundle.read_bundle(folder)
+    beside = [path.name for path in folder.parent.iterdir() if not path.name.startswith(f".{folder.name}-")]
+    with pytest.raises(FileNotFoundError):
+        bundle.write_bundle(folder, {entry.task.workload.rule: [folder / "rules/none.py"] for entry in entries}, entries)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in folder.parent.iterdir()] == beside
+    assert len(bundle.read_bundle(folder)) == len(entries)
 
 
 @pytest.mark.parametrize(

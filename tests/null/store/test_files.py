@@ -18,7 +18,7 @@ from support.spaces import clean_environment
 
 from kerneldecl.null_build.memo import MEMO, Memo, Row, read_memo, write_memo
 from kerneldecl.null_build.stamp import context, is_fresh, write_stamp
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.files import ignore_results, remove_parts, write_whole
 
 WRITERS = 8
 ROUNDS = 20
@@ -26,12 +26,24 @@ ROUNDS = 20
 WRITE = """
 import sys
 from pathlib import Path
-from kerneldecl.store.files import write_whole
+from kerneldecl.store.files import ignore_results, remove_parts, write_whole
 path, letter = Path(sys.argv[1]), sys.argv[2]
 for _ in range(50):
     write_whole(path, letter * 100_000, durable=False)
     content = path.read_text()
     assert len(content) == 100_000 and len(set(content)) == 1, "torn"
+"""
+
+# Writes a file and never gets further than the disk.
+STUCK = """
+import os, sys
+from pathlib import Path
+from kerneldecl.store.files import write_whole
+def stuck(_):
+    print("stuck", flush=True)
+    sys.stdin.read()
+os.fsync = stuck
+write_whole(Path(sys.argv[1]), "content", durable=True)
 """
 
 
@@ -74,6 +86,49 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         write_whole(path, "after", durable=True)
     assert path.read_text(encoding="utf-8") == "before"
     assert names_in(tmp_path) == ["file"]
+
+
+def test_what_is_durable_is_handed_to_the_disk_whole_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "file", list[tuple[int, bool]]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_size, path.exists())))
+    write_whole(path, "x" * 100, durable=True)
+    assert synced == [(100, False)]
+
+
+def test_parts_of_killed_writers_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    named, other = tmp_path / "cache" / "record" / "a.json", tmp_path / "other" / "b.json"
+    keep = [tmp_path / "notes.part", tmp_path / "cache" / ".gitignore"]
+
+    def started(path: Path) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", STUCK, str(path)], env=clean_environment(), text=True, **pipes)  # type: ignore[call-overload]
+        assert process.stdout.readline() == "stuck\n"
+        return process  # type: ignore[no-any-return]
+
+    writers = [started(path) for path in (named, other, tmp_path / "c.json")]
+    for path in keep:
+        path.write_text("")
+    remove_parts(tmp_path, {"cache"})
+    assert len(list(tmp_path.rglob(".*.part"))) == 3
+    for writer in writers:
+        writer.kill()
+        writer.communicate()
+    remove_parts(tmp_path, {"cache"})
+    assert [part.parent.name for part in tmp_path.rglob(".*.part")] == ["other"], "nobody said that parts lie there"
+    assert all(path.exists() for path in keep)
+
+
+def test_git_is_told_once_what_to_ignore_and_keeps_what_it_was_told(tmp_path: Path) -> None:
+    ignore = tmp_path / ".gitignore"
+    ignore.write_text("# é\n", encoding="utf-8")
+    assert ignore_results(tmp_path) == [ignore]
+    text = ignore.read_text(encoding="utf-8")
+    assert text.startswith("# é\n")
+    assert {"/dist/", "*.part", "/cache/*", "!/cache/record/"} <= set(text.splitlines())
+    assert ignore_results(tmp_path) == []
+    assert ignore.read_text(encoding="utf-8") == text
+    ignore.unlink()
+    assert ignore_results(tmp_path) == [ignore]
 
 
 def test_processes_that_write_one_file_at_once_leave_one_of_their_contents(tmp_path: Path) -> None:

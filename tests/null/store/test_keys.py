@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import ARCH
+from support.repository import REPOSITORY
 
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Arch, Workload
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.store import keys
 
 TOOLCHAIN = {"tvm": "1.0", "tvm_ffi": "2.0", "cuda": "3.0"}
@@ -108,6 +110,40 @@ def test_lowering_depends_on_no_name_and_on_no_setting_of_the_search(other: Work
 
 def test_an_archs_name_and_how_it_was_found_are_in_no_key() -> None:
     assert tune_manifest(replace(arch(), name="other", is_detected=True)) == tune_manifest(arch())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wgmma_arch", "sm_100a"),
+        ("compute_capability", (10, 0)),
+        *((name, 7) for name in ("sm_count", "max_blocks_per_sm", "max_threads_per_sm", "smem_per_sm_bytes")),
+        *((name, 7) for name in ("smem_per_block_optin_bytes", "smem_reserved_per_block_bytes")),
+    ],
+)
+def test_what_a_gpus_modules_are_compiled_with_is_in_the_keys_of_object_and_winner(name: str, value: object) -> None:
+    gpu = load_arch(REPOSITORY, "h200")
+    assert gpu.gpu is not None
+    other = replace(gpu, gpu=replace(gpu.gpu, **{name: value}))  # type: ignore[arg-type]  # each field with its own type
+    assert tune_manifest(other) != tune_manifest(gpu)
+    assert keys.build_manifest("s", "kd_0", other, TOOLCHAIN) != keys.build_manifest("s", "kd_0", gpu, TOOLCHAIN)
+    assert keys.measure_manifest("code", other, {}) == keys.measure_manifest("code", gpu, {}), "the same code takes the same time"
+
+
+@pytest.mark.parametrize("name", ["h200", "x86-64-v3"])
+def test_the_compilers_target_is_in_the_keys_of_object_winner_and_time(name: str) -> None:
+    here = load_arch(REPOSITORY, name)
+    other = replace(here, tvm_target=(*here.tvm_target, ("opt-level", 1)))
+    assert tune_manifest(other) != tune_manifest(here)
+    assert keys.build_manifest("s", "kd_0", other, TOOLCHAIN) != keys.build_manifest("s", "kd_0", here, TOOLCHAIN)
+    assert keys.measure_manifest("code", other, {}) != keys.measure_manifest("code", here, {})
+
+
+def test_all_that_an_artifact_says_and_holds_is_in_its_key() -> None:
+    said: dict[str, Any] = {"name": "ops", "version": "1", "target": "box", "entries": {"a": "digest"}, "missing": {}}
+    other: dict[str, Any] = {"name": "o", "version": "2", "target": "b", "entries": {"a": "other"}, "missing": {"b": "it failed"}}
+    texts = [keys.link_manifest(**{**said, name: value}) for name, value in other.items()]
+    assert len({keys.link_manifest(**said), *texts}) == len(other) + 1
 
 
 def test_cuda_is_in_no_key_of_a_cpu() -> None:

@@ -136,6 +136,50 @@ def test_records_of_a_detected_machine_lie_apart(store: LocalStore) -> None:
     assert write(store) == store.root / "record" / "link" / f"{key(MANIFEST)}.json"
 
 
+def test_all_sound_records_of_a_kind_come_in_the_order_of_their_keys(store: LocalStore) -> None:
+    texts = [manifest("link", {"a": number}) for number in range(5)]
+    for text in texts:
+        store.write("link", text, RESULT, is_local=False)
+    store.write("link", manifest("link", {"local": 1}), RESULT, is_local=True)
+    store.write("other", manifest("other", {"a": 1}), RESULT, is_local=False)
+    store.record_path("link", key(texts[0]), is_local=False).write_text("{}")
+    store.record_path("link", "notes", is_local=False).write_text("{}")
+    assert [found.key for found in store.all("link", is_local=False)] == sorted(map(key, texts[1:]))
+    assert [found.key for found in store.all("link", is_local=True)] == [key(manifest("link", {"local": 1}))]
+    assert list(store.all("never", is_local=False)) == []
+
+
+def test_a_record_that_is_forgotten_is_gone_from_its_part_of_the_store(store: LocalStore) -> None:
+    here, apart = write(store), write(store, is_local=True)
+    store.forget("link", key(MANIFEST), is_local=False)
+    store.forget("link", key(MANIFEST), is_local=False)
+    assert (here.exists(), apart.exists()) == (False, True)
+    assert write(store, {"again": 1}) == here
+    found = read(store)
+    assert isinstance(found, Record)
+    assert found.result == {"again": 1}
+
+
+@pytest.mark.parametrize("name", ["", "../../secret", "A" * 64, "0" * 63, "0" * 65, "/etc/passwd"])
+def test_what_is_no_digest_names_nothing(store: LocalStore, name: str) -> None:
+    secret = store.root.parent / "secret"
+    secret.write_bytes(b"secret")
+    write(store)
+    (store.root / "secret.json").write_bytes(b"secret")
+    assert store.read("link", name, is_local=False) is NEVER
+    assert not store.has_blob(name)
+    assert isinstance(store.read_blob(name), Miss)
+    assert secret.exists()
+
+
+def test_a_blob_that_is_there_is_not_written_again(store: LocalStore) -> None:
+    path = store.blob_path(store.write_blob(b"content"))
+    before = path.stat().st_ino
+    store.write_blob(b"content")
+    assert path.stat().st_ino == before
+    assert store_stats(store)["damaged"] == []
+
+
 def test_a_reader_never_sees_half_a_record(store: LocalStore) -> None:
     """Two writers replace a record that a third keeps breaking, while a reader looks on."""
     path, done = write(store), threading.Event()
@@ -208,6 +252,9 @@ def test_an_unreadable_blob_is_a_miss(store: LocalStore, damage: Damage) -> None
     found = store.read_blob(blob)
     assert isinstance(found, Miss)
     assert "is no regular file" in found.reason
+    if damage is unreadable:
+        assert not store.has_blob(blob), "it is removed, and made again"
+        assert not store.blob_path(blob).is_symlink()
 
 
 def test_files_of_the_store_can_be_read_by_others(store: LocalStore) -> None:

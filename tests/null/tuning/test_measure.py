@@ -22,7 +22,7 @@ from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
 from kerneldecl.tuning import search
-from kerneldecl.tuning.measure import Preparation, measure, measured_on
+from kerneldecl.tuning.measure import Preparation, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
 
 ROOT = REPOSITORY
@@ -225,6 +225,22 @@ def test_nothing_is_measured_twice(tmp_path: Path) -> None:
 def test_inputs_that_cannot_be_made_are_every_candidates_failure(tmp_path: Path) -> None:
     done = measured(task_in(tmp_path), TableRunner(prepared=lambda: {"failure": "ValueError: no"}), built("a"), built("b"))
     assert {m.failure for m in done.values()} == {"inputs or reference: ValueError: no"}
+
+
+@pytest.mark.parametrize(
+    ("prepared", "verdict", "failure"),
+    [
+        ({"failure": "ValueError: no"}, {}, "inputs or reference: ValueError: no"),
+        ({}, {"error": 0.5, "secs": 1e-5}, "wrong: relative error 0.5 over 0.001"),
+        ({}, {"failure": "its process was killed by SIGSEGV"}, "its process was killed by SIGSEGV"),
+        ({}, {"error": 1e-5, "secs": 1e-5}, ""),
+    ],
+)
+def test_a_time_stays_only_where_the_reference_of_now_agrees(tmp_path: Path, prepared: Answer, verdict: Answer, failure: str) -> None:
+    task, runner = task_in(tmp_path), TableRunner({"a": verdict}, prepared=lambda: prepared)
+    timed = dataclasses.replace(built("a"), samples=(1e-5,))
+    found = verify(task, timed, Preparation(task, runner, LocalStore(tmp_path / "store")), runner)
+    assert (found.failure, found.samples) == (failure, () if failure else timed.samples)
 
 
 def test_a_gpu_that_is_not_there_ends_the_build(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.spaces import clean_environment
 from tvm.script import from_source
 
 from kerneldecl.compiler import canonical
+from kerneldecl.model import Arg, Signature
 
 PRODUCT = """
 @T.prim_func(s_tir=True)
@@ -154,6 +155,38 @@ def main(a: T.handle, n: T.int64):
     with pytest.raises((TypeError, ValueError)):
         canonical.signature_of(canonical.canonical_module(dynamic)["main"])
     assert isinstance(dynamic, tvm.tirx.PrimFunc)
+
+
+class Product:
+    """A rule whose signature is given, with a GEMM for its computation."""
+
+    def __init__(self, *args: tuple[tuple[int, ...], str]) -> None:
+        named = [Arg(f"X{at}", *arg) for at, arg in enumerate(args)]
+        self._signature = Signature(tuple(named[:-1]), tuple(named[-1:]))
+
+    def lower(self) -> Any:
+        return gemm()
+
+    def signature(self) -> Signature:
+        return self._signature
+
+
+A, B, C = ((32, 16), "float32"), ((16, 8), "float32"), ((32, 8), "float32")
+
+
+def test_a_computation_has_the_arguments_that_its_signature_says() -> None:
+    assert canonical.module_digest(canonical.lower(Product(A, B, C))) == digest(gemm())  # type: ignore[arg-type]  # as a Rule
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(B, A, C), (A, B, ((32, 8), "float16")), (A, B, ((8, 32), "float32")), (A, B, ((256,), "float32")), (A, C), (A, B, C, C)],
+    ids=["order", "dtype", "layout", "rank", "one too few", "one too many"],
+)
+def test_a_signature_that_says_otherwise_than_the_computation_is_refused(args: tuple[tuple[tuple[int, ...], str], ...]) -> None:
+    """Kernels would be called with other arguments than they are made for."""
+    with pytest.raises(ValueError, match=r"lower\(\) gives arguments .*, but signature\(\) says"):
+        canonical.lower(Product(*args))  # type: ignore[arg-type]
 
 
 def test_schedules_leave_the_function_as_it_was() -> None:

@@ -10,7 +10,7 @@ from tvm import te, tirx
 from tvm.script import tirx as T  # noqa: N812  TVMScript's own name
 
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.model import Access, Axis, Block, IterSpace
+from kerneldecl.model import Access, Axis, Block, Condition, IterSpace
 
 
 def space_of(*tensors: Any) -> IterSpace:
@@ -91,6 +91,24 @@ def test_scalars_and_equal_names() -> None:
         1,
         is_multiply_accumulate=False,
     )
+
+
+def test_conditions_outside_of_which_a_value_is_constant() -> None:
+    x, zero = te.placeholder((4, 6), "float32", "X"), tirx.const(0.0, "float32")
+
+    def conditions(condition: Any, otherwise: Any) -> tuple[Condition, ...]:
+        out = te.compute((4, 6), lambda i, j: tirx.if_then_else(condition(i, j), x[i, j], otherwise(i, j)), "Y")
+        return space_of(x, out).blocks[0].conditions
+
+    def constant(_i: Any, _j: Any) -> Any:
+        return zero
+
+    assert conditions(lambda i, j: tirx.all(j <= i + 2, j > i - 3), constant) == (
+        Condition(((0, 1), (1, -1)), 2),
+        Condition(((0, -1), (1, 1)), 2),
+    )
+    assert conditions(lambda i, j: tirx.all(i >= 1, i * j < 9, x[j % 4, i] > 0), constant) == (Condition(((0, 1),), -1),)
+    assert conditions(lambda i, _: i < 3, lambda i, j: x[i, j] + 1.0) == ()
 
 
 def test_gather_is_not_affine_and_its_index_is_read() -> None:

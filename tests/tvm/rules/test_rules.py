@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.attention_cases import attributes as attention_attributes
 from support.repository import REPOSITORY
 from support.thinned import every
 from tvm import relax
@@ -113,6 +114,8 @@ def test_kernel_matches_reference_in_every_floating_dtype(name: str, attrs: dict
         rule("attention", batch=1, heads=4, kv_heads=2, queries=5, keys=9, head_dim=6, value_dim=4, layout="bshd", dtype="bfloat16"),
         rule("attention", batch=1, heads=2, kv_heads=1, queries=9, keys=5, head_dim=4, causal=True, mask=True, dtype="float32"),
         rule("attention", batch=1, heads=1, queries=1, keys=7, head_dim=1, causal=True, scale=30.0, dtype="float32"),
+        rule("attention_decode", batch=3, heads=4, kv_heads=2, queries=5, keys=24, head_dim=6, page_size=8, pages=20, layout="bshd"),
+        rule("attention_decode", batch=2, heads=4, kv_heads=1, keys=9, head_dim=6, value_dim=4, latent=True, dtype="float32"),
         rule("gemv", n=1, k=1),
         rule("gemv", n=7, k=3, layout="t", dtype="float16"),
         rule("gemv_i4", n=1, k=2, group=2),
@@ -169,6 +172,29 @@ def test_any_reduction_matches_its_reference(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(["sum", "max", "min", "mean"]))
     instance = rule("reduce", op=op, shape=shape, axes=tuple(axes), keepdims=data.draw(st.booleans()))
     assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
+
+
+@settings(max_examples=15, deadline=None)
+@given(attention_attributes())
+def test_any_attention_matches_its_reference(attrs: dict[str, Any]) -> None:
+    instance = rule("attention", **attrs)
+    assert error_of_unscheduled_kernel(instance) <= instance.tolerance()
+
+
+@pytest.mark.parametrize("attrs", [{}, {"causal": True}, {"mask": True, "logsumexp": True}])
+def test_attention_keeps_nan_and_infinities(attrs: dict[str, Any]) -> None:
+    """NaN among queries, keys and values is in the results that the reference says, and rows of which all keys are masked are zero."""
+    instance = rule("attention", batch=1, heads=3, queries=9, head_dim=4, dtype="float32", **attrs)
+    inputs = instance.inputs(np.random.default_rng(3))
+    for at, array in enumerate(inputs):
+        array[(0, at, 5) if array.ndim == 4 else 4] = np.nan if array.ndim == 4 else -np.inf
+    kernel = tvm.compile(lower(instance), target=TARGET, tir_pipeline=PIPELINE)["main"]
+    outputs = [aligned(poisoned(arg)) for arg in instance.signature().outputs]
+    kernel(*map(tensor, map(aligned, inputs)), *map(tensor, outputs))
+    reference = instance.reference(*inputs)
+    for got, want in zip(outputs, [reference] if isinstance(reference, np.ndarray) else reference, strict=True):
+        assert np.isnan(want).any()
+        assert relative_error(got, want, any_for_nan=instance.nan_may_vanish()) <= instance.tolerance()
 
 
 # The functions that Relax makes of the same operators

@@ -19,7 +19,9 @@ import psutil
 import pytest
 from support.spaces import REAL, Space, clean_environment
 
+from kerneldecl.compiler import actions
 from kerneldecl.compiler.canonical import lower, module_digest
+from kerneldecl.errors import ToolchainError
 from kerneldecl.hardware.host import detect
 from kerneldecl.model import Limits
 from kerneldecl.plugins.find import STANDARD
@@ -28,6 +30,7 @@ from kerneldecl.runners import environment
 from kerneldecl.runners.local import LocalRunner, in_order
 from kerneldecl.runners.process import Worker
 from kerneldecl.serial import to_json
+from kerneldecl.toolchain import cxx
 from kerneldecl.toolchain.versions import PINS
 
 SHADOWED = ("json", "numpy", "tvm", "tvm_ffi", "random", "tempfile", "signal", "select", "pathlib", "fcntl", "tomli", "__future__")
@@ -170,6 +173,47 @@ def test_a_request_whose_worker_is_killed_from_outside_is_tried_once_more(space:
         (answer,) = in_order(runner.run_all([request(space, "tell")], 60), 1)
         assert "code_digest" in answer
     assert heard[-1:] == ["build elementwise ways"]
+
+
+LINKER = """\
+#!/bin/sh
+if [ ! -e {marker} ]; then
+    touch {marker}
+    kill -9 $$
+fi
+exec {compiler} "$@"
+"""
+
+
+def test_a_request_whose_linker_is_killed_from_outside_is_tried_once_more(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    (space.root / "bin").mkdir()
+    linker = space.root / "bin" / "g++"
+    linker.write_text(LINKER.format(marker=space.root / "killed", compiler=cxx.compiler()))
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(linker.parent), prepend=os.pathsep)
+    with LocalRunner(1, 1) as runner:
+        (answer,) = in_order(runner.run_all([request(space, "good")], 60), 1)
+    assert (space.root / "killed").exists()
+    assert "code_digest" in answer
+
+
+def test_a_library_that_is_made_again_is_whole_at_any_moment(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two candidates may have the same code: who makes it a second time may be killed while the first one is measured."""
+    asked = request(space, "good")
+    fields = {name: value for name, value in asked.items() if name != "action"}
+    code = actions.build(**fields)["code_digest"]
+    before = {path.name: path.read_bytes() for path in space.root.glob(f"{code}*")}
+    assert set(before) == {f"{code}.o", f"{code}.so"}
+
+    def halfway(library: Path, _: object) -> None:
+        library.write_bytes(b"half")
+        assert {path.name: path.read_bytes() for path in space.root.glob(f"{code}*")} == before
+        raise ToolchainError("interrupted")
+
+    monkeypatch.setattr(actions, "LINKERS", {"cpu": halfway})
+    with pytest.raises(ToolchainError):
+        actions.build(**fields, force=True)
+    assert {path.name: path.read_bytes() for path in space.root.glob(f"{code}*")} == before
 
 
 def test_declared_limits_replace_those_of_callers(space: Space) -> None:

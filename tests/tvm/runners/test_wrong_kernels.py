@@ -6,6 +6,7 @@ Knows nothing of candidates: kernels are compiled from C++ and sent to the worke
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,29 @@ def test_the_right_kernel_passes(kernels: Kernels, name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_refused_with_its_reason(kernels: Kernels, name: str) -> None:
     assert WRONG[name] in refusal(kernels, name)
+
+
+@pytest.mark.parametrize(("action", "fields"), [("confirm", {}), ("sample", {"calls": 2, "samples": 1})])
+def test_a_process_that_follows_a_crash_loads_the_kernel_again(kernels: Kernels, action: str, fields: dict[str, int]) -> None:
+    assert "SIGABRT" in kernels.ask("verify", "add_aborts")["failure"]
+    assert kernels.ask(action, "add", **fields).keys() & {"error", "samples"}
+
+
+@pytest.mark.parametrize("calls", [1, 50])
+def test_a_time_is_of_one_call(kernels: Kernels, calls: int) -> None:
+    """All calls together take no longer than the request."""
+    assert judged(kernels.ask("verify", "add"), TOLERANCE) == ""
+    start = time.perf_counter()
+    samples = kernels.ask("sample", "add", calls=calls, samples=3)["samples"]
+    elapsed = time.perf_counter() - start
+    assert len(samples) == 3
+    assert min(samples) > 0
+    assert sum(samples) * calls < elapsed
+
+
+def test_the_time_of_a_first_run_is_within_the_request(kernels: Kernels) -> None:
+    """A kernel that failed is not run again for its time."""
+    assert set(kernels.ask("verify", "add_writes_behind_output")) == {"failure"}
+    start = time.perf_counter()
+    first = kernels.ask("verify", "sum")["secs"]
+    assert 0 < first < time.perf_counter() - start

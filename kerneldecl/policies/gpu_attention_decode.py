@@ -1,0 +1,152 @@
+"""Owns into which splits, warps and stages attention against a KV cache should be cut on a GPU, and what to try first.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kerneldecl.analysis.attention_decode import ITEM_BYTES, MMA_STEP, DecodeParams, DecodeSizes, decode_of, steps, takes
+from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY, SM_PARTITIONS, VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.tensor_cores import first_capability
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
+
+TEMPLATES = ("gpu_attention_decode",)
+AUTO = {"cuda": 12}
+HAS_TRACES = False
+
+ROWS = (8, 16, 32, 64)
+BLOCK_N = (16, 32, 64)
+WARPS_M = (1, 2, 4, 8)
+WARPS = (4, 8, 2, 16)
+STAGES = (2, 3, 4, 6, 8)
+BLOCKS = (1, 2, 3, 4)
+CLUSTERS = (1, 2, 4, 8)
+WAVES = (1, 2, 3, 4, 8)
+"""How often the thread blocks of candidates fill the GPU, at most."""
+SAME_SPLIT, SAME_TILE = 4, 3
+"""Candidates with the same split, or the same warps, keys and blocks on an SM, that come before others: the model may be wrong there."""
+
+# Not fitted yet: figures of other kernels on an H200, and of data sheets.
+
+LOADED_LATENCY_SECS = 1.1e-6
+"""Seconds from the issue of a block's copies to their arrival while DRAM is busy."""
+SM_BYTES_PER_CLOCK = 48.0
+"""Bytes that one SM draws from DRAM in a cycle, at most."""
+START_SECS = 1.2e-6
+"""Seconds until the first keys have arrived: lengths, page numbers, and the keys themselves, each of which waits for the one before."""
+FINISH_SECS = 1.0e-6
+"""Seconds in which a thread block adds up its warps' results and stores them."""
+CLUSTER_SECS = 0.8e-6
+"""Seconds in which the thread blocks of a cluster meet twice and read each other's results."""
+COMBINE_SECS = 1.3e-6
+"""Seconds that the second kernel takes besides its traffic: it starts while the first one ends."""
+PDL_LAUNCH_SHARE = 0.5
+"""Part of a launch's time that is left where the kernel starts while the preceding one ends."""
+BLOCK_CYCLES, MMA_CYCLES, COPY_CYCLES = 450.0, 18.0, 12.0
+"""Cycles of a warp for a block of keys, besides those of each mma.sync and each copy: it waits for one after the other."""
+ISSUED_CYCLES = 90.0
+"""Cycles in which a scheduler issues a block's instructions besides these."""
+MMA_SHARE = 0.6
+"""Part of the tensor cores' rate that mma.sync reaches on a GPU that has wgmma."""
+OVERLAP = 4.0
+"""Exponent of the p-norm of times that overlap."""
+
+
+class Timed(NamedTuple):
+    """Parameters with their predicted time."""
+
+    secs: float
+    params: DecodeParams
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the parameters with the least predicted time, best first; nothing for what is no attention of few queries."""
+    sizes, gpu = decode_of(space), arch.the_gpu
+    if sizes is None or not takes(sizes) or gpu.compute_capability < first_capability("mma.sync") or not gpu.async_copy:
+        return ()
+    splits, tiles = Counter[int](), Counter[tuple[int, ...]]()
+    first, later = list[Timed](), list[Timed]()
+    for timed in sorted({Timed(secs(sizes, params, gpu), params) for params in choices(sizes, gpu)}):
+        split, tile = timed.params.split_k, (timed.params.warps, timed.params.block_n, timed.params.blocks)
+        is_new = splits[split] < SAME_SPLIT and tiles[tile] < SAME_TILE
+        (first if is_new else later).append(timed)
+        splits[split] += is_new
+        tiles[tile] += is_new
+    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in (*first, *later)[:top_k])
+
+
+def choices(sizes: DecodeSizes, gpu: Gpu) -> Iterator[DecodeParams]:
+    """Yield the search space: what fits an SM, with no more splits than there are blocks of keys for all groups of warps."""
+    for (rows, warps_m), block_n, warps, stages, blocks in itertools.product(_rows(sizes), BLOCK_N, WARPS, STAGES, BLOCKS):
+        units = sizes.batch * sizes.kv_heads * -(-sizes.group_rows // (rows * warps_m))
+        most = max(1, sizes.keys * warps_m // (block_n * warps))
+        splits = {min(most, waves * blocks * gpu.sm_count // units) for waves in WAVES} | {
+            split_k for split_k in CLUSTERS if split_k <= most
+        }
+        for split_k, cluster in itertools.product(sorted(splits - {0}), CLUSTERS):
+            params = DecodeParams(rows, block_n, warps_m, warps, stages, split_k, blocks, cluster)
+            if params.fits(sizes, gpu) and (_blocks_of_group(sizes, params) >= stages - 1 or stages == min(STAGES)):
+                yield params
+
+
+def _rows(sizes: DecodeSizes) -> list[tuple[int, int]]:
+    """Return the rows of a warp, and how many warps share keys: no more than have rows, and those that fit registers are found later."""
+    most = max(min(ROWS), sizes.group_rows)
+    found = itertools.product(ROWS, WARPS_M)
+    return [(rows, warps_m) for rows, warps_m in found if rows < 2 * most and (warps_m == 1 or rows * (warps_m - 1) < most)]
+
+
+def _blocks_of_group(sizes: DecodeSizes, params: DecodeParams) -> int:
+    """Return how many blocks of keys a group of warps goes through in a sequence of full length."""
+    return -(-sizes.keys // (params.block_n * params.groups * params.split_k))
+
+
+def secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu) -> float:
+    """Return the predicted time: DRAM with what is in flight, L2 where blocks share keys, warps' own time, and the combination."""
+    row_blocks = -(-sizes.group_rows // params.block_rows)
+    grid = sizes.batch * sizes.kv_heads * row_blocks * params.split_k
+    slots = gpu.sm_count * params.blocks
+    block_bytes = sizes.cache_bytes * row_blocks / grid
+    full, rest = divmod(grid, slots)
+    streamed = full * slots * block_bytes / _bytes_per_s(sizes, params, gpu, slots)
+    streamed += rest * block_bytes / _bytes_per_s(sizes, params, gpu, rest) if rest else 0.0
+    resident = min(params.blocks, -(-grid // gpu.sm_count))
+    computed = -(-grid // slots) * _blocks_of_group(sizes, params) * _block_secs(sizes, params, gpu, resident)
+    has_pdl = gpu.compute_capability >= FIRST_PDL_CAPABILITY
+    launch = gpu.launch_secs * (PDL_LAUNCH_SHARE if has_pdl else 1.0)
+    combine = CLUSTER_SECS if params.cluster > 1 else 0.0
+    if params.split_k > params.cluster:
+        results = grid // params.cluster * params.block_rows * sizes.value_dim
+        combine += COMBINE_SECS + launch + 2 * 4 * results / gpu.l2_bytes_per_s
+    return p_norm(streamed, computed, exponent=OVERLAP) + START_SECS + FINISH_SECS + launch + combine
+
+
+def _bytes_per_s(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, active: int) -> float:
+    """Return the bandwidth that so many thread blocks reach at once; those that share keys read them from DRAM once."""
+    stage = params.stage_bytes(sizes.head_dim, sizes.value_dim, is_latent=sizes.is_latent)
+    ahead = min(params.stages - 1, _blocks_of_group(sizes, params))
+    in_flight = active * params.groups * ahead * stage / LOADED_LATENCY_SECS
+    of_sms = min(active, gpu.sm_count) * SM_BYTES_PER_CLOCK * gpu.clock_hz
+    row_blocks = -(-sizes.group_rows // params.block_rows)
+    of_memory = min(gpu.l2_bytes_per_s, row_blocks * gpu.dram_bytes_per_s * DRAM_SHARE)
+    return 1 / p_norm(1 / in_flight, 1 / of_sms, 1 / of_memory, exponent=OVERLAP)
+
+
+def _block_secs(sizes: DecodeSizes, params: DecodeParams, gpu: Gpu, resident: int) -> float:
+    """Return the time of a block of keys beside all groups of an SM: a warp's latencies, or what schedulers and shared memory take."""
+    mmas = params.block_n // MMA_STEP * params.row_tiles * (steps(sizes.head_dim) + steps(sizes.value_dim))
+    stage = params.stage_bytes(sizes.head_dim, sizes.value_dim, is_latent=sizes.is_latent)
+    copies = stage / (WARP_LANES * VECTOR_BYTES * params.warps_m)
+    alone = BLOCK_CYCLES + mmas * MMA_CYCLES + copies * COPY_CYCLES
+    # mma.sync m16n8k16 takes 4096 operations of the tensor cores, half of whose rate it reaches where wgmma has all of it.
+    mma_cycles = 4096 * SM_PARTITIONS * gpu.sm_count * gpu.clock_hz / (MMA_SHARE * gpu.tensor_rate(sizes.dtype))
+    issued = max(ISSUED_CYCLES + copies * COPY_CYCLES / 2 + mmas * 2, mmas * mma_cycles)
+    read = params.block_n * (sizes.head_dim + sizes.value_dim) * ITEM_BYTES / gpu.smem_bytes_per_clock_per_sm
+    warps = params.warps * resident
+    return max(alone, issued * max(1.0, warps / SM_PARTITIONS), read * warps) / gpu.clock_hz

@@ -1,0 +1,165 @@
+"""Owns which tiles and pipelines of attention on mma.sync a GPU should try, and in which order.
+
+Knows nothing of TVM or of how the template applies them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kerneldecl.analysis import attention_tc, tensor_cores
+from kerneldecl.analysis.attention import AttentionSizes, attention_of
+from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
+from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
+from kerneldecl.analysis.tensor_cores import FRAGMENT
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle, start_secs
+from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
+
+TEMPLATES = ("gpu_attention_tc",)
+AUTO = {"cuda": 15}
+HAS_TRACES = False
+
+WARPS = (4, 8, 2, 1)
+FRAGMENTS = (2, 1)
+BLOCK_N = (32, 48, 64, 80, 96, 112, 128, 160, 192)
+STAGES = (2, 1, 3)
+FMA_POWERS = (0, 1)
+MAX_CTAS_PER_SM = 8
+WIDE_PRODUCTS = 3
+"""Products of TF32 in place of one of float32."""
+SPLIT_CYCLES = 4 / 128
+"""Cycles of an SM to split a float32 into two of TF32."""
+L2_SHARE = 0.4
+"""Part of L2 that the keys and values of heads that are computed together may take."""
+SAME_TILE = 2
+"""Proposals of one number of rows and keys at most: their pipelines differ in little."""
+
+# Taken from the model of attention on wgmma, which computes the softmax in the same way.
+SOFTMAX_CYCLES = 2.4 / 128
+"""Cycles of an SM for a score, besides its power."""
+POWER_CYCLES = 8.8 / 128
+FMA_POWER_CYCLES = 10.0 / 128
+"""Cycles for a power on CUDA cores."""
+BIAS_CYCLES = 6.0 / 128
+"""Cycles for a score to which a mask is added: its load, conversion and addition. Slopes and caps take about as much."""
+BLOCK_CYCLES = 400.0
+"""Cycles of a block in which its warps do nothing else: two barriers, the exchange of maxima, the first fragments."""
+TILE_CYCLES = 2500.0
+"""Cycles of a tile besides its blocks: its launch, first copies, last results and their store."""
+BLOCK_P_NORM = 2.4
+"""Exponent of the norm of what overlaps at a block."""
+KERNEL_P_NORM = 12.0
+"""Exponent of the norm of SMs' time, L2 and DRAM."""
+
+
+class Timed(NamedTuple):
+    """Parameters with their predicted time."""
+
+    secs: float
+    params: AttentionTcParams
+
+
+def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
+    """Return the parameters with the least predicted time, best first; nothing for what is no attention that mma.sync takes."""
+    sizes = attention_of(space)
+    if sizes is None or why_not(space, arch):
+        return ()
+    gpu, found = arch.the_gpu, list[Timed]()
+    for timed in sorted(Timed(secs(sizes, params, gpu), params) for params in _choices(sizes, gpu)):
+        same = sum((other.params.block_m, other.params.block_n) == (timed.params.block_m, timed.params.block_n) for other in found)
+        if same < SAME_TILE and len(found) < top_k:
+            found.append(timed)
+    return tuple(Proposal(timed.params.candidate(), timed.secs) for timed in found)
+
+
+def why_not(space: IterSpace, arch: Arch) -> str:
+    """Return why the template does not take a computation, as a sentence; empty where it does."""
+    sizes, gpu = attention_of(space), arch.the_gpu
+    if sizes is None:
+        return "it is no attention"
+    if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
+        return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
+    if not attention_tc.takes(sizes, gpu):
+        return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
+    return ""
+
+
+def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
+    together, rows = _heads_together(sizes, gpu), Rows.of(sizes)
+    most_n = -(-sizes.keys // FRAGMENT) * FRAGMENT
+    for warps, fragments, block_n, stages, fma in itertools.product(WARPS, FRAGMENTS, BLOCK_N, STAGES, FMA_POWERS):
+        if (warps * fragments - 1) * FRAGMENT >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
+            continue
+        for q_in_registers in (1, 0):
+            residents = (
+                AttentionTcParams(warps, fragments, block_n, stages, q_in_registers, together, ctas, fma)
+                for ctas in range(MAX_CTAS_PER_SM, 0, -1)
+            )
+            yield from itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1)
+
+
+def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
+    """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them.
+
+    They divide all heads: with a rest, causal tiles would end with few long ones.
+    """
+    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
+    kv_heads = sizes.batch * sizes.kv_heads
+    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
+    return sizes.group * next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
+
+
+def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
+    """Return the predicted time of a kernel: the busiest SM's tiles, L2 and DRAM."""
+    blocks = _blocks(sizes, params)
+    tiles = len(blocks) * sizes.batch * sizes.heads
+    per_sm = -(-tiles // gpu.sm_count)
+    resident = min(params.ctas_per_sm, per_sm)
+    mean = sum(blocks) / len(blocks)
+    # The longest tiles come first, so that SMs differ by about one mean tile; without a causal mask all are as long.
+    rounds = -(-tiles // (gpu.sm_count * resident)) if not sizes.is_causal else max(1.0, tiles / (gpu.sm_count * resident) + 0.25)
+    busiest = max(*blocks, mean * rounds)
+    cycles = busiest * block_cycles(sizes, params, gpu, resident) + max(1.0, rounds) * TILE_CYCLES
+    sm_secs = cycles / (gpu.clock_hz * SUSTAINED_CLOCK)
+    l2_bytes = mean * tiles * params.block_n * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
+    dram_secs = sizes.arguments_bytes / (gpu.dram_bytes_per_s * DRAM_SHARE)
+    return p_norm(sm_secs, l2_bytes / gpu.l2_bytes_per_s, dram_secs, exponent=KERNEL_P_NORM) + start_secs(gpu)
+
+
+def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
+    """Return how many blocks of keys each tile of a head goes through."""
+    tiles = (range(row, min(row + params.block_m, sizes.queries)) for row in range(0, sizes.queries, params.block_m))
+    seen = (sizes.band.keys_of(rows, sizes.keys) for rows in tiles)
+    return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in seen]
+
+
+def _biases(sizes: AttentionSizes) -> int:
+    """Return how many things are done to each score before its softmax."""
+    return sizes.has_mask + sizes.has_alibi + sizes.has_softcap
+
+
+def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, resident: int) -> float:
+    """Return the cycles in which so many CTAs on an SM each take a block of keys: they share its units."""
+    scores = params.block_m * params.block_n
+    rows = Rows.of(sizes)
+    row_bytes = rows.qk_bytes + rows.value_dim * rows.item_bytes
+    # Fewer warps than an SM has partitions leave some of its tensor cores idle.
+    idle = max(1.0, SM_PARTITIONS / params.warps)
+    on_fma = params.fma_powers / 8
+    softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + _biases(sizes) * BIAS_CYCLES)
+    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.mma_dtype, "float32")
+    if rows.is_wide:
+        products *= WIDE_PRODUCTS
+        # Each warp splits all keys and values.
+        softmax += SPLIT_CYCLES * (scores + (params.warps * params.block_n + params.block_m) * row_bytes / rows.item_bytes)
+    read = params.warps * params.block_n * row_bytes
+    read += 0 if params.q_in_registers else params.block_m * rows.qk_bytes
+    written = params.block_n * row_bytes
+    smem = (read + written) / gpu.smem_bytes_per_clock_per_sm
+    waited = BLOCK_CYCLES + (LOAD_CYCLES if params.stages == 1 else 0.0) / 4
+    alone = (products + softmax + smem / 4) * idle + waited
+    busy = max(float(resident), idle)
+    return p_norm(busy * products, busy * softmax, resident * smem, alone, exponent=BLOCK_P_NORM)

@@ -1,0 +1,135 @@
+"""Owns how a warp of attention against a KV cache copies blocks of keys and values to its ring in shared memory, or prefetches them.
+
+Knows nothing of what is computed with them. A lane copies 16 bytes of a row by cp.async; nothing beyond a sequence's length is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source, prefetch_source
+from kerneldecl.templates.gpu.attention_decode_config import VECTOR, Copy
+from kerneldecl.templates.gpu.attention_decode_warp import Warp
+from kerneldecl.templates.hopper.epilogue import meta_vars
+
+LINE_BYTES = 128
+"""Bytes of one line of L2, which a prefetch loads."""
+
+
+class Operand(NamedTuple):
+    """Keys or values."""
+
+    copy: Copy
+    cache: Any
+    stages: Any
+    """Their stages in shared memory."""
+
+
+def operands(warp: Warp) -> list[Operand]:
+    """Return what a block consists of: keys and values, or keys alone where they hold the values."""
+    keys = Operand(warp.kernel.keys_copy, warp.args.k, warp.smem.k)
+    return [keys] if warp.kernel.spec.is_latent else [keys, Operand(warp.kernel.values_copy, warp.args.v, warp.smem.v)]
+
+
+@T.inline
+def _copy_piece(warp, operand, row, part, at):
+    """Start a warp's copies of 32 vectors of some rows: zeros where the sequence has no such key, or the row has ended."""
+    copy, cache, stages = meta_vars(operand)
+    key, stage, first = meta_vars(at)
+    column = T.meta_var((part * copy.lanes_per_row + warp.lane % copy.lanes_per_row) * VECTOR)
+    is_there = T.meta_var(key < warp.length if copy.is_whole else T.And(key < warp.length, column < copy.columns))
+    within = T.meta_var(column if copy.is_whole else T.min(column, copy.columns - VECTOR))
+    T.cuda.func_call(
+        cp_async_source(VECTOR_BYTES)[0],
+        stages.ptr_to([stage, row, column]),
+        cache.ptr_to([first + T.cast(within, "int64")]),
+        T.Select(is_there, VECTOR_BYTES, 0),
+        source_code=cp_async_source(VECTOR_BYTES)[1],
+    )
+
+
+@T.inline
+def _copy_rows(warp, operand, key, stage, page):
+    """Start a warp's copies of its share of a block that begins at a key: every so many-th piece of 32 vectors."""
+    kernel, copy, columns = meta_vars((warp.kernel, operand.copy, operand.copy.columns))
+    warps_m = T.meta_var(kernel.params.warps_m)
+    stride, head = meta_vars((kernel.row_stride(columns), warp.place[1] * kernel.head_stride(columns)))
+    pieces = T.meta_var(kernel.params.block_n // copy.rows * copy.parts)
+    for i in T.unroll(-(-pieces // warps_m)):
+        piece = T.meta_var(i * warps_m + warp.member)
+        row = T.meta_var(piece // copy.parts * copy.rows + warp.lane // copy.lanes_per_row)
+        if piece < pieces:
+            at: T.int32 = T.min(key + row, warp.length - 1)
+            outer: T.int32 = page
+            if kernel.spec.page_size > 0:
+                if not kernel.page_per_block:
+                    outer = warp.args.table[warp.place[0] * kernel.spec.table_columns + at // kernel.spec.page_size]
+                at = at % kernel.spec.page_size
+            first: T.int64 = T.cast(outer, "int64") * kernel.outer_stride(columns) + T.cast(head + at * stride, "int64")
+            _copy_piece(warp, operand, row, piece % copy.parts, (key + row, stage, first))
+
+
+@T.inline
+def find_page(warp, block, end, page):
+    """Find out which page a block of keys is in, where it is in one: with one load, as long before its use as can be."""
+    kernel = T.meta_var(warp.kernel)
+    if kernel.spec.page_size > 0 and kernel.page_per_block:
+        if block < end:
+            column = T.meta_var(block // (kernel.spec.page_size // kernel.params.block_n))
+            page = warp.args.table[warp.place[0] * kernel.spec.table_columns + column]  # noqa: F841  the caller's
+
+
+@T.inline
+def fetch(warp, block, end, page, stage):
+    """Start a warp's copies of a block to a stage, if there is one left, and go on to the next one."""
+    kernel = T.meta_var(warp.kernel)
+    found = T.meta_var(operands(warp))
+    if block < end:
+        _copy_rows(warp, found[0], block * kernel.params.block_n, stage, page)
+        if len(found) > 1:
+            _copy_rows(warp, found[1], block * kernel.params.block_n, stage, page)
+    T.ptx.cp.async_.commit_group()
+    block = block + kernel.params.groups
+    find_page(warp, block, end, page)
+
+
+# ---- before the preceding kernel has ended
+
+
+@T.inline
+def _prefetch_rows(warp, operand, block):
+    kernel, columns, lane = meta_vars((warp.kernel, operand.copy.columns, warp.lane))
+    lines = T.meta_var(-(-columns * 2 // LINE_BYTES))
+    name, source = T.meta_var(prefetch_source())
+    for i in T.unroll(-(-kernel.prefetched_rows * lines // WARP_LANES)):
+        at = T.meta_var(i * WARP_LANES + lane)
+        key = T.meta_var(block * kernel.params.block_n + at // lines)
+        if T.And(at < kernel.prefetched_rows * lines, key < kernel.spec.keys):
+            offset = T.meta_var(
+                warp.place[1] * kernel.head_stride(columns) + key * kernel.row_stride(columns) + at % lines * (LINE_BYTES // 2)
+            )
+            first = T.meta_var(T.cast(warp.place[0], "int64") * kernel.outer_stride(columns) + T.cast(offset, "int64"))
+            T.cuda.func_call(name, operand.cache.ptr_to([first]), source_code=source)
+
+
+@T.inline
+def prefetch_first(warp, block):
+    """Prefetch to L2 what a warp loads first: rows of a cache whose lengths are known, else lengths and numbers of pages."""
+    kernel, args, lane = meta_vars((warp.kernel, warp.args, warp.lane))
+    name, source = T.meta_var(prefetch_source())
+    if kernel.has_lengths and kernel.spec.page_size > 0:
+        column = T.meta_var(T.min(block * kernel.params.block_n // kernel.spec.page_size, kernel.spec.table_columns - 1))
+        if lane == 1:
+            T.cuda.func_call(name, args.table.ptr_to([warp.place[0] * kernel.spec.table_columns + column]), source_code=source)
+    if kernel.has_lengths:
+        if lane == 0:
+            T.cuda.func_call(name, args.lengths.ptr_to([warp.place[0]]), source_code=source)
+    else:
+        found = T.meta_var(operands(warp))
+        if warp.member == 0:
+            _prefetch_rows(warp, found[0], block)
+            if len(found) > 1:
+                _prefetch_rows(warp, found[1], block)

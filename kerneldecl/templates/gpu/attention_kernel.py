@@ -1,0 +1,191 @@
+"""Owns the TIRx kernel of attention on mma.sync: the loop over blocks of keys around the online softmax, and the store of results.
+
+Knows nothing of how its parameters are chosen. The structure is that of Dao, FlashAttention-2, 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.gpu_limits import WARP_LANES
+from kerneldecl.analysis.tensor_cores import FRAGMENT
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel, narrow
+from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
+from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
+from kerneldecl.templates.hopper.attention_bias import Rows
+from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, store_sums, to_operand
+from kerneldecl.templates.hopper.epilogue import meta_vars
+
+
+def _clear(warp: Warp) -> None:
+    """Begin with results and sums of zero, and references below all scores."""
+    for softmax, results, _, _ in warp.fragments:
+        for i in range(2):
+            T.buffer_store(softmax.reference, tirx.const(float("-inf"), "float32"), [i])
+        for i in range(4):
+            T.buffer_store(softmax.total, T.float32(0), [i])
+        for i in range(warp.kernel.results):
+            T.buffer_store(results, T.float32(0), [i])
+
+
+def _take_scores(warp: Warp, block: Any) -> None:
+    """Turn the scores of a block into powers, and shrink earlier results where maxima have grown."""
+    kernel = warp.kernel
+    is_masked = warp.tile.is_partial(block) if kernel.has_unseen_keys else False
+    for number, (softmax, results, operand, _) in enumerate(warp.fragments):
+        next_softmax(softmax, Rows(kernel, warp.tile, warp.first_row(number), (0, warp.lane)), block, is_masked)
+        rescale(softmax, results, kernel.results)
+        if not kernel.rows.is_wide:
+            to_operand(softmax, operand)
+
+
+@T.inline
+def _take_block(warp, matrices, slot, number):
+    """Take the `number`-th block: its scores, their powers, and what these add to the results; start later copies when stages are free."""
+    stages, tile = T.meta_var((warp.kernel.params.stages, warp.tile))
+    now = T.meta_var(slot[0] if stages > 1 else 0)
+    # The stage of the block before, which all warps have multiplied.
+    before = T.meta_var(0 if stages == 1 else T.Select(slot[0] == 0, stages - 1, slot[0] - 1))
+    block = T.meta_var(tile.last - number)
+    _, keys, values = meta_vars(warp.copies())
+    T.ptx.cp.async_.wait_group(2 * (stages - 1))
+    T.cuda.cta_sync()
+    load_rows(warp, values, warp.smem.v, before, number + (stages - 1), stages == 1)
+    T.ptx.cp.async_.commit_group()
+    compute_scores(warp, now, matrices)
+    T.ptx.cp.async_.wait_group(2 * (stages - 1))
+    T.cuda.cta_sync()
+    load_rows(warp, keys, warp.smem.k, now, number + stages, False)
+    T.ptx.cp.async_.commit_group()
+    _take_scores(warp, block)
+    add_results(warp, now, matrices)
+    if stages > 1:
+        slot[0] = T.Select(slot[0] == stages - 1, 0, slot[0] + 1)
+
+
+@T.inline
+def _go_through_blocks(warp):
+    """Go through the blocks of keys, from the last that the tile sees to the first."""
+    params = T.meta_var(warp.kernel.params)
+    matrices = T.alloc_local((8 if warp.kernel.rows.is_wide else 4,), "uint32")
+    slot = T.alloc_local((1,), "int32")
+    load_first(warp)
+    _clear(warp)
+    if params.q_in_registers == 1:
+        T.ptx.cp.async_.wait_group(2 * (params.stages - 1))
+        T.cuda.cta_sync()
+        hold_queries(warp)
+    slot[0] = 0
+    for i in T.serial(warp.tile.blocks):
+        _take_block(warp, matrices, slot, i)
+    T.ptx.cp.async_.wait_group(0)
+
+
+def _round_results(warp: Warp, packed: Any) -> None:
+    """Store a warp's results, rounded, to the place of its queries, which it alone has read."""
+    kernel = warp.kernel
+    for number, (softmax, results, _, _) in enumerate(warp.fragments):
+        finish_rows(softmax)
+        for i in range(0, kernel.results, 2):
+            half = i % 4 // 2
+            row = warp.warp * kernel.params.warp_rows + number * FRAGMENT + warp.lane // 4 + half * 8
+            pair = [results[i + place] * softmax.factor[half] for place in range(2)]
+            if kernel.spec.result_dtype == "float32":
+                for place in range(2):
+                    word = i // 4 * 8 + warp.lane % 4 * 2 + place
+                    T.buffer_store(warp.smem.q, T.reinterpret("uint32", pair[place]), [row, word])
+            else:
+                T.evaluate(T.ptx[narrow(kernel.spec.result_dtype)](packed[0], pair[1], pair[0]))
+                T.buffer_store(warp.smem.q, packed[0], [row, i // 4 * 4 + warp.lane % 4])
+
+
+def _store_sums(warp: Warp) -> None:
+    for number, fragment in enumerate(warp.fragments):
+        store_sums(fragment.softmax, warp.kernel.argument("logsumexp"), warp.tile, warp.first_row(number), (0, warp.lane))
+
+
+def _word(warp: Warp, row: Any, piece: Any) -> Any:
+    """Return where a piece of a row of results begins, in words."""
+    spec = warp.kernel.spec
+    shape = spec.shape(spec.heads, spec.queries, warp.kernel.out_pieces * WORDS)
+    index = spec.index(warp.tile.batch, warp.tile.head, row, piece * WORDS)
+    return ((index[0] * shape[1] + index[1]) * shape[2] + index[2]) * shape[3] + index[3]
+
+
+@T.inline
+def _store_results(warp):
+    """Store a warp's results in whole rows."""
+    kernel, spec = T.meta_var((warp.kernel, warp.kernel.spec))
+    rows, pieces = T.meta_var((kernel.params.warp_rows, kernel.out_pieces))
+    out = T.meta_var(kernel.arguments["O"])
+    words = T.decl_buffer((spec.batch * spec.heads * spec.queries * pieces * WORDS,), "uint32", data=out.data)
+    packed = T.alloc_local((1,), "uint32")
+    _round_results(warp, packed)
+    if spec.has_logsumexp:
+        _store_sums(warp)
+    T.cuda.warp_sync()
+    for i in T.unroll(-(-rows * pieces // WARP_LANES)):
+        index = T.meta_var(i * WARP_LANES + warp.lane)
+        row, piece = T.meta_var((index // pieces, index % pieces))
+        at = T.meta_var(warp.warp * rows + row)
+        if T.And(index < rows * pieces, warp.tile.row + at < spec.queries):
+            first: T.let = _word(warp, warp.tile.row + at, piece)
+            for w in T.vectorized(WORDS):
+                words[first + w] = warp.smem.q[at, piece * WORDS + w]
+
+
+def _fragment(kernel: AttentionTcKernel) -> Fragment:
+    """Return the registers of a fragment of rows."""
+    scores, results = T.alloc_local((kernel.scores,), "float32"), T.alloc_local((kernel.results,), "float32")
+    operand = T.alloc_local((8 if kernel.rows.is_wide else kernel.scores // 2,), "uint32")
+    queries = T.alloc_local((4 * (kernel.score_steps if kernel.params.q_in_registers else 1),), "uint32")
+    reference, factor = T.alloc_local((2,), "float32"), T.alloc_local((2,), "float32")
+    total, partial = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")
+    softmax = Softmax(kernel, scores, reference, total, factor, partial, T.alloc_local((1,), "int32"))
+    return Fragment(softmax, results, operand, queries)
+
+
+def _fragments(kernel: AttentionTcKernel) -> tuple[Fragment, ...]:
+    return tuple(_fragment(kernel) for _ in range(kernel.params.fragments))
+
+
+@T.inline
+def _run(kernel, block, warp_id, lane):
+    params = T.meta_var(kernel.params)
+    pool = T.SMEMPool()  # names of its buffers stand in the generated code
+    queries = pool.alloc((params.block_m, kernel.rows.q_pitch // 4), "uint32", align=16)
+    keys = pool.alloc((params.stages, params.block_n, kernel.rows.qk_pitch // 4), "uint32", align=16)
+    values = pool.alloc((params.stages, params.block_n, kernel.rows.v_pitch // 4), "uint32", align=16)
+    pool.commit()
+    tile = Tile(kernel, block)
+    fragments = T.meta_var(_fragments(kernel))
+    warp = T.meta_var(Warp(kernel, Smem(queries, keys, values), warp_id, lane, tile, fragments))
+    if kernel.has_pdl:
+        # The next kernel may start as soon as there is room: it waits in turn until this one has ended.
+        T.ptx.griddepcontrol.launch_dependents()
+        T.ptx.griddepcontrol.wait()
+    _go_through_blocks(warp)
+    _store_results(warp)
+
+
+def build(kernel: AttentionTcKernel) -> tvm.IRModule:
+    """Return a module whose `main` is the kernel, on the attention's parameters."""
+    params = kernel.params
+
+    @T.prim_func(check_well_formed=False)
+    def main():
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": params.ctas_per_sm})
+        if kernel.has_pdl:
+            T.attr({"tirx.use_programtic_dependent_launch": True})
+        block = T.cta_id([kernel.tiles])
+        warp = T.warp_id([params.warps])
+        lane = T.lane_id([WARP_LANES])
+        _run(kernel, block, warp, lane)
+
+    func = tirx.PrimFunc(list(kernel.arguments.values()), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    return tvm.IRModule({"main": func})

@@ -1,0 +1,217 @@
+"""Owns the tile of a CTA of attention on mma.sync, what its warps hold, and the copies of queries, keys and values by cp.async.
+
+Knows nothing of what is computed of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from tvm.script import tirx as T
+
+from kerneldecl.analysis.gpu_limits import VECTOR_BYTES, WARP_LANES
+from kerneldecl.analysis.tensor_cores import FRAGMENT
+from kerneldecl.compiler.intrinsics.int4_dot import cp_async_source
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
+from kerneldecl.templates.hopper.attention_softmax import Softmax
+from kerneldecl.templates.hopper.epilogue import meta_vars
+
+WORDS = VECTOR_BYTES // 4
+"""Words that one cp.async copies."""
+
+
+class Copy(NamedTuple):
+    """How a CTA's threads copy rows of an argument: neighbouring threads copy neighbouring pieces of a row."""
+
+    buffer: Any
+    first_head: int
+    """Head of the argument that is this one's first: packed arguments have others before it."""
+    rows: int
+    """Rows that each head has."""
+    pieces: int
+    """Pieces of a row in shared memory, with those of zeros that fill its last fragment."""
+    real: int
+    """Pieces of a row in memory."""
+
+
+class Fragment(NamedTuple):
+    """16 rows of queries of a warp, while a kernel's script is read."""
+
+    softmax: Softmax
+    results: Any
+    """Registers of results, not yet divided by the sums of their rows."""
+    operand: Any
+    """Registers of powers, rounded: the operand A of mma."""
+    queries: Any
+    """Registers of queries: of all steps, or of one."""
+
+
+class Smem(NamedTuple):
+    """Shared memory of a CTA, in rows of words."""
+
+    q: Any
+    """Queries, and at the end results."""
+    k: Any
+    v: Any
+
+
+class Warp(NamedTuple):
+    """A warp's view of the kernel, while its script is read."""
+
+    kernel: AttentionTcKernel
+    smem: Smem
+    warp: Any
+    lane: Any
+    tile: Any
+    fragments: tuple[Fragment, ...]
+
+    @property
+    def thread(self) -> Any:
+        return self.warp * WARP_LANES + self.lane
+
+    @property
+    def kv_head(self) -> Any:
+        return self.tile.head // self.kernel.spec.group
+
+    def copies(self) -> tuple[Copy, Copy, Copy]:
+        """Return how queries, keys and values are copied."""
+        kernel, spec = self.kernel, self.kernel.spec
+        is_packed, arguments = spec.layout == "packed", kernel.arguments
+        q, k, v = (arguments["QKV" if is_packed else name] for name in "QKV")
+        first_of_k, first_of_v = (spec.heads, spec.heads + spec.kv_heads) if is_packed else (0, 0)
+        real = spec.head_dim // kernel.piece
+        return (
+            Copy(q, 0, spec.queries, kernel.qk_pieces, real),
+            Copy(k, first_of_k, spec.keys, kernel.qk_pieces, real),
+            Copy(v, first_of_v, spec.keys, kernel.v_pieces, kernel.v_pieces),
+        )
+
+    def first_row(self, number: int) -> Any:
+        """Return the first of the rows of a fragment."""
+        return self.tile.row + self.warp * self.kernel.params.warp_rows + number * FRAGMENT
+
+
+@T.meta_class
+class Tile:
+    """The tile of a CTA: which head, which rows, how many blocks of keys they see, and which is the last of these."""
+
+    def __init__(self, kernel: AttentionTcKernel, block: Any) -> None:
+        self.kernel = kernel
+        self.batch = T.local_scalar("int32")
+        self.head = T.local_scalar("int32")
+        self.row = T.local_scalar("int32")
+        self.blocks = T.local_scalar("int32")
+        self.last = T.local_scalar("int32")
+        self._place(block)
+
+    @T.inline
+    def _place(self, block):
+        kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
+        rows, heads, together = T.meta_var((kernel.row_tiles, kernel.all_heads, kernel.heads_together))
+        first = T.meta_var(block // (rows * together) * together)
+        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
+        place = T.meta_var(block % (rows * together))
+        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
+        flat = T.meta_var(first + place % size)
+        self.head = flat % spec.heads
+        self.batch = flat // spec.heads
+        self.row = tile * params.block_m
+        first_key, stop = meta_vars(self._keys())
+        self.last = (stop + params.block_n - 1) // params.block_n - 1
+        self.blocks = T.max(0, self.last + 1 - first_key // params.block_n)
+
+    def _keys(self) -> tuple[Any, Any]:
+        """Return the first key that some row of the tile sees, and the one behind the last."""
+        spec, band = self.kernel.spec, self.kernel.spec.band
+        first = 0 if band.lower is None else T.max(0, self.row + band.lower)
+        rows = T.min(self.row + self.kernel.params.block_m, spec.queries)
+        return first, spec.keys if band.upper is None else T.max(0, T.min(rows + band.upper, spec.keys))
+
+    def is_partial(self, block: Any) -> Any:
+        """Say whether some row does not see all keys of a block."""
+        spec, band, params = self.kernel.spec, self.kernel.spec.band, self.kernel.params
+        stop = (block + 1) * params.block_n
+        found = [stop > spec.keys] if spec.keys % params.block_n else []
+        found += [] if band.upper is None else [stop > self.row + band.upper + 1]
+        found += [] if band.lower is None else [block * params.block_n < self.row + params.block_m - 1 + band.lower]
+        return functools.reduce(T.Or, found)
+
+
+def _start_copy(warp: Warp, copy: Copy, to: tuple[Any, tuple[Any, ...]], place: tuple[Any, Any], count: int, *, is_checked: bool) -> None:
+    """Start to copy so many rows of an argument to shared memory, zeros in place of those beyond the last; `place` is the head and row.
+
+    `to` is the buffer there, and the index in front of a row. As many threads take part as are a multiple of a
+    row's pieces: then each of them copies the same piece of all its rows.
+    """
+    spec, threads = warp.kernel.spec, warp.kernel.params.threads
+    (buffer, stage), (head, first) = to, place
+    pieces = copy.pieces
+    step = threads // pieces
+    name, source = cp_async_source(VECTOR_BYTES)
+    row_in_pass, piece = warp.thread // pieces, warp.thread % pieces
+    column = (piece if copy.real == pieces else T.min(piece, copy.real - 1)) * warp.kernel.piece
+    for number in range(-(-count // step)):
+        row = row_in_pass + number * step
+        at = T.min(first + row, copy.rows - 1) if is_checked else first + row
+        asked = [first + row < copy.rows] if is_checked else []
+        asked += [piece < copy.real] if copy.real < pieces else []
+        size = T.Select(T.And(*asked) if len(asked) == 2 else asked[0], VECTOR_BYTES, 0) if asked else VECTOR_BYTES
+        call = T.cuda.func_call(
+            name,
+            buffer.ptr_to([*stage, row, piece * WORDS]),
+            copy.buffer.ptr_to(spec.index(warp.tile.batch, head + copy.first_head if copy.first_head else head, at, column)),
+            size,
+            source_code=source,
+        )
+        is_partial = threads % pieces or (number + 1) * step > count
+        if is_partial:
+            inside = T.And(row_in_pass < step, row < count) if (number + 1) * step > count else row_in_pass < step
+            with T.If(inside), T.Then():
+                T.evaluate(call)
+        else:
+            T.evaluate(call)
+
+
+@T.inline
+def _load_queries(warp):
+    copy = T.meta_var(warp.copies()[0])
+    params = T.meta_var(warp.kernel.params)
+    _start_copy(
+        warp,
+        copy,
+        (warp.smem.q, ()),
+        (warp.tile.head, warp.tile.row),
+        params.block_m,
+        is_checked=copy.rows % params.block_m != 0,
+    )
+
+
+@T.inline
+def load_rows(warp, copy, ring, stage, number, is_checked):
+    """Start to copy the block of keys or values that is the `number`-th to be taken, if there is one; only the first may be cut off."""
+    params = T.meta_var(warp.kernel.params)
+    if number < warp.tile.blocks:
+        _start_copy(
+            warp,
+            copy,
+            (ring, (stage,)),
+            (warp.kv_head, (warp.tile.last - number) * params.block_n),
+            params.block_n,
+            is_checked=is_checked and copy.rows % params.block_n != 0,
+        )
+
+
+@T.inline
+def load_first(warp):
+    """Start the copies of queries and of the first blocks: of keys one for each stage, of values one less."""
+    stages = T.meta_var(warp.kernel.params.stages)
+    _, keys, values = meta_vars(warp.copies())
+    _load_queries(warp)
+    load_rows(warp, keys, warp.smem.k, 0, 0, True)
+    T.ptx.cp.async_.commit_group()
+    for i in T.unroll(stages - 1):
+        load_rows(warp, values, warp.smem.v, i, i, True)
+        T.ptx.cp.async_.commit_group()
+        load_rows(warp, keys, warp.smem.k, i + 1, i + 1, False)
+        T.ptx.cp.async_.commit_group()

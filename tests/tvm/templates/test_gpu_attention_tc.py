@@ -1,0 +1,166 @@
+"""Attention on mma.sync: right results of every kind on the emulated GPU, code without spills, and None for what it does not take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from emulation import EmulationError, emulate, host
+from support.attention_cases import SMALL
+from support.attention_tc_cases import ATTENTIONS, ONE, PLAIN
+from support.compilers import needs_nvcc
+from support.thinned import only
+
+import kerneldecl
+from kerneldecl.arrays import numpy_dtype, relative_error
+from kerneldecl.compiler import canonical
+from kerneldecl.compiler.cuda import cuda_source
+from kerneldecl.compiler.iter_space import iter_space
+from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.policies import gpu_attention_tc as policy
+from kerneldecl.templates import gpu_attention_tc
+from kerneldecl.toolchain import nvcc
+
+ROOT = Path(kerneldecl.__file__).parent.parent
+H200 = load_arch(ROOT, "h200")
+LLAMA = {"batch": 1, "heads": 32, "kv_heads": 8, "queries": 2048, "keys": 2048, "head_dim": 128, "causal": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "encoder": {"batch": 16, "heads": 12, "queries": 197, "keys": 197},
+    "head of 256": LLAMA | {"head_dim": 256, "dtype": "bfloat16"},
+    "diffusion": {"batch": 2, "heads": 8, "queries": 4096, "keys": 4096, "head_dim": 40},
+    "mask": LLAMA | {"mask": True, "causal": False},
+    "float32": LLAMA | {"dtype": "float32"},
+    "one query": LLAMA | {"queries": 1},
+}
+
+
+def rule_of(attrs: dict[str, Any]) -> Any:
+    return load_rule(ROOT, "attention").of(ROOT, SMALL | attrs)
+
+
+def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1) -> Sequence[Any]:
+    """Return what the kernel makes of the inputs on the emulated GPU; it must leave them as they are."""
+    rule = rule_of(attrs)
+    mod = gpu_attention_tc.apply(canonical.lower(rule), PLAIN | params, H200)
+    assert mod is not None
+    places = [np.full(out.shape, np.nan, numpy_dtype(out.dtype)) for out in rule.signature().outputs]
+    after = emulate(mod["main"], *inputs, *places, seed=seed)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=False))
+    return after[len(inputs) :]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", only(("one stage", "bshd, GQA, bfloat16", "float32", "causal window"), ATTENTIONS))
+def test_right_results(name: str) -> None:
+    attrs, params = ATTENTIONS[name]
+    rule = rule_of(attrs)
+    inputs = rule.inputs(np.random.default_rng(0))
+    expected = rule.reference(*inputs)
+    got = results(attrs, params, inputs, seed=len(name))
+    for one, other in zip(got, expected if isinstance(expected, Sequence) else [expected], strict=True):
+        is_finite = np.isfinite(other)
+        assert (np.isfinite(one) == is_finite).all()
+        assert relative_error(one[is_finite], other[is_finite]) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_growing_scores_shrink_earlier_results() -> None:
+    """Blocks are taken from the last to the first, and scores of up to 1e4 grow towards the first keys: each block outgrows the last."""
+    attrs = {"queries": 64, "keys": 192, "heads": 1}
+    rule = rule_of(attrs)
+    q, k, v = rule.inputs(np.random.default_rng(0))
+    q[..., 0], k[..., 0] = 100, np.linspace(800, -800, 192, dtype=np.float16)
+    [got] = results(attrs, ONE, [q, k, v])
+    assert relative_error(got, rule.reference(q, k, v)) <= rule.tolerance()
+
+
+@needs_nvcc
+def test_rows_that_see_no_key_are_zero() -> None:
+    """The additive mask hides all keys from some rows, all but the first from others, and the last ones from all."""
+    attrs = {"mask": True, "queries": 33, "keys": 65, "heads": 1}
+    *inputs, mask = rule_of(attrs).inputs(np.random.default_rng(0))
+    mask[:7], mask[9, 1:], mask[:, 32:] = -np.inf, -np.inf, -np.inf
+    [got] = results(attrs, {}, [*inputs, mask])
+    assert (got[:, :, :7] == 0).all()
+    assert relative_error(got, rule_of(attrs).reference(*inputs, mask)) <= rule_of(attrs).tolerance()
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        (lambda source: source.replace("__syncthreads();", "", 1), "nobody has written|still|race|without"),
+        (lambda source: re.sub(r"wait_group \d+", "wait_group 7", source), "still fills|nobody has written"),
+    ],
+    ids=["no barrier", "copies are not waited for"],
+)
+def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = host.lower
+
+    def lower(func: Any, change: Callable[[Any], Any]) -> host.Lowered:
+        lowered = sound(func, change)
+        flawed = replace(lowered, source=flaw(lowered.source))
+        assert flawed.source != lowered.source
+        return flawed
+
+    monkeypatch.setattr(host, "lower", lower)
+    attrs = {"queries": 65, "keys": 300, "heads": 1}
+    with pytest.raises(EmulationError, match=words):
+        results(attrs, {"warps": 4}, rule_of(attrs).inputs(np.random.default_rng(0)))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", only(("a100-80gb",), ("a100-80gb", "rtx-4090", "h200")))
+@pytest.mark.parametrize("name", only(("llama",), SHAPES))
+def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
+    gpu, mod = load_arch(ROOT, arch), canonical.lower(rule_of(SHAPES[name]))
+    [first] = policy.propose(iter_space(mod), gpu, 1)
+    made = gpu_attention_tc.apply(mod, dict(first.candidate.params), gpu)
+    assert made is not None
+    sm = gpu.the_gpu.wgmma_arch or str(dict(gpu.tvm_target)["arch"])
+    cubin = nvcc.compile_cubin(cuda_source(made, gpu, "kernel"), sm, nvcc.FLAGS if name == "float32" else nvcc.FAST_MATH_FLAGS)
+    assert not any(usage.spill_bytes or usage.stack_bytes for usage in cubin.usage.values()), first.candidate
+
+
+@pytest.mark.parametrize(
+    ("attrs", "params"),
+    [
+        ({"dtype": "float32"}, {"fma_powers": 1}),
+        ({"dtype": "float32"}, {"q_in_registers": 1}),
+        ({"dtype": "float8_e4m3fn"}, {}),
+        ({"head_dim": 68}, {}),
+        ({"head_dim": 264}, {}),
+        ({}, {"block_n": 40}),
+        ({}, {"fragments": 3}),
+        ({}, {"stages": 0}),
+        ({}, {"stages": 32}),
+        ({"head_dim": 256}, {"fragments": 2}),
+    ],
+)
+def test_none_where_it_does_not_apply(attrs: dict[str, Any], params: dict[str, Any]) -> None:
+    assert gpu_attention_tc.apply(canonical.lower(rule_of(attrs)), PLAIN | params, H200) is None
+
+
+def test_none_without_asynchronous_copies() -> None:
+    mod, turing = canonical.lower(rule_of({})), load_arch(ROOT, "t4")
+    assert gpu_attention_tc.apply(mod, PLAIN, turing) is None
+    assert not policy.propose(iter_space(mod), turing, 1)
+    assert policy.why_not(iter_space(mod), turing)
+
+
+@pytest.mark.parametrize("arch", only(("a100-80gb", "l4"), ("h200", "a100-80gb", "rtx-3090", "l4", "rtx-5090")))
+@pytest.mark.parametrize("name", only(("float32", "one query"), SHAPES))
+def test_the_policys_proposals_apply(name: str, arch: str) -> None:
+    mod, gpu = canonical.lower(rule_of(SHAPES[name])), load_arch(ROOT, arch)
+    proposals = policy.propose(iter_space(mod), gpu, 20)
+    assert len(proposals) > 3
+    for proposal in proposals[::12]:
+        assert gpu_attention_tc.apply(mod, dict(proposal.candidate.params), gpu) is not None, proposal.candidate
