@@ -39,6 +39,7 @@ WHOLE_LIMITS = {10_000: (3000, 250)}
 COMMENT_LIMITS = (1000, None)
 MOST_COMPARED = 10_000
 """Entries up to which everything is measured; beyond, a null build alone."""
+DEFAULT_ENTRIES = [100, 1_000, 10_000]
 IMPORT_LIMIT_MS = 40
 UNWANTED = ("tvm", "tvm_ffi", "numpy", "pydantic", "rich")
 PATH = os.pathsep.join([str(Path(kerneldecl.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -314,9 +315,7 @@ def _figures(labels: Mapping[str, Any], samples: Sequence[Took]) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time builds that have nothing to do: kerneldecl beside ninja, GNU make and doit.")
-    parser.add_argument(
-        "--entries", type=int, nargs="+", default=[n for n in LIMITS_MS if n <= MOST_COMPARED], help="sizes of the workspaces"
-    )
+    parser.add_argument("--entries", type=int, nargs="+", default=DEFAULT_ENTRIES, help="sizes of the workspaces")
     parser.add_argument("--rounds", type=int, default=11, help="runs of each")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the results to this file")
