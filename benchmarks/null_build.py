@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from bench_support import clones
+from bench_support.clones import clone, comment, forget, repository
 from bench_support.many_entries import LAYOUTS, Layout, Shape, declared, make_workspace, one_table, shapes_of, tables, write_if_other
 from bench_support.table import interleaved, machine, show, show_machine, write_json
 
@@ -39,6 +39,7 @@ WHOLE_LIMITS = {10_000: (3000, 250)}
 COMMENT_LIMITS = (1000, None)
 MOST_COMPARED = 10_000
 """Entries up to which everything is measured; beyond, a null build alone."""
+DEFAULT_ENTRIES = [100, 1_000, 10_000]
 IMPORT_LIMIT_MS = 40
 UNWANTED = ("tvm", "tvm_ffi", "numpy", "pydantic", "rich")
 PATH = os.pathsep.join([str(Path(kerneldecl.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -231,12 +232,12 @@ def in_clones(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
     """Measure a plan in a fresh clone, and a build that finds records and artifact and nothing else."""
     built = folder / "declared"
     _made(built, declared(tables(shapes_of(count))), None)
-    fresh = clones.clone(built, folder / "clone", with_artifact=False)
-    whole = clones.clone(built, folder / "whole", with_artifact=True)
+    fresh = clone(built, folder / "clone", with_artifact=False)
+    whole = clone(built, folder / "whole", with_artifact=True)
     nothing = Job((*KERNELDECL, "build"), whole, f"{count} entries: {count} up to date")
 
     def build() -> Took:
-        clones.forget(whole)
+        forget(whole)
         return nothing.run()
 
     planned = rf"(build [^\n]*\n)*link [^\n]*\n{count} entries: 0 up to date; {count + 1} actions to run"
@@ -248,14 +249,14 @@ def in_clones(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
 
 def commented(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Measure what becomes of this repository's h200 entries after a comment in a policy, on a machine without the GPU."""
-    root = clones.repository(folder / "repository")
+    root = repository(folder / "repository")
     edits = iter(range(1_000_000))
 
     def after(*command: str) -> Callable[[], Took]:
         job = Job((*KERNELDECL, *command), root, expected[command[0]], {"PYTHONPATH": str(root)})
 
         def run() -> Took:
-            clones.comment(root, next(edits))
+            comment(root, next(edits))
             return job.run()
 
         return run
@@ -314,7 +315,7 @@ def _figures(labels: Mapping[str, Any], samples: Sequence[Took]) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time builds that have nothing to do: kerneldecl beside ninja, GNU make and doit.")
-    parser.add_argument("--entries", type=int, nargs="+", default=list(LIMITS_MS), help="sizes of the workspaces")
+    parser.add_argument("--entries", type=int, nargs="+", default=DEFAULT_ENTRIES, help="sizes of the workspaces")
     parser.add_argument("--rounds", type=int, default=11, help="runs of each")
     parser.add_argument("--folder", type=Path, help="folder of the workspaces, which a later run reuses; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the results to this file")

@@ -105,13 +105,13 @@ def run_build(
     return done
 
 
-def look_ahead(workspace: Workspace) -> Session:
-    """Return a build as it stands once everything is lowered and every policy asked, of which nothing is kept."""
+def look_ahead(workspace: Workspace, selected: frozenset[str] | None = None) -> Session:
+    """Return a build of the selected entries, all if None, once they are lowered and their policies asked, of which nothing is kept."""
 
     def local() -> LocalRunner:
         return LocalRunner(1, 1, limits=workspace.declaration.limits)
 
-    return flow.look_ahead(workspace, local, lambda _: None)
+    return flow.look_ahead(workspace, Options(locked=True, selected=selected), local, lambda _: None)
 
 
 def measure_bundle(

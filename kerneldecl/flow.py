@@ -74,11 +74,11 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     return session
 
 
-def look_ahead(workspace: Workspace, runners: Runners, report: Report) -> Session:
+def look_ahead(workspace: Workspace, options: Options, runners: Runners, report: Report) -> Session:
     """Lower and ask policies, as a build would, and keep nothing: its plan then tells what has to be tuned."""
     workspace = replace(workspace, overlay=Overlay(workspace.store))
     first = make_plan(workspace)
-    session = Session(workspace=workspace, options=Options(locked=True), linkers={}, report=report, plan=first, first_plan=first)
+    session = Session(workspace=workspace, options=options, linkers={}, report=report, plan=first, first_plan=first)
     if misses(session.entries, "lower") or misses(session.entries, "propose"):
         with runners() as runner:
             session.started_runner = Counted(runner)

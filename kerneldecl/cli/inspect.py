@@ -31,7 +31,7 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
     if not stale:
         print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
         return
-    ahead, lock = look_ahead(workspace), lock_on_disk(workspace)
+    ahead, lock = look_ahead(workspace, frozenset(chosen) if patterns else None), lock_on_disk(workspace)
     plan, entries = ahead.plan, [entry for entry in ahead.plan.entries if entry.entry in set(chosen)]
     found = stale_entries(entries, workspace.store, unmeasured_keys(lock), ahead.failures)
     print_result(as_json, stale_json(found), stale_text)

@@ -23,11 +23,11 @@ from kerneldecl.planning.plan import EntryPlan, Past, Plan, plan
 from kerneldecl.planning.sources import Sources, read_sources, sources_behind
 from kerneldecl.planning.workspace import Workspace
 from kerneldecl.store.local import NEVER, Miss, Record
-from kerneldecl.tuning.counted import Counted
 from kerneldecl.tuning.events import Finished, Report
 
 if TYPE_CHECKING:
     from kerneldecl.toolchain.linkers import Linker
+    from kerneldecl.tuning.counted import Counted
     from kerneldecl.tuning.earlier import Earlier
     from kerneldecl.tuning.task import Runner
 
