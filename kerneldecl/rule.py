@@ -83,6 +83,13 @@ class Rule:
         floats = [arg.dtype.startswith(("float", "bfloat")) for arg in self.signature().inputs]
         return any(floats) and not any(arg.dtype.startswith(("int", "uint")) for arg in self.signature().outputs)
 
+    def largest_input(self) -> float:
+        """Return the largest finite number that verification puts among inputs, as far as results depend on differences of products.
+
+        Where they do, two results of inputs beyond it differ by more than what rounding leaves of the difference.
+        """
+        return math.inf
+
     def nan_may_vanish(self) -> bool:
         """Say whether a kernel may leave out inputs that count zero times: `reference` multiplies them by zero, and has their NaN.
 

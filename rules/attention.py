@@ -282,6 +282,10 @@ class Attention(Rule):
         heads = math.prod(extent for axis, extent in (("b", self.batch), ("h", self.heads)) if axis in self.mask_axes)
         return super().least_bytes() - kv - heads * unseen_pairs * dtype_bytes(mask.dtype)
 
+    def largest_input(self) -> float:
+        """Return a number of which a product of two is a score that float32 holds to 1e-4: powers are those of scores' differences."""
+        return 32.0
+
     def nan_may_vanish(self) -> bool:
         """Say so where keys may be hidden: a kernel may skip them, or multiply their values by zero."""
         return self.mask or not self._band.is_full

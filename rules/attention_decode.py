@@ -165,6 +165,10 @@ class AttentionDecode(Rule):
         table = self.batch * self._table_columns if self.page_size else 0
         return (cache + results) * dtype_bytes(self.dtype) + 4 * (table + self.batch)
 
+    def largest_input(self) -> float:
+        """Return a number of which a product of two is a score that float32 holds to 1e-4: powers are those of scores' differences."""
+        return 32.0
+
     def nan_may_vanish(self) -> bool:
         """Say so where some queries do not see the last keys: a kernel may skip them, or multiply their values by zero."""
         return self.queries > 1

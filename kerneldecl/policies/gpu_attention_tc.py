@@ -82,6 +82,8 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
+    if sizes.dtype == "float32":
+        return "of float32, three products of TF32 make NaN of infinities, which verification refuses"
     if not attention_tc.takes(sizes, gpu):
         return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
     return ""

@@ -148,7 +148,8 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
         yield with_special(seed + 2, lambda at, dtype: (*(nan if at == largest else ()), *small(dtype)), says, any_for_nan=False)
     is_large = sum(array.nbytes for array in (*first.inputs, *first.expected)) > MANY_BYTES
     if not is_large and all(has_infinity(arg.dtype) for arg in signature.outputs):
-        yield with_special(seed + 3, lambda _, dtype: large(dtype), " where inputs hold infinities and huge numbers", any_for_nan=True)
+        says, most = " where inputs hold infinities and huge numbers", rule.largest_input()
+        yield with_special(seed + 3, lambda _, dtype: large(dtype, most), says, any_for_nan=True)
 
 
 def _is_mostly_nan(arrays: Sequence[Array]) -> bool:

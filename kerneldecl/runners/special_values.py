@@ -36,12 +36,12 @@ def small(dtype: str) -> tuple[float, ...]:
     return (0.0, -0.0, *_TINY[dtype], *(-tiny for tiny in _TINY[dtype]))
 
 
-def large(dtype: str) -> tuple[float, ...]:
-    """Return infinities and a huge number, as far as the dtype has them.
+def large(dtype: str, at_most: float) -> tuple[float, ...]:
+    """Return infinities and a huge number that is not over a limit, as far as the dtype has them.
 
     There is one huge number, so that no two cancel each other: what rounding leaves of a difference is no error of the kernel.
     """
-    return (*(INFINITIES if has_infinity(dtype) else ()), *((_HUGE[dtype],) if dtype in _HUGE else ()))
+    return (*(INFINITIES if has_infinity(dtype) else ()), *((min(_HUGE[dtype], at_most),) if dtype in _HUGE else ()))
 
 
 def has_infinity(dtype: str) -> bool:
