@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,13 @@ def test_a_copy_is_no_mistake_where_nothing_is_computed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
 def test_special_values_stay_apart_in_each_dtype(dtype: str) -> None:
-    values = np.array([*small(dtype), *large(dtype)]).astype(numpy_dtype(dtype)).astype(np.float64)
+    values = np.array([*small(dtype), *large(dtype, math.inf)]).astype(numpy_dtype(dtype)).astype(np.float64)
     assert len(set(values)) == len(values) - 1, "0 and -0 alone are equal"
+
+
+def test_huge_numbers_are_at_most_what_a_rule_takes() -> None:
+    assert large("float32", 32.0) == (math.inf, -math.inf, 32.0)
+    assert large("float16", 1e9) == large("float16", math.inf)
 
 
 def test_places_repeat_as_rows_of_large_operands_do() -> None:

@@ -107,7 +107,7 @@ def test_conditions_outside_of_which_a_value_is_constant() -> None:
         (((0, 1), (1, -1)), 2),
         (((0, -1), (1, 1)), 2),
     )
-    assert conditions(lambda i, j: tirx.all(i >= 1, i * j < 9, x[j % 4, i] > 0), constant) == (Condition(((0, 1),), -1),)
+    assert conditions(lambda i, j: tirx.all(i >= 1, i * j < 9, x[j % 4, i] > 0), constant) == ((((0, 1),), -1),)
     assert conditions(lambda i, _: i < 3, lambda i, j: x[i, j] + 1.0) == ()
 
 
