@@ -120,7 +120,8 @@ def test_an_interrupt_ends_a_build_whose_worker_hangs(fresh: Space) -> None:
         interrupted(fresh, process)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 30])
 def test_builds_that_are_killed_lose_nothing_and_leave_nothing(tmp_path: Path, count: int) -> None:
     """Whole or a worker of theirs, at random moments. `python -m support.kills` does so as often as one likes."""
     trial = kills.new_trial(tmp_path)

@@ -54,7 +54,7 @@ def error(rule: Any, inputs: list[Any], got: list[Any]) -> float:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("causal", "bshd, GQA, bfloat16", "two ahead, causal", "window", "all at once"), ATTENTIONS))
+@pytest.mark.parametrize("name", only(("causal", "bshd, GQA, bfloat16", "window", "all at once"), ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     rule = rule_of(attrs)
@@ -63,6 +63,7 @@ def test_right_results(name: str) -> None:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_growing_scores_shrink_earlier_results() -> None:
     """Blocks are taken from the last to the first, and scores of up to 1e4 grow towards the first keys: each block outgrows the last."""
     attrs = {"queries": 64, "keys": 192, "heads": 1}
@@ -130,9 +131,10 @@ def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monke
 
 @needs_nvcc
 @needs_nvdisasm
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attrs",
-    at({0}, [LLAMA | {"causal": True}, LLAMA, LLAMA | {"head_dim": 64, "kv_heads": 64}, LLAMA | {"head_dim": 256, "dtype": "bfloat16"}]),
+    [LLAMA | {"causal": True}, LLAMA, LLAMA | {"head_dim": 64, "kv_heads": 64}, LLAMA | {"head_dim": 256, "dtype": "bfloat16"}],
 )
 def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_path: Path) -> None:
     mod = canonical.lower(rule_of(attrs))
