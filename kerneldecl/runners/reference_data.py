@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kerneldecl.arrays import Array, is_float
+from kerneldecl.arrays import PERIOD, Array, is_float
 from kerneldecl.model import Signature
 from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_folders
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
-from kerneldecl.runners.special_values import NAN, has_infinity, in_range, large, small, sprinkled
+from kerneldecl.runners.special_values import NAN, REPEATED_HUGE, has_infinity, in_range, large, small, sprinkled
 
 WorkloadSpec = Mapping[str, Any]
 """A workload as a request describes it: root, rule, attrs and seed."""
@@ -149,7 +149,8 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
     is_large = sum(array.nbytes for array in (*first.inputs, *first.expected)) > MANY_BYTES
     if not is_large and all(has_infinity(arg.dtype) for arg in signature.outputs):
         says, most = " where inputs hold infinities and huge numbers", rule.largest_input()
-        yield with_special(seed + 3, lambda _, dtype: large(dtype, most), says, any_for_nan=True)
+        limits = [min(most, REPEATED_HUGE) if max(arg.shape, default=0) > PERIOD else most for arg in signature.inputs]
+        yield with_special(seed + 3, lambda at, dtype: large(dtype, limits[at]), says, any_for_nan=True)
 
 
 def _is_mostly_nan(arrays: Sequence[Array]) -> bool:

@@ -25,6 +25,8 @@ _TINY = {
 """Smallest normal numbers, and subnormal ones where GPUs compute with them (bfloat16 is computed with flushing to zero)."""
 _HUGE = {"float16": 32.0, "bfloat16": 2.0**30, "float32": 2.0**30, "float64": 2.0**200}
 """Numbers whose third power is finite: what computes powers of them in their dtype is no error of the kernel."""
+REPEATED_HUGE = 32.0
+"""The same for an array in which a place repeats: two such numbers may cancel each other in a sum, and rounding leaves little of 32."""
 _LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127, "float32": float(np.finfo(np.float32).max), "float8_e5m2": 57344.0}
 """Largest finite number of a dtype with infinities that a reference may exceed."""
 _SPARSE = 8

@@ -139,3 +139,9 @@ def test_a_standard_rule_may_compute_nothing() -> None:
     attrs = {"op": "mean", "shape": [2, 1, 1, 8], "axes": [1, 2], "keepdims": True}
     data = make_reference_data({"root": str(REPOSITORY), "rule": "reduce", "attrs": attrs, "seed": 1})
     np.testing.assert_array_equal(data.expected[0], data.inputs[0])
+
+
+def test_huge_numbers_that_repeat_are_small_enough_not_to_cancel() -> None:
+    attrs = {"m": 4, "n": 8, "k": 3072}
+    last = make_reference_data({"root": str(REPOSITORY), "rule": "matmul", "attrs": attrs, "seed": 0}).sets[-1]
+    assert all(np.abs(array[np.isfinite(array)]).max() == 32.0 for array in last.inputs)
