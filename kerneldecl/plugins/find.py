@@ -62,7 +62,7 @@ def displayed(file: Path, root: Path) -> str:
 
 
 def shown_in(root: Path, file: Path) -> str:
-    """Return a file's path as what differs is told: relative to the workspace where it lies inside, else to where kerneldecl lies."""
+    """Return a file's path as reports name it: relative to the workspace where it lies inside, else to where kerneldecl lies."""
     base = next((base for base in (root, PACKAGE.parent) if file.is_relative_to(base)), None)
     return str(file.relative_to(base) if base else file)
 

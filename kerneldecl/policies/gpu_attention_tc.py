@@ -29,7 +29,7 @@ STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
 WIDE_PRODUCTS = 3
-"""Products of TF32 in place of one of float32."""
+"""TF32 MMAs in place of one float32 multiplication (3xTF32)."""
 SPLIT_CYCLES = 4 / 128
 """Cycles of an SM to split a float32 into two of TF32."""
 L2_SHARE = 0.4
@@ -83,7 +83,7 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
     if sizes.dtype == "float32":
-        return "of float32, three products of TF32 make NaN of infinities, which verification refuses"
+        return "it is float32: 3xTF32 turns infinities into NaN, which verification refuses"
     if not attention_tc.takes(sizes, gpu):
         return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
     return ""

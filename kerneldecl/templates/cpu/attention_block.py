@@ -48,7 +48,7 @@ def _tile(task: Task, rows: int) -> tuple[list[Any], list[tuple[int, int]]]:
 
 
 def _multiply(task: Task, tile: list[Any], row: Any, factors: list[Any]) -> None:
-    """Add to each of the tile's rows the product of its factor and a row of vectors of queries' numbers."""
+    """Accumulate an outer product: each row of the tile adds its factor times a row of vectors, whose lanes are queries."""
     lanes = task.kernel.lanes
     vectors = [kept(load(row[0], (row[1], vector * lanes), lanes)) for vector in range(task.kernel.vectors)]
     for at, factor in enumerate(factors):
