@@ -16,15 +16,23 @@ def main() -> int:
     try:
         entries = _fresh_entries(sys.argv[1:])
         if entries is None:
-            from kerneldecl.cli.commands import run
+            import signal  # takes longer than a null build's own work
+
+            signal.signal(signal.SIGINT, _end)  # an import may turn a KeyboardInterrupt into another error
     except KeyboardInterrupt:
-        # Until the command line proper takes over there is nothing to be put away, and nothing to say.
-        os._exit(130)
+        _end()
     if entries is None:
+        from kerneldecl.cli.commands import run
+
         return run()
     if not any(option in sys.argv for option in _QUIET):
         sys.stdout.write(f"{entries} entries: {entries} up to date\n")
     return 0
+
+
+def _end(*_: object) -> None:
+    """End at once: until the command line proper takes over there is nothing to be put away, and nothing to say."""
+    os._exit(130)
 
 
 def _fresh_entries(arguments: list[str]) -> int | None:

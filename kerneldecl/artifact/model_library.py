@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
-from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, run, sized, workspace_allocator_for
-from kerneldecl.toolchain.cxx import compiler
+from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.cuda_objects import ELF_FILE, ELF_SECTION, LIBRARY, SECTION, sized, workspace_allocator_for
+from kerneldecl.toolchain.cxx import compiler, run
 
 TABLE = "__tvm_ffi__library_bin"
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -41,8 +41,7 @@ def link_model(library: str, files: Sequence[str], kernels: Sequence[Path], opti
     `files` are objects, and, of a model that computes nothing itself, sources that are compiled with `options`. Raise
     ToolchainError with the compiler's or the linker's last words, or where no object has TVM's table.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
+    with scratch_folder() as path:
         objects = [Path(name) if name.endswith(".o") else _compiled(Path(name), path, options) for name in files]
         tables = {each: found for each in objects if (found := _constant(each.read_bytes(), TABLE))}
         if len(tables) != 1:

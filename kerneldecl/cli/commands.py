@@ -6,6 +6,7 @@ Knows nothing of how anything is done. Results go to standard output, progress a
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import io
 import os
@@ -37,7 +38,8 @@ _ALLOCATIONS_BETWEEN_COLLECTIONS = 1_000_000
 
 def run() -> int:
     """Run the command line and return its exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, functools.partial(_interrupt, interrupts))
     gc.set_threshold(_ALLOCATIONS_BETWEEN_COLLECTIONS)
     # Looking for plug-ins of pydantic takes as long as importing it, and there are none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -50,7 +52,13 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     except Exception as error:  # noqa: BLE001  what is no mistake of the user's is a bug, reported in one line with the traceback in a file
-        return _reported(error)
+        # An interrupted import, or a descriptor that is being named, makes another error of it.
+        return _interrupted() if interrupts else _reported(error)
+
+
+def _interrupt(interrupts: list[int], number: int, _frame: object) -> None:
+    interrupts.append(number)
+    raise KeyboardInterrupt
 
 
 def _reported(error: Exception) -> ExitCode:

@@ -22,14 +22,11 @@ devices and shared memory beyond 48 KiB.
 from __future__ import annotations
 
 import struct
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerneldecl.errors import ToolchainError
-from kerneldecl.toolchain.cxx import compiler
-from kerneldecl.toolchain.last_words import last_words
+from kerneldecl.store.scratch import scratch_folder
+from kerneldecl.toolchain.cxx import compiler, run
 
 WORKSPACE_ALLOCATOR = Path(__file__).parent / "workspace_pages.cpp"
 _ALLOC = b"\0__TVMBackendAllocWorkspace\0"
@@ -82,8 +79,7 @@ def embed(host: bytes, module: bytes) -> bytes:
 
 def link_cuda_library(library: Path, objects: Sequence[Path]) -> None:
     """Link objects that `embed` made, in the order given, into `library`; raise ToolchainError with the linker's last line."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
+    with scratch_folder() as path:
         script = _SCRIPT.format(head=" ".join(_head(len(objects))), section=SECTION)
         (path / "modules.ld").write_text(script, encoding="ascii")
         (path / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
@@ -109,10 +105,3 @@ def _head(count: int) -> list[str]:
 def sized(content: bytes) -> bytes:
     """Return content behind its size, as TVM serialises strings and modules."""
     return struct.pack("<Q", len(content)) + content
-
-
-def run(command: Sequence[str], folder: Path, what: str) -> None:
-    """Run a linker in a folder; raise ToolchainError with what it says where it fails."""
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise ToolchainError(f"{what} failed: {last_words(result)}")

@@ -5,13 +5,14 @@ Knows nothing of what the objects hold.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from kerneldecl.errors import ToolchainError
+from kerneldecl.store.scratch import scratch_folder
 from kerneldecl.toolchain.last_words import last_words
 
 COMPILERS = ("g++", "c++", "clang++")
@@ -29,10 +30,15 @@ def link_shared_library(library: Path, objects: Sequence[Path]) -> None:
     """Link object files, in the order given, into `library`; raise ToolchainError with what the linker says."""
     # Objects are named in a file: a thousand names are too long for a command line. No build id: the library's own name
     # already has a digest of the content.
-    with tempfile.NamedTemporaryFile("w", suffix=".rsp", encoding="utf-8") as names:
-        names.write("".join(f'"{path}"\n' for path in objects))
-        names.flush()
-        command = [compiler(), "-shared", "-o", str(library), f"@{names.name}", "-Wl,--build-id=none"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    with scratch_folder() as folder:
+        (folder / "objects.rsp").write_text("".join(f'"{each.resolve()}"\n' for each in objects), encoding="utf-8")
+        command = [compiler(), "-shared", "-o", str(library.resolve()), "@objects.rsp", "-Wl,--build-id=none"]
+        run(command, folder, f"linking {library.name}")
+
+
+def run(command: Sequence[str], folder: Path, what: str) -> None:
+    """Run a compiler or linker in a folder, which holds its temporary files too; raise ToolchainError with what it says where it fails."""
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise ToolchainError(f"linking {library.name} failed: {last_words(result)}")
+        raise ToolchainError(f"{what} failed: {last_words(result)}")

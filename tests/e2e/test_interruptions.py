@@ -88,6 +88,14 @@ def test_an_interrupt_of_a_build_that_has_hardly_begun_says_nothing_odd(fresh: S
     assert processes_in(fresh) == []
 
 
+def test_an_interrupt_that_an_import_makes_another_error_of_is_still_an_interrupt(fresh: Space) -> None:
+    turned = "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(9)\nexcept KeyboardInterrupt:\n    raise ImportError('half')\n"
+    fresh.write({"rules/matmul.py": f"import os, signal, time\n{turned}"})
+    found = fresh.run("build", code=130)
+    assert "interrupted: finished work is kept" in found.stderr
+    assert "half" not in found.stderr
+
+
 @pytest.mark.parametrize("secs", [0.0, 0.5, 1.5])
 def test_an_interrupt_ends_a_build_within_two_seconds(fresh: Space, secs: float) -> None:
     with fresh.start("build") as process:
