@@ -50,7 +50,7 @@ class Trial:
 
     space: Space
     aside: Path
-    """Where its builds put what is temporary: empty folders after each complete build."""
+    """Where its builds, and the compilers that they start, put what is temporary: no file is left after a complete build."""
     wrong: list[str] = field(default_factory=list)
     ends: Counter[str] = field(default_factory=Counter)
     """How the builds ended, by victim and exit code."""
@@ -90,7 +90,7 @@ class Trial:
     def is_complete(self) -> None:
         """Check that a build gets to the end, and leaves nothing but results: then the next one has nothing to do."""
         self.finish(self.start("build"), "last build")
-        left = [*left_behind(self.space.root), *left_behind(self.aside)]
+        left = [*left_behind(self.space.root), *map(str, filter(Path.is_file, self.aside.rglob("*")))]
         self.check(f"left behind: {left}", not left)
         self.check("processes are left", not [p for p in processes_of(self.aside) if p.is_running()])
         self.finish(self.start("verify"), "verify")
