@@ -78,7 +78,8 @@ def test_show_tells_of_every_candidate(shown: Space) -> None:
         assert candidate["gflop_per_s"] == pytest.approx(json_["flops"] / candidate["run_secs"] / 1e9)
         assert 0 <= candidate["error"] <= json_["tolerance"]
     text = shown.run("show", "gemm").stdout
-    assert "plain(parallel=0)" in text
+    assert "all plain\n" in text
+    assert {line.split()[-1] for line in text.splitlines() if " us " in line} == {"0", "1"}
     assert "2 verified, 0 failed" in text
 
 
