@@ -8,6 +8,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from kerneldecl.compiler.graph.adaptive_pooling import ExpandAdaptivePooling
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
@@ -62,6 +63,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         SplitGroupNorms(),
         AccumulateInFloat32(),  # what no rule does
         ExpandScansAndSorts(),
+        ExpandAdaptivePooling(),
         SeparateGates(),  # by views, which NormalizeViews would remove
         relax.transform.DeadCodeElimination(),
     )

@@ -13,6 +13,7 @@ from support.graphs import TARGET, random
 from tvm import relax
 
 from kerneldecl.compiler.dynamic_shapes import callees
+from kerneldecl.compiler.graph.adaptive_pooling import ExpandAdaptivePooling
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
@@ -267,6 +268,20 @@ def test_a_concatenation_leaves_out_what_has_no_elements(parts: Sequence[int], l
     x = np.arange(12, dtype="float32").reshape(3, 4)
     if any(parts):
         np.testing.assert_array_equal(result(after, x), result(mod, x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "layout"), [((2, 3, 1, 1), 7, "NCHW"), ((1, 13, 10, 4), (6, 5), "NHWC"), ((1, 2, 9, 9), (3, 3), "NCHW")]
+)
+def test_adaptive_pooling_is_torchs_for_windows_of_any_sizes(shape: Sequence[int], size: Any, layout: str) -> None:
+    torch = pytest.importorskip("torch", reason="compared with torch")
+    mod = module(lambda builder, x: builder.emit(relax.op.nn.adaptive_avg_pool2d(x, size, layout)), shape)
+    after = ExpandAdaptivePooling()(mod)
+    assert operators(after)["adaptive_avg_pool2d"] == (shape == (1, 2, 9, 9)), "windows of one size stay"
+    x = np.random.default_rng(3).standard_normal(shape).astype("float32")
+    images = torch.from_numpy(x if layout == "NCHW" else x.transpose(0, 3, 1, 2).copy())
+    expected = torch.nn.functional.adaptive_avg_pool2d(images, size).numpy()
+    np.testing.assert_allclose(result(after, x), expected if layout == "NCHW" else expected.transpose(0, 2, 3, 1), rtol=1e-5, atol=1e-6)
 
 
 def test_a_length_that_the_model_computes_is_there_before_what_has_it() -> None:
