@@ -191,6 +191,9 @@ class Arch:
     tvm_tags: tuple[str, ...] = ()
     """TVM's target tags that stand for it, such as "nvidia/nvidia-a100". Boards that differ in memory alone share one."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.model))  # all figures would take longer than what their hash is for: keys are made by arch
+
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
             msg = f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} and nothing else"

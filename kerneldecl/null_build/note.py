@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from kerneldecl.null_build import memo, stamp
-from kerneldecl.planning.plan import link_digest
 from kerneldecl.planning.workspace import FILE, plugins_key
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
@@ -36,7 +35,7 @@ def note_complete(session: Session) -> None:
             propose_key=propose,
             tune_key=tune,
             build_key=build,
-            link_digest=link_digest(entry),
+            link_digest=entry.link_digest,
             entry_digest=memo.entry_digest(entry.workload),
         )
         rows.setdefault(entry.workload.line, []).append(row)

@@ -100,7 +100,7 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
 def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
-    from kerneldecl.planning.plan import LinkPast, link_action, link_digest
+    from kerneldecl.planning.plan import LinkPast, link_action
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
     entries: dict[str, dict[str, str]] = {}
@@ -112,7 +112,7 @@ def _links(
         if entry.tuned is None:
             waiting.setdefault(entry.workload.target, []).append(entry.entry)
         else:
-            of_target[entry.workload.name] = link_digest(entry)
+            of_target[entry.workload.name] = entry.link_digest
 
     def past(target: str) -> LinkPast:
         key = linked.get(target, "")
