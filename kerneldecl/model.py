@@ -192,13 +192,11 @@ class Arch:
     """TVM's target tags that stand for it, such as "nvidia/nvidia-a100". Boards that differ in memory alone share one."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.kind, self.model))  # all figures would take longer than what their hash is for: keys are made by arch
+        return hash((self.name, self.kind, self.model))  # of all figures it would take longer than the texts that are kept by arch
 
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
-            raise ValueError(
-                f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} and nothing else"
-            )
+            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {'c' if self.kind == 'cpu' else 'g'}pu and nothing else")
 
     @property
     def device(self) -> Cpu | Gpu:
