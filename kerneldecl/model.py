@@ -196,7 +196,8 @@ class Arch:
 
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
-            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {'c' if self.kind == 'cpu' else 'g'}pu and nothing else")
+            wanted = "cpu" if self.kind == "cpu" else "gpu"
+            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {wanted} and nothing else")
 
     @property
     def device(self) -> Cpu | Gpu:
