@@ -191,10 +191,12 @@ class Arch:
     tvm_tags: tuple[str, ...] = ()
     """TVM's target tags that stand for it, such as "nvidia/nvidia-a100". Boards that differ in memory alone share one."""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.model))  # of all figures it would take longer than the texts that are kept by arch
+
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
-            msg = f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} and nothing else"
-            raise ValueError(msg)
+            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} alone")
 
     @property
     def device(self) -> Cpu | Gpu:
@@ -332,8 +334,7 @@ class Candidate:
         """Read what `to_json` wrote, also after a trip through a file; raise TypeError or KeyError otherwise."""
         params = json["params"]
         if not isinstance(params, Mapping) or not isinstance(json["template"], str):
-            msg = "a candidate is {'template': str, 'params': {…}}"
-            raise TypeError(msg)
+            raise TypeError("a candidate is {'template': str, 'params': {…}}")
         return cls.of(json["template"], {str(name): frozen(value) for name, value in params.items()})
 
 
@@ -388,8 +389,7 @@ def frozen(value: object) -> Value:
         return tuple(frozen(item) for item in value)
     if isinstance(value, bool | int | float | str):
         return value
-    msg = f"{type(value).__name__} is not a value of an attribute"
-    raise TypeError(msg)
+    raise TypeError(f"{type(value).__name__} is not a value of an attribute")
 
 
 @functools.cache

@@ -7,21 +7,19 @@ not fit in any way, the full plan is made, which also reports every mistake.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
-
-import tomli
 
 from kerneldecl.model import Workload
 from kerneldecl.null_build import stamp
 from kerneldecl.store.files import write_whole
 
 MEMO = "cache/memo.json"
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Row(NamedTuple):
@@ -47,16 +45,13 @@ class Memo(NamedTuple):
     """Key of each target's artifact."""
     plugins: Mapping[str, Mapping[str, str]]
     """Digests of the policies behind each policy, by `workspace.plugins_key`."""
-
-
-def table_digest(table: Mapping[str, Any]) -> str:
-    """Return a digest of a table's keys and values in their order, which names of expanded entries depend on."""
-    return sha256(repr(table).encode()).hexdigest()
+    texts: Mapping[str, str] = MappingProxyType({})
+    """The digest of each table by that of its text (`null_build/tables.py`)."""
 
 
 def entry_digest(workload: Workload) -> str:
     """Return a digest of all that is declared of an entry, except its line."""
-    return sha256(repr(dataclasses.replace(workload, line=0)).encode()).hexdigest()
+    return sha256(repr([value for name, value in vars(workload).items() if name != "line"]).encode()).hexdigest()
 
 
 def head_digest(document: Mapping[str, Any]) -> str:
@@ -64,14 +59,6 @@ def head_digest(document: Mapping[str, Any]) -> str:
     return sha256(
         json.dumps({name: value for name, value in document.items() if name != "workload"}, sort_keys=True, default=str).encode()
     ).hexdigest()
-
-
-def parse(content: bytes) -> dict[str, Any] | None:
-    """Return the TOML document, None where there is a mistake in it."""
-    try:
-        return tomli.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # not UTF-8, not TOML, numbers or nests beyond Python's limits
-        return None
 
 
 def write_memo(root: Path, document: Mapping[str, Any], known: Memo, context: str, extra: list[str], folders: list[str]) -> None:
@@ -85,23 +72,34 @@ def write_memo(root: Path, document: Mapping[str, Any], known: Memo, context: st
         "extra": extra,
         "folders": folders,
         **known._asdict(),
+        "texts": dict(known.texts),
     }
     write_whole(root / MEMO, json.dumps(fields, separators=(",", ":")), durable=False)
 
 
-def read_memo(root: Path, document: Mapping[str, Any]) -> Memo | None:
-    """Return the memo, None where it no longer holds; without keys of artifacts where one is not as it was left."""
+def load_memo(root: Path) -> dict[str, Any] | None:
+    """Return the fields of the memo, of which `tables`, `links`, `plugins` and `texts` are trusted once `still_holding` has said so."""
     try:
-        memo = json.loads((root / MEMO).read_bytes())
+        fields = json.loads((root / MEMO).read_bytes())
+        return fields if fields["schema"] == SCHEMA and set(fields["texts"].values()) <= fields["tables"].keys() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def still_holding(root: Path, memo: Mapping[str, Any], document: Mapping[str, Any]) -> Memo | None:
+    """Return what a memo knows, None where it no longer holds; without keys of artifacts where one is not as it was left.
+
+    Of the document, only what stands outside the workloads matters.
+    """
+    try:
         holds = (
-            memo["schema"] == SCHEMA
-            and memo["head"] == head_digest(document)
+            memo["head"] == head_digest(document)
             and memo["context"] == stamp.context(str(root), memo["extra"])
             and memo["records"] == stamp.records(str(root))
         )
         is_whole = holds and memo["artifacts"] == stamp.artifacts(str(root), memo["folders"])
         tables = {table: [Row._make(row) for row in rows] for table, rows in memo["tables"].items()} if holds else {}
-        known = Memo(tables, memo["links"] if is_whole else {}, memo["plugins"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        known = Memo(tables, memo["links"] if is_whole else {}, memo["plugins"], memo["texts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return known if holds else None

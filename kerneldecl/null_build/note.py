@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kerneldecl.null_build import memo, stamp
-from kerneldecl.planning.plan import link_digest
+from kerneldecl.null_build import memo, stamp, tables
 from kerneldecl.planning.workspace import FILE, plugins_key
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
@@ -20,9 +19,11 @@ def note_complete(session: Session) -> None:
     workspace = session.workspace
     root, sources = workspace.root, workspace.sources
     content = (sources / FILE).read_bytes()
-    document = memo.parse(content)
-    if document is None or digest(content) != workspace.declaration.digest:
+    if digest(content) != workspace.declaration.digest:
         return  # edited while we built without a snapshot: the next build looks again
+    text = content.decode("utf-8-sig")
+    document = tables.parse(text)
+    assert document is not None, "it was declared"
     extra = sorted(_relative(sources if path.is_relative_to(sources) else root, path) for path in workspace.extra_files)
     folders = sorted(_relative(root, path) for path in session.artifacts.values())
     context = stamp.context(str(root), extra, str(sources), workspace.surroundings)
@@ -36,15 +37,16 @@ def note_complete(session: Session) -> None:
             propose_key=propose,
             tune_key=tune,
             build_key=build,
-            link_digest=link_digest(entry),
+            link_digest=entry.link_digest,
             entry_digest=memo.entry_digest(entry.workload),
         )
         rows.setdefault(entry.workload.line, []).append(row)
-    digests = [memo.table_digest(table) for table in document["workload"]]
+    digests = [tables.table_digest(table) for table in document["workload"]]
     if len(digests) == len(rows):  # inline tables share a line, which tells tables apart elsewhere
         plugins = {plugins_key(*chosen): found for chosen, found in session.workspace.inputs.plugins.items()}
         links = {link.target: link.key for link in session.plan.links}
-        known = memo.Memo(dict(zip(digests, rows.values(), strict=True)), links, plugins)
+        by_digest = dict(zip(digests, rows.values(), strict=True))
+        known = memo.Memo(by_digest, links, plugins, tables.known_texts(text, document["workload"]))
         memo.write_memo(root, document, known, context, extra, folders)
     stamp.write_stamp(str(root), extra, folders, len(session.plan.entries), (stamp.digest(content), context))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kerneldecl.null_build import memo
+from kerneldecl.null_build import memo, tables
 
 if TYPE_CHECKING:
     from kerneldecl.model import Workload
@@ -21,16 +21,14 @@ FILE = "workloads.toml"
 
 def quick_plan(root: Path) -> list[Action] | None:
     """Return all actions of the workspace, hits and misses, or None where the full plan must be made."""
-    document = _document(root) if (root / memo.MEMO).is_file() else None
-    if document is None:
+    fields = memo.load_memo(root) if (root / memo.MEMO).is_file() else None
+    found = _tables(root, fields["texts"]) if fields else None
+    known = memo.still_holding(root, fields, found.document) if fields and found else None
+    if known is None or found is None or not found.listed:
         return None
-    known = memo.read_memo(root, document)
-    tables = document.get("workload")
-    if known is None or not isinstance(tables, list):
-        return None
-    digests = [memo.table_digest(table) for table in tables]
-    rows = [row for digest in digests for row in known.tables.get(digest, ())]
-    changed = _expanded(root, document, [table for table, digest in zip(tables, digests, strict=True) if digest not in known.tables])
+    document = found.document
+    rows = [row for digest, _ in found.listed for row in known.tables.get(digest, ())]
+    changed = _expanded(root, document, [table for digest, table in found.listed if digest not in known.tables])
     if changed is None:
         return None
     by_digest = {memo.entry_digest(workload): workload for workload in changed}
@@ -44,22 +42,22 @@ def quick_plan(root: Path) -> list[Action] | None:
     return [*_hits(rows), *(action for entry in planned for action in entry.actions), *links]
 
 
-def _document(root: Path) -> Mapping[str, Any] | None:
+def _tables(root: Path, known: Mapping[str, str]) -> tables.Tables | None:
     try:
-        return memo.parse((root / FILE).read_bytes())
-    except OSError:
+        return tables.read_tables((root / FILE).read_bytes().decode("utf-8-sig"), known)
+    except (OSError, ValueError):
         return None
 
 
-def _expanded(root: Path, document: Mapping[str, Any], tables: Sequence[Any]) -> list[Workload] | None:
+def _expanded(root: Path, document: Mapping[str, Any], changed: Sequence[Any]) -> list[Workload] | None:
     """Return the workloads of tables that the memo does not know, None where a table has a mistake."""
-    if not tables:
+    if not changed:
         return []
     from kerneldecl.declare import workload_table
     from kerneldecl.declare.document import scope_of
 
     scope = scope_of(root, document)
-    expansions = [workload_table.expand_table(table, scope) for table in tables]
+    expansions = [workload_table.expand_table(table, scope) for table in changed]
     if any(expansion.findings for expansion in expansions):
         return None
     return [workload for expansion in expansions for workload in expansion.workloads]
@@ -100,7 +98,7 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
 def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
-    from kerneldecl.planning.plan import LinkPast, link_action, link_digest
+    from kerneldecl.planning.plan import LinkPast, link_action
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
     entries: dict[str, dict[str, str]] = {}
@@ -112,7 +110,7 @@ def _links(
         if entry.tuned is None:
             waiting.setdefault(entry.workload.target, []).append(entry.entry)
         else:
-            of_target[entry.workload.name] = link_digest(entry)
+            of_target[entry.workload.name] = entry.link_digest
 
     def past(target: str) -> LinkPast:
         key = linked.get(target, "")

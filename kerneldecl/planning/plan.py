@@ -5,10 +5,11 @@ Knows nothing of files, TVM or processes: it is given digests and a function tha
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -77,6 +78,15 @@ class EntryPlan:
     def action(self, kind: Kind) -> Action:
         return next(action for action in self.actions if action.kind == kind)
 
+    @functools.cached_property
+    def link_digest(self) -> str:
+        """Digest that stands for a tuned entry in the link's manifest: all that the artifact says of it or holds for it."""
+        assert self.lowered is not None
+        assert self.tuned is not None
+        workload = self.workload
+        declared = (self.arch.name, workload.rule, workload.attrs, workload.tags)
+        return keys.digest(repr((declared, self.lowered.described(), self.tuned.described())).encode())
+
     @property
     def is_unmeasured(self) -> bool:
         """Whether its kernel is its policy's choice, which nobody has measured."""
@@ -126,23 +136,23 @@ def plan_entry(workload: Workload, inputs: Inputs, read: Read, past: Past) -> En
     """Return what the workload needs. Its tune key depends on the lowered computation, its object on the tuned winner."""
     arch = inputs.archs[workload.target]
     policies = inputs.policies[workload.policy, arch.kind]
+    entry = workload.entry
     manifests: dict[Kind, str] = {"lower": _lower_manifest(workload, inputs)}
-    lower, found = _judged(workload, manifests, read, past, arch)
+    lower, found = _judged(Subject(entry, workload.target, "lower"), workload, manifests, read, past, arch)
     if found is None:
         return EntryPlan(workload, arch, policies, actions=(lower, *_later(workload, "lower")), lowered=None, groups=(), tuned=None)
     lowered = Lowered(found.result)
     manifests["propose"] = _propose_manifest(workload, lowered, inputs)
-    propose, proposed = _judged(workload, manifests, read, past, arch)
+    propose, proposed = _judged(Subject(entry, workload.target, "propose"), workload, manifests, read, past, arch)
     if proposed is None:
         actions = (lower, propose, *_later(workload, "propose"))
         return EntryPlan(workload, arch, policies, actions=actions, lowered=lowered, groups=(), tuned=None)
     groups = groups_from_json(proposed.result)
     manifests["tune"] = tune_manifest(workload, lowered, searched(workload, groups, inputs), arch, inputs.toolchain)
-    tune, tuned = _judged(workload, manifests, read, past, arch)
-    is_again = past.is_wanted_again(workload.entry, tune.key)
-    if tuned is None and not is_again and isinstance(ranked := read("rank", tune.key, True), Record):
+    tune, tuned = _judged(Subject(entry, workload.target, "tune"), workload, manifests, read, past, arch)
+    if tuned is None and not past.is_wanted_again(entry, tune.key) and isinstance(ranked := read("rank", tune.key, True), Record):
         # Nobody has measured it yet; this machine has chosen by the policy's order.
-        tune, tuned = Action.done(Subject(workload.entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
+        tune, tuned = Action.done(Subject(entry, workload.target, "tune"), tune.key, manifests["tune"]), ranked
     result = TuneResult(tuned.key, tuned.result) if tuned else None
     # The object's action is judged once it is known whether the artifact is whole (`plan`).
     actions = (lower, propose, tune, _build_action(workload, result, is_missing=lambda _: False))
@@ -163,6 +173,8 @@ def _lower_manifest(workload: Workload, inputs: Inputs) -> str:
 
 
 def _files(workload: Workload, inputs: Inputs) -> dict[str, str]:
+    if not inputs.file_attrs[workload.rule]:
+        return {}
     attrs = dict(workload.attrs)
     return {name: inputs.files[workload.rule, str(attrs[name])] for name in inputs.file_attrs[workload.rule] if attrs[name]}
 
@@ -201,16 +213,13 @@ def tune_manifest(workload: Workload, lowered: Lowered, found: Searched, arch: A
         "protocol": MEASURING[arch.kind],
         "reference": found.reference,
     }
-    candidates = {"candidates": found.candidates, "templates": found.templates, **keys.named(lowered.names)}
+    candidates = keys.Candidates(found.candidates, found.templates, lowered.names)
     return keys.tune_manifest(lowered.computation, arch, search, candidates, toolchain)
 
 
 def reference(workload: Workload, inputs: Inputs) -> str:
     """Return the digest of what a verdict depends on besides the kernel: rule, attributes, files, seed and protocol."""
-    files = _files(workload, inputs)
-    attrs = {name: value for name, value in workload.attrs if name not in files}
-    fields = {"rule": inputs.references[workload.rule], "attrs": attrs, "files": files, **VERIFYING}
-    return keys.key(keys.manifest("verify", fields))
+    return keys.verify_key(workload, inputs.references[workload.rule], _files(workload, inputs), VERIFYING)
 
 
 def tolerance(workload: Workload, lowered: Lowered) -> float:
@@ -218,10 +227,11 @@ def tolerance(workload: Workload, lowered: Lowered) -> float:
     return lowered.tolerance if workload.tolerance is None else float(workload.tolerance)
 
 
-def _judged(workload: Workload, manifests: Manifests, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
-    """Return the action of the last of an entry's manifests, with its record where it is done."""
-    kind, manifest = list(manifests.items())[-1]
-    subject, action_key = Subject(workload.entry, workload.target, kind), keys.key(manifest)
+def _judged(subject: Subject, workload: Workload, manifests: Manifests, read: Read, past: Past, arch: Arch) -> tuple[Action, Record | None]:
+    """Return an action of an entry, whose manifest is the last of these, with its record where it is done."""
+    kind = subject.kind
+    manifest = manifests[kind]
+    action_key = keys.key(manifest)
     if kind == "tune" and past.is_wanted_again(subject.entry, action_key):
         return Action.ready(subject, action_key, "it is to be tuned again (--retune)", manifest), None
     found = read(kind, action_key, arch.is_detected)
@@ -251,19 +261,8 @@ def _build_action(workload: Workload, tuned: TuneResult | None, is_missing: Call
     return Action.done(subject, tuned.build_key)
 
 
-def link_digest(entry: EntryPlan) -> str:
-    """Return what stands for a tuned entry in the link's manifest: all that the artifact says of it or holds for it."""
-    assert entry.lowered is not None
-    assert entry.tuned is not None
-    workload, tuned = entry.workload, entry.tuned
-    declared = (entry.arch.name, workload.rule, workload.attrs, workload.tags)
-    # What else a record holds follows from its key and its winner's code; but a tuning that is repeated has other times.
-    found = (tuned.key, *tuned.blobs.values(), tuned.run_secs, tuned.error, tuned.coverage, sorted(tuned.provenance.items()))
-    return keys.digest(repr((*declared, *entry.lowered.described(), *found)).encode())
-
-
 def link_parts(entry: EntryPlan) -> dict[str, str]:
-    """Return a checksum of each part of what `link_digest` stands for, so that a difference has a name."""
+    """Return a checksum of each part of what an entry's `link_digest` stands for, so that a difference has a name."""
     assert entry.lowered is not None
     assert entry.tuned is not None
     workload, tuned = entry.workload, entry.tuned
@@ -318,7 +317,7 @@ def plan_link(artifact: tuple[str, str, str], entries: Sequence[EntryPlan], past
     missing = {entry.workload.name: failures[entry.entry] for entry in entries if entry.entry in failures}
     present = [entry for entry in entries if entry.entry not in failures]
     tuned = {entry.workload.name: entry for entry in present if entry.tuned}
-    digests = {name: link_digest(entry) for name, entry in tuned.items()}
+    digests = {name: entry.link_digest for name, entry in tuned.items()}
     waiting = [entry.entry for entry in present if entry.tuned is None]
     target = artifact[2]
 
@@ -346,4 +345,7 @@ def _with_build(entry: EntryPlan, past: Past) -> EntryPlan:
     if entry.tuned is None:
         return entry
     build = _build_action(entry.workload, entry.tuned, lambda blob: not past.has_blob(blob))
-    return entry if build.is_hit else replace(entry, actions=(*entry.actions[:-1], build))
+    if build.is_hit:
+        return entry
+    actions = (*entry.actions[:-1], build)
+    return EntryPlan(entry.workload, entry.arch, entry.policies, actions, lowered=entry.lowered, groups=entry.groups, tuned=entry.tuned)

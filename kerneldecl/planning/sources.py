@@ -66,7 +66,7 @@ def read_sources(path: Path) -> Sources:
 
 
 def _are_parts(parts: Any) -> bool:
-    return all(isinstance(value, str) for found in parts.values() for value in found.values())
+    return all({*map(type, found.values())} <= {str} for found in parts.values())
 
 
 def write_sources(path: Path, sources: Sources) -> None:

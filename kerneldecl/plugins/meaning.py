@@ -48,7 +48,7 @@ def meaning(source: bytes) -> Meaning:
         text = source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         return Meaning(digest(source), ())
-    lines = list(_lines(text))
+    lines = _lines(text)
     imports = tuple(found for line in lines if "import" in line.tokens for found in _imports(line.tokens))
     if _CODING.match(source) or _is_ambiguous(text):
         return Meaning(digest(source), imports)
@@ -62,7 +62,7 @@ def meaning_without(source: bytes, methods: frozenset[str]) -> str:
     """Return the digest of what a source means without methods of these names, unless anything else in it names them."""
     whole = meaning(source).digest
     try:
-        lines = list(_lines(source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")))
+        lines = _lines(source.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
     except UnicodeDecodeError:
         return whole
     kept: list[str] = []
@@ -90,12 +90,17 @@ def meant_lines(source: bytes) -> list[tuple[int, list[str]]]:
 
 def _is_ambiguous(text: str) -> bool:
     """Say whether a formatted string may hold quotes of its own kind, as Python 3.12 allows: it seems to end inside of a brace."""
-    strings = (match["string"] for match in _TOKEN.finditer(text) if match["string"])
-    return any(_FORMATTED.match(string) and string.count("{") != string.count("}") for string in strings)
+    strings = (token for line in _lines(text) for token in line.tokens if token[-1] in "'\"" and _FORMATTED.match(token))
+    return any(string.count("{") != string.count("}") for string in strings)
 
 
-def _lines(text: str) -> Iterator[_Line]:
-    """Yield the logical lines that hold anything."""
+@functools.lru_cache(maxsize=16)
+def _lines(text: str) -> tuple[_Line, ...]:
+    """Return the logical lines that hold anything. A rule's text is asked for several times: as a whole, and without methods."""
+    return tuple(_cut(text))
+
+
+def _cut(text: str) -> Iterator[_Line]:
     indent, depth, tokens, are_strings = 0, 0, list[str](), True
     for match in _TOKEN.finditer(f"\n{text}\n"):
         kind, token = match.lastgroup, match[0]

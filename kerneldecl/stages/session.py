@@ -168,7 +168,7 @@ def past_of(workspace: Workspace, is_wanted_again: Wanted = lambda *_: False) ->
         return link_causes(target, changed, entries, known().links)
 
     explainer = Explainer(workspace.inputs, earlier.manifest, reference, known, now)
-    return Past(earlier.manifest, workspace.store.has_blob, defect, is_wanted_again, failure, explainer.causes, of_link)
+    return Past(earlier.manifest, workspace.store.blobs_there(), defect, is_wanted_again, failure, explainer.causes, of_link)
 
 
 def drop_damaged(workspace: Workspace, planned: Plan) -> bool:

@@ -13,6 +13,8 @@ import hashlib
 from collections.abc import Mapping
 from json import JSONEncoder
 from json.encoder import encode_basestring_ascii
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kerneldecl.model import Arch, Workload
 
@@ -34,7 +36,21 @@ _BUILT_WITH = (
 )
 """Values of a GPU that a scheduled module is compiled with."""
 
+_COMPILERS: Mapping[str, tuple[str, ...]] = {"cpu": ("tvm", "tvm_ffi"), "cuda": ("tvm", "tvm_ffi", "cuda")}
+"""Tools that code for a kind of arch depends on."""
+
 Fields = Mapping[str, object]
+
+
+class Candidates(NamedTuple):
+    """What competes for a computation, as its tune manifest has it."""
+
+    lists: Mapping[str, str] = MappingProxyType({})
+    """Count and digest of what each policy proposes, by the policy's place and name."""
+    templates: Mapping[str, str] = MappingProxyType({})
+    """Digests of the templates that the candidates name, and of the file with the user's custom kernels."""
+    names: str = ""
+    """Digest of the names in the computation; empty where they are not known."""
 
 
 def digest(content: bytes) -> str:
@@ -50,18 +66,6 @@ def manifest(action: str, fields: Fields) -> str:
     return "".join(lines)
 
 
-class Lines(tuple[str, ...]):
-    """Lines of a manifest that many have in common, written already: as a value, they stand for the fields that they are of."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, prefix: str, fields: Fields) -> Lines:
-        lines: list[str] = []
-        _write(prefix, fields, lines)
-        return cls(lines)
-
-
 def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
     # Most values are strings and whole numbers, for which the general way is ten times slower.
     for name, value in fields.items():
@@ -70,12 +74,48 @@ def _write(prefix: str, fields: Fields, lines: list[str]) -> None:
             lines.append(f"{prefix}{name} = {encode_basestring_ascii(value)}\n")  # type: ignore[arg-type]  # just checked
         elif kind is int:
             lines.append(f"{prefix}{name} = {value}\n")
-        elif kind is Lines:
-            lines.extend(value)  # type: ignore[arg-type]  # just checked
         elif kind not in _LEAVES and isinstance(value, Mapping):
             _write(f"{prefix}{name}.", value, lines)
         else:
-            lines.append(f"{prefix}{name} = {_ENCODER.encode(value)}\n")
+            lines.append(f"{prefix}{name} = {_json(value)}\n")
+
+
+def _written(action: str, values: Fields, common: str = "") -> str:
+    """Return the manifest of values by their dotted names, and of lines that are written already: what `manifest` returns, in a fifth of
+    the time, since the names of ten thousand manifests are the same."""
+    pieces, names = _layout(action, tuple(values), common)
+    text = list(pieces)
+    text[1::2] = [_json(values[name]) for name in names]
+    return "".join(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(action: str, names: tuple[str, ...], common: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the text before, between and behind the values, with a place for each, and the names of these in their order."""
+    fixed = f'action = "{action}"\nversion = {KEY_VERSION}\n{common}'.splitlines(keepends=True)
+    opened = {f"{name} = ": name for name in names}
+    pieces = [""]
+    for line in sorted((*fixed, *opened)):
+        pieces[-1] += line
+        pieces += ["", "\n"] if line in opened else []
+    return pieces, tuple(opened[line] for line in sorted(opened))
+
+
+def _json(value: object) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring_ascii(value)  # type: ignore[arg-type]  # just checked
+    if kind is int:
+        return str(value)
+    if kind is tuple and {*map(type, value)} == {int}:  # type: ignore[call-overload]  # just checked
+        return f"[{','.join(map(str, value))}]"  # type: ignore[call-overload]  # just checked
+    return _ENCODER.encode(value)
+
+
+def _lines_of(prefix: str, fields: Fields) -> str:
+    lines: list[str] = []
+    _write(prefix, fields, lines)
+    return "".join(lines)
 
 
 def key(text: str) -> str:
@@ -97,32 +137,52 @@ def lines_of(text: str) -> dict[str, str]:
 
 def lower_manifest(workload: Workload, rule_digest: str, files: Mapping[str, str], toolchain: Mapping[str, str]) -> str:
     """Return what the lowered computation depends on. `files` holds the digests of the files that attributes name."""
-    fields = {"rule": rule_digest, "attrs": dict(workload.attrs), **workload.nan_field}
-    return manifest("lower", {**fields, "files": dict(files), "toolchain": {"tvm": toolchain["tvm"]}})
+    values = {"rule": rule_digest, "toolchain.tvm": toolchain["tvm"], **workload.nan_field}
+    return _written("lower", {**values, **_declared(workload, files)})
+
+
+def verify_key(workload: Workload, reference_digest: str, files: Mapping[str, str], protocol: Fields) -> str:
+    """Return the digest of what a verdict depends on besides the kernel: what inputs and reference come from, and the protocol."""
+    values = {name: value for name, value in _declared(workload, files).items() if name.removeprefix("attrs.") not in files}
+    return key(_written("verify", {"rule": reference_digest, **protocol, **values}))
+
+
+def _declared(workload: Workload, files: Mapping[str, str]) -> dict[str, object]:
+    """Return a workload's attributes and the digests of the files that they name, by the names of their lines."""
+    values: dict[str, object] = {f"attrs.{name}": value for name, value in workload.attrs}
+    return values | {f"files.{name}": found for name, found in files.items()} if files else values
 
 
 def propose_manifest(computation: str, arch: Arch, top_k: int, policies: Mapping[str, str]) -> str:
     """Return what the list of candidates depends on: `policies` gives the digest of each policy that is asked."""
-    before, after = _around_computation(arch, top_k, tuple(policies.items()))
-    return f"{before}{computation}{after}"
+    return _written("propose", {"computation": computation, "top_k": top_k}, _asked_lines(arch, tuple(policies.items())))
 
 
-@functools.lru_cache(maxsize=64)
-def _around_computation(arch: Arch, top_k: int, policies: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-    """Return what stands before and behind the computation's digest in every propose manifest of these inputs."""
-    text = manifest("propose", {"computation": "", "arch": arch_fields(arch), "top_k": top_k, "policies": dict(policies)})
-    before, line, after = text.partition('\ncomputation = "')
-    return f"{before}{line}", after
+@functools.lru_cache(maxsize=256)
+def _asked_lines(arch: Arch, policies: tuple[tuple[str, str], ...]) -> str:
+    return _lines_of("", {"arch": arch_fields(arch), "policies": dict(policies)})
 
 
-def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Fields, toolchain: Mapping[str, str]) -> str:
+def tune_manifest(computation: str, arch: Arch, search: Fields, candidates: Candidates, toolchain: Mapping[str, str]) -> str:
     """Return what the choice of a candidate depends on.
 
-    `computation` is the digest of the canonical TensorIR, `search` the settings of the search, `candidates` what is proposed and the
-    digests of the templates that make kernels of it.
+    `computation` is the digest of the canonical TensorIR, `search` the settings of the search.
     """
-    fields = {"computation": computation, "arch": _device_lines(arch), "search": search, **candidates}
-    return manifest("tune", {**fields, "codegen": CODEGEN, "toolchain": compilers(arch, toolchain)})
+    values: dict[str, object] = {"computation": computation, **named(candidates.names)}
+    for name, value in search.items():
+        values[f"search.{name}"] = value
+    for name, value in candidates.lists.items():
+        values[f"candidates.{name}"] = value
+    tools = tuple([toolchain[name] for name in _COMPILERS[arch.kind]])
+    return _written("tune", values, _made_with(arch, tools, tuple(candidates.templates.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _made_with(arch: Arch, tools: tuple[str, ...], templates: tuple[tuple[str, str], ...]) -> str:
+    """Return the lines of a device, of the tools of its kind, and of templates."""
+    device = {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}}
+    toolchain = dict(zip(_COMPILERS[arch.kind], tools, strict=True))
+    return _lines_of("", {"arch": device, "codegen": CODEGEN, "toolchain": toolchain, "templates": dict(templates)})
 
 
 def build_manifest(scheduled: str, symbol: str, arch: Arch, toolchain: Mapping[str, str], names: str = "") -> str:
@@ -179,11 +239,6 @@ def arch_fields(arch: Arch) -> Mapping[str, object]:
     return {**fields, "cpu" if arch.cpu else "gpu": {name: _by_dtype(value) for name, value in vars(arch.device).items()}}
 
 
-@functools.cache
-def _device_lines(arch: Arch) -> Lines:
-    return Lines.of("arch.", {**device_fields(arch), **{name: getattr(arch.gpu, name) for name in _BUILT_WITH if arch.gpu}})
-
-
 def _by_dtype(value: object) -> object:
     """Return pairs of names and values, such as rates by dtype, as a mapping: each has its own line of a manifest."""
     is_pairs = isinstance(value, tuple) and all(isinstance(item, tuple) for item in value)
@@ -192,5 +247,4 @@ def _by_dtype(value: object) -> object:
 
 def compilers(arch: Arch, toolchain: Mapping[str, str]) -> dict[str, str]:
     """Return the tools of the toolchain that code for an arch depends on."""
-    names = ("tvm", "tvm_ffi") if arch.kind == "cpu" else ("tvm", "tvm_ffi", "cuda")
-    return {name: toolchain[name] for name in names}
+    return {name: toolchain[name] for name in _COMPILERS[arch.kind]}

@@ -10,25 +10,25 @@ content, or, for tuning, whoever comes first wins (`write` does not replace).
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kerneldecl.store.files import write_whole
 from kerneldecl.store.inside import UnsafeFileError, is_digest, read_regular
 from kerneldecl.store.keys import digest, key
-from kerneldecl.store.record_text import SCHEMA, Result, body, quickly_read, record_text
+from kerneldecl.store.record_text import SCHEMA, Result, body, quickly_read, record_bytes
 from kerneldecl.store.result_types import wrong_field
 
 MOST_RECORD_BYTES = 1 << 26
 """Size of a record that is read; the largest of this repository have some ten thousand bytes."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """What an action left behind: the manifest that makes its key, and the result as JSON values."""
 
     key: str
@@ -83,7 +83,7 @@ class LocalStore:
         path = self.record_path(kind, record_key, is_local=is_local)
         if path.exists() and isinstance(self.read(kind, record_key, is_local=is_local), Record):
             return record_key
-        write_whole(path, record_text(kind, manifest, result), durable=True)
+        write_whole(path, record_bytes(kind, manifest, result), durable=True)
         return record_key
 
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
@@ -92,9 +92,20 @@ class LocalStore:
     def blob_path(self, blob_digest: str) -> Path:
         return self.root / "blob" / blob_digest[:2] / blob_digest
 
-    def has_blob(self, blob_digest: str) -> bool:
-        """Say whether a blob is there, by its name alone; `read_blob` checks the content."""
-        return is_digest(blob_digest) and os.path.exists(f"{self.root}/blob/{blob_digest[:2]}/{blob_digest}")  # noqa: PTH110  for each entry
+    def blobs_there(self) -> Callable[[str], bool]:
+        """Return a function that says whether a blob is there, by its name alone; `read_blob` checks the content.
+
+        It lists a folder when a blob of it is first asked for: a plan asks for tens of thousands.
+        """
+
+        @functools.cache
+        def names(folder: str) -> frozenset[str]:
+            try:
+                return frozenset(os.listdir(f"{self.root}/blob/{folder}"))  # noqa: PTH208  names alone
+            except OSError:
+                return frozenset()
+
+        return lambda blob_digest: is_digest(blob_digest) and blob_digest in names(blob_digest[:2])
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, or why they are a miss. A blob with the wrong content is removed, so that it is made again."""
@@ -120,8 +131,8 @@ def _shown(path: Path) -> str:
 
 def _sound(content: bytes, kind: str, record_key: str) -> Record | None:
     """Return a record that is sound and in the form in which records are written; None for any other."""
-    text = quickly_read(content.decode(errors="replace"), kind)
-    if text is None or text.kind != kind or key(text.manifest) != record_key or wrong_field(kind, text.result):
+    text = quickly_read(content, kind, record_key)
+    if text is None or wrong_field(kind, text.result):
         return None
     return Record(record_key, text.manifest, text.result)
 

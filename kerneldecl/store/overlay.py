@@ -5,7 +5,7 @@ Knows nothing of what records mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kerneldecl.store.keys import key
@@ -38,8 +38,8 @@ class Overlay:
     def forget(self, kind: str, record_key: str, *, is_local: bool) -> None:
         self.records.pop((kind, record_key, is_local), None)
 
-    def has_blob(self, blob_digest: str) -> bool:
-        return self.below.has_blob(blob_digest)
+    def blobs_there(self) -> Callable[[str], bool]:
+        return self.below.blobs_there()
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         return self.below.read_blob(blob_digest)

@@ -5,7 +5,7 @@ Knows nothing of where records and blobs are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from kerneldecl.store.local import Miss, Record
@@ -34,8 +34,8 @@ class Store(Protocol):
         """Remove a record, if it is there."""
         ...
 
-    def has_blob(self, blob_digest: str) -> bool:
-        """Say whether a blob is there, without reading it."""
+    def blobs_there(self) -> Callable[[str], bool]:
+        """Return a function that says whether a blob is there, without reading it; it may answer as of when it was first asked."""
         ...
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:

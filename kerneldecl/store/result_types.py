@@ -6,7 +6,9 @@ be one. Trials and iteration spaces are checked where they are read (`results`):
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,6 +84,21 @@ def is_argument(value: object) -> bool:
     return isinstance(shape, list) and all(type(extent) is int and extent > 0 for extent in shape)
 
 
+_ARGUMENT = r'\{"dtype":"[^"\\]*","name":"[^"\\]*","shape":\[(?:[1-9][0-9]*(?:,[1-9][0-9]*)*)?\]\}'
+_ARGUMENTS = rf"\[(?:{_ARGUMENT}(?:,{_ARGUMENT})*)?\]"
+_PLAIN_SIGNATURE = re.compile(rf'\{{"inputs":{_ARGUMENTS},"outputs":{_ARGUMENTS}\}}')
+
+
+def _is_signature_text(text: str) -> bool:
+    """Say whether a text is a signature: plainly, or once it is parsed, which takes longer than all else of its record."""
+    if _PLAIN_SIGNATURE.fullmatch(text):
+        return True
+    try:
+        return _is_signature(json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+
+
 def _is_signature(value: object) -> bool:
     if not isinstance(value, dict):
         return False
@@ -123,13 +140,18 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     "measure": {"error": _is_number_or_none, "samples": _are_numbers, "failure": _is_text, "reference": _is_text},
 }
 """Fields that a record of each kind must have, each with its check; records of other kinds have none that are read."""
+_AS_TEXT: Mapping[str, Callable[[str], bool]] = {"signature": _is_signature_text}
+"""Checks of fields that are text; the others are checked where they are parsed."""
 
 
 def wrong_field(kind: str, result: Mapping[str, Any]) -> str:
     """Return the first field that is not what records of the kind have there; empty where all are. What is text is checked when parsed."""
-    late, parsed = (result.late, result.parsed) if type(result) is Fields else ("", result)
+    parsed, late = (result.parsed, result.late) if type(result) is Fields else (result, {})
     for name, is_right in FIELDS.get(kind, {}).items():
-        if not is_right(parsed.get(name, _ABSENT)) and name != late:
+        if name in late:
+            if name in _AS_TEXT and not _AS_TEXT[name](late[name]):
+                return name
+        elif not is_right(parsed.get(name, _ABSENT)):
             return name
     if kind == "lower" and not isinstance(parsed.get("names", ""), str):
         return "names"

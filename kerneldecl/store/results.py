@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,11 @@ from kerneldecl.errors import ArtifactError
 from kerneldecl.model import Candidate, IterSpace, Proposal, Trial, Value, frozen
 from kerneldecl.serial import misfit, space_from_json, trial_from_json
 from kerneldecl.store.keys import digest
+from kerneldecl.store.record_text import Fields, field_text
 
 Json = Mapping[str, Any]
 
+_UNTOLD = frozenset({"space", "names", "signature"})
 BLOBS = ("object", "database", "source")
 """Blobs that a tune record names of its winner: the object file, the lines for TVM's database, the scheduled TensorIR."""
 
@@ -85,8 +88,10 @@ class Lowered:
             return space
 
     def described(self) -> list[tuple[str, str]]:
-        """Return all but iteration space and names as sorted pairs: what an artifact's manifest says of the computation."""
-        return [(name, str(self.json[name])) for name in sorted(self.json) if name not in {"space", "names"}]
+        """Return all but iteration space and names as pairs: what an artifact's manifest says of the computation."""
+        scalars = self.json.parsed if type(self.json) is Fields else self.json
+        told = [(name, str(scalars[name])) for name in sorted(scalars) if name not in _UNTOLD]
+        return [*told, ("signature", field_text(self.json, "signature"))]
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,12 @@ def _compact(value: Any) -> str:
 
 def groups_from_json(result: Json) -> tuple[Group, ...]:
     """Return what a propose record holds."""
-    return tuple(Group(**{**group, "templates": tuple(group["templates"])}) for group in result["groups"])
+    return tuple([_group(**group) for group in result["groups"]])
+
+
+def _group(*, policy: str, count: int, digest: str, templates: Sequence[str], searches: bool, text: str) -> Group:
+    # Ten thousand records name the same few policies, lists and templates.
+    return Group(sys.intern(policy), count, sys.intern(digest), tuple(map(sys.intern, templates)), searches, text)
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,13 @@ class TuneResult:
     def blobs(self) -> dict[str, str]:
         """Digests of the winner's blobs, by their names in `BLOBS`."""
         return {name: str(self.json[name]) for name in BLOBS}
+
+    def described(self) -> tuple[object, ...]:
+        """Return what an artifact's manifest says of the winner, and its blobs.
+
+        What else the record holds follows from its key and the winner's code; but a tuning that is repeated has other times.
+        """
+        return (self.key, *self.blobs.values(), self.run_secs, self.error, self.coverage, sorted(self.provenance.items()))
 
     @property
     def trials(self) -> list[Trial]:

@@ -287,7 +287,7 @@ def test_nothing_but_a_digest_names_a_record_or_a_blob(hostile: Space, canary: C
     for asked in (name, str(canary.secret)):
         assert isinstance(store.read("tune", asked, is_local=False), Miss)
         assert isinstance(store.read_blob(asked), Miss)
-        assert not store.has_blob(asked)
+        assert not store.blobs_there()(asked)
     assert not canary.is_touched()
 
 

@@ -185,7 +185,9 @@ def test_what_is_proposed_depends_on_every_figure_of_a_gpu(field: str) -> None:
 def test_a_key_does_not_depend_on_toolkits_that_are_not_used() -> None:
     arch, _ = load("h200")
     changed = dataclasses.replace(arch, cuda_max="15.0", cuda_min="12.0")
-    assert keys.tune_manifest("c", arch, {}, {}, TOOLCHAIN) == keys.tune_manifest("c", changed, {}, {}, TOOLCHAIN)
+    assert keys.tune_manifest("c", arch, {}, keys.Candidates(), TOOLCHAIN) == keys.tune_manifest(
+        "c", changed, {}, keys.Candidates(), TOOLCHAIN
+    )
 
 
 def test_code_depends_on_the_target_and_what_launches_need_and_not_on_speed() -> None:

@@ -22,7 +22,7 @@ from kerneldecl.store.results import BLOBS, groups_to_json
 
 BOX = read_arch("test-cpu", ARCH.encode(), "")
 WORKLOAD = Workload("a", "box", "scale", (("n", 8),), "plain", 4, None, (), 1)
-LOWERED = {"computation": "c" * 64, "tolerance": 1e-4}
+LOWERED = {"computation": "c" * 64, "signature": {"inputs": [], "outputs": []}, "tolerance": 1e-4}
 TUNED = {
     "is_measured": True,
     "object": "object digest",
@@ -246,7 +246,7 @@ def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, f
     (place,) = [place for place in world.records if place[0] == kind]
     before = world.records[place]
     assert isinstance(before, Record)
-    world.records[place] = replace(before, result={**before.result, **fields})
+    world.records[place] = before._replace(result={**before.result, **fields})
     assert [action.kind for action in world.plan().misses] == ["link"]
 
 

@@ -16,7 +16,7 @@ from threading import Barrier
 import pytest
 from support.spaces import clean_environment
 
-from kerneldecl.null_build.memo import MEMO, Memo, Row, read_memo, write_memo
+from kerneldecl.null_build.memo import MEMO, Memo, Row, load_memo, still_holding, write_memo
 from kerneldecl.null_build.stamp import context, is_fresh, write_stamp
 from kerneldecl.store.files import ignore_results, remove_parts, write_whole
 
@@ -151,7 +151,9 @@ def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> Non
         write_stamp(str(tmp_path), [], [], 1)
 
     at_once(end)
-    known = read_memo(tmp_path, document)
+    fields = load_memo(tmp_path)
+    assert fields is not None
+    known = still_holding(tmp_path, fields, document)
     assert known is not None
     assert list(known.tables.values()) == [[row]]
     assert isinstance(known.tables[min(known.tables)][0], Row)
@@ -162,4 +164,5 @@ def test_builds_that_end_at_once_leave_a_memo_and_a_stamp(tmp_path: Path) -> Non
 def test_a_memo_of_another_form_does_not_hold(tmp_path: Path) -> None:
     document = {"workload": [{"name": "a"}]}
     write_memo(tmp_path, document, Memo({"table": [("too", "short")]}, {}, {}), context(str(tmp_path), []), [], [])  # type: ignore[dict-item]
-    assert read_memo(tmp_path, document) is None
+    fields = load_memo(tmp_path)
+    assert fields is None or still_holding(tmp_path, fields, document) is None

@@ -37,7 +37,7 @@ def lower_manifest(workload: Workload = WORKLOAD, toolchain: dict[str, str] = TO
 
 
 def tune_manifest(arch: Arch, toolchain: dict[str, str] = TOOLCHAIN) -> str:
-    candidates = {"candidates": {"1.plain": "4 digest"}, "templates": {"unrolled": "digest"}}
+    candidates = keys.Candidates({"1.plain": "4 digest"}, {"unrolled": "digest"})
     return keys.tune_manifest("computation", arch, {"tolerance": 1e-4}, candidates, toolchain)
 
 

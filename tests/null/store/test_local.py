@@ -167,7 +167,7 @@ def test_what_is_no_digest_names_nothing(store: LocalStore, name: str) -> None:
     write(store)
     (store.root / "secret.json").write_bytes(b"secret")
     assert store.read("link", name, is_local=False) is NEVER
-    assert not store.has_blob(name)
+    assert not store.blobs_there()(name)
     assert isinstance(store.read_blob(name), Miss)
     assert secret.exists()
 
@@ -240,7 +240,7 @@ def test_a_blob_with_other_content_is_removed(store: LocalStore) -> None:
     found = store.read_blob(blob)
     assert isinstance(found, Miss)
     assert "other content" in found.reason
-    assert not store.has_blob(blob)
+    assert not store.blobs_there()(blob)
     assert store.write_blob(b"content") == blob
     assert store.read_blob(blob) == b"content"
 
@@ -253,7 +253,7 @@ def test_an_unreadable_blob_is_a_miss(store: LocalStore, damage: Damage) -> None
     assert isinstance(found, Miss)
     assert "is no regular file" in found.reason
     if damage is unreadable:
-        assert not store.has_blob(blob), "it is removed, and made again"
+        assert not store.blobs_there()(blob), "it is removed, and made again"
         assert not store.blob_path(blob).is_symlink()
 
 
@@ -272,4 +272,4 @@ def test_stats_count_records_and_blobs(store: LocalStore) -> None:
     assert next(kind["bytes"] for kind in store_stats(store)["kinds"] if kind["kind"] == "blob") == 7
     store.blob_path(blob).write_bytes(b"x")
     assert len(store_stats(store)["damaged"]) == 1
-    assert store.has_blob(blob), "counting repairs nothing"
+    assert store.blobs_there()(blob), "counting repairs nothing"

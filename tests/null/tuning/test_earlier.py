@@ -32,7 +32,7 @@ def trial(template: str = "a", **fields: Any) -> Trial:
 def manifest(**changed: Any) -> str:
     """Return the manifest of a search; `changed` are its computation, generation, reference, templates, candidates or tools."""
     search = {"tolerance": 1e-4, "generation": changed.get("generation", 0), "protocol": "p", "reference": changed.get("reference", "r")}
-    what = {"candidates": {"1.plain": changed.get("candidates", "2 digest")}, "templates": changed.get("templates", TEMPLATES)}
+    what = keys.Candidates({"1.plain": changed.get("candidates", "2 digest")}, changed.get("templates", TEMPLATES))
     toolchain = {"tvm": changed.get("tvm", "1"), "tvm_ffi": "2"}
     return keys.tune_manifest(changed.get("computation", "c" * 64), BOX, search, what, toolchain)
 
