@@ -21,6 +21,8 @@ from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
 from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
 from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
+from kerneldecl.compiler.model_import.onnx_stored import store_weights, with_stored_inputs
+from kerneldecl.compiler.model_import.onnx_types import types_of
 from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
 _WAY_OUT = "write it with other operators"
@@ -61,6 +63,7 @@ def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
         try:
             if folder is not None:
                 load_weights(prepared, folder)
+            store_weights(prepared)
         except (onnx.checker.ValidationError, OSError, ValueError) as error:
             raise ModelError(f"its weights cannot be read: {last_line(error)}", "export the model again") from None
         try:
@@ -84,14 +87,15 @@ def _prepared(model: Any) -> tuple[Any, int]:
     try:
         prepared = with_known_constants(with_functions_written_out(model, known))
         _refuse_unknown(prepared.graph, known)
-        sentence, way_out = refusal(prepared)
+        types = types_of(prepared)
+        sentence, way_out = refusal(prepared, types)
     except ModelError:
         raise
     except IMPORT_ERRORS as error:
         raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
     if sentence:
         raise ModelError(sentence, way_out)
-    return prepared, opset
+    return with_stored_inputs(prepared, types), opset
 
 
 def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.relax import op
 
 from kerneldecl.compiler.graph.named_constants import array_of
-from kerneldecl.compiler.model_import import onnx_elementwise, onnx_reductions, onnx_resize, onnx_shapes
+from kerneldecl.compiler.model_import import onnx_casts, onnx_elementwise, onnx_quantized, onnx_reductions, onnx_resize, onnx_shapes
 from kerneldecl.compiler.model_import.onnx_elementwise import text
 from kerneldecl.compiler.model_import.onnx_recurrent import recurrent
 
@@ -139,15 +139,17 @@ OPERATORS: Mapping[str, Converter] = {
 CORRECTED: Mapping[str, Converter] = {
     "BatchNormalization": onnx_reductions.batch_normalization,
     "BitShift": onnx_elementwise.shifted,
-    "Cast": onnx_elementwise.cast,
-    "CastLike": onnx_elementwise.cast_like,
+    "Cast": onnx_casts.cast,
+    "CastLike": onnx_casts.cast_like,
     "ConstantOfShape": onnx_shapes.constant_of_shape,
+    "DequantizeLinear": onnx_quantized.dequantize_linear,
     "Dropout": onnx_elementwise.dropout,
     "Expand": onnx_shapes.expand,
     "EyeLike": onnx_elementwise.eye_like,
     "IsInf": onnx_elementwise.is_infinite,
     "Mod": onnx_elementwise.remainder,
     "Pow": onnx_elementwise.power,
+    "QuantizeLinear": onnx_quantized.quantize_linear,
     "ReduceMax": onnx_reductions.reduce_max,
     "ReduceMin": onnx_reductions.reduce_min,
     "Resize": onnx_resize.resize,
