@@ -61,7 +61,7 @@ def tvm_reads(name: str) -> bool:
 
 
 def read(name: str, folder: Path) -> tuple[Any, list[Any]]:
-    """Return a case's model as `kerneldecl extract` reads its file, and its inputs; sizes are inputs, or initializers where that is refused.
+    """Return a case's model as `kerneldecl extract` reads its file, and its inputs; sizes are initializers where it is refused else.
 
     Raise ModelError where it is refused either way.
     """

@@ -23,7 +23,7 @@ from kerneldecl.compiler.model_import.read_model import fused
 CONSTANTS = frozenset(
     {
         *("axes", "axis", "depth", "k", "max_output_boxes_per_class", "iou_threshold", "score_threshold", "new_shape", "pads"),
-        *("r", "roi", "scales", "shape", "sizes", "split", "t", "value"),
+        *("cond", "r", "roi", "scales", "shape", "size", "sizes", "split", "t", "trip_count", "value"),
     }
 )
 """Inputs that models have as initializers and the tests as inputs: what depends on them is known when a model is compiled."""

@@ -19,6 +19,7 @@ from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_loops import with_loops_unrolled
 from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
 from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
 from kerneldecl.compiler.model_import.onnx_stored import store_weights, with_stored_inputs
@@ -85,7 +86,7 @@ def _prepared(model: Any) -> tuple[Any, int]:
         raise ModelError(f"its opset is {opset}; onnx {onnx.__version__} knows those up to {newest}", "pip install -U onnx")
     known = _known_operators()
     try:
-        prepared = with_known_constants(with_functions_written_out(model, known))
+        prepared = _simplified(model, known)
         _refuse_unknown(prepared.graph, known)
         types = types_of(prepared)
         sentence, way_out = refusal(prepared, types)
@@ -96,6 +97,15 @@ def _prepared(model: Any) -> tuple[Any, int]:
     if sentence:
         raise ModelError(sentence, way_out)
     return with_stored_inputs(prepared, types), opset
+
+
+def _simplified(model: Any, known: Collection[str]) -> Any:
+    """Return a model without functions, known values and loops of known length, as far as one of these makes others known."""
+    before = 0
+    while before != len(model.graph.node):
+        before = len(model.graph.node)
+        model = with_loops_unrolled(with_known_constants(with_functions_written_out(model, known)))
+    return model
 
 
 def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:

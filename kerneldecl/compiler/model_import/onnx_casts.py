@@ -1,4 +1,4 @@
-"""Owns the converters of ONNX's casts that TVM's importer gets wrong or lacks: to float8, and to numbers that are held in wider dtypes.
+"""Owns the converters of ONNX's casts that TVM's importer gets wrong or lacks: to float8, to what wider dtypes hold, of bits.
 
 Knows nothing of which dtype holds which numbers.
 """
@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax
+import tvm
+from tvm import relax, te
 from tvm.relax import op
 
+from kerneldecl.arrays import numpy_dtype
 from kerneldecl.compiler.graph.rewriting import dtype_of
 from kerneldecl.compiler.model_import.onnx_elementwise import is_float, text
 from kerneldecl.compiler.model_import.onnx_types import STORED, type_name
@@ -59,6 +61,22 @@ def cast(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
 def cast_like(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """Convert CastLike as Cast."""
     return _saturated(builder, inputs[0], dtype_of(inputs[1]), attrs) if isinstance(inputs[1].ty, relax.TensorType) else None
+
+
+def bit_cast(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert BitCast between dtypes of one width."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    x, to = inputs[0], str(tensor_dtype_to_np_dtype(attrs["to"]))
+    if type_name(attrs["to"]) in STORED or "bool" in {to, dtype_of(x)}:
+        x = builder.emit(op.astype(x, "uint8")) if dtype_of(x) == "bool" and to in {"int8", "uint8"} else None
+    if x is None or numpy_dtype(dtype_of(x)).itemsize != numpy_dtype(to).itemsize:
+        raise NotImplementedError(f"{dtype_of(inputs[0])} as {type_name(attrs['to'])}")
+
+    def reinterpreted(source: Any) -> Any:
+        return te.compute(source.shape, lambda *at: tvm.tirx.reinterpret(to, source[at]), name="bit_cast")
+
+    return x if dtype_of(x) == to else builder.emit_te(reinterpreted, x, primfunc_name_hint="bit_cast")
 
 
 def rounded_to(builder: Any, x: Any, to: str, attrs: Mapping[str, Any]) -> Any:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kerneldecl.compiler.model_import.onnx_types import STORED, element_of, type_name
+from kerneldecl.compiler.model_import.onnx_types import STORED, type_name
 
-DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "com.microsoft"})
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"})
 _NUMBERS = frozenset(
     {f"{kind}INT{bits}" for kind in ("", "U") for bits in (8, 16, 32, 64)}
     | {"BOOL", "FLOAT16", "FLOAT", "DOUBLE", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2"}
@@ -73,10 +73,5 @@ def _roi_align(node: Any, _: Mapping[str, Any]) -> str:
     return "TVM's mode max takes the maximum of other values" if _attribute(node, "mode") == b"max" else ""
 
 
-def _top_k(node: Any, types: Mapping[str, Any]) -> str:
-    element = element_of(node, types)
-    return f"TVM sorts no {element}" if element not in {"", "FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT32", "INT64"} else ""
-
-
-_CONDITIONS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {"RoiAlign": _roi_align, "TopK": _top_k}
+_CONDITIONS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {"RoiAlign": _roi_align}
 """Why a node of an operator cannot be imported, though TVM has a converter for it; empty where it can."""

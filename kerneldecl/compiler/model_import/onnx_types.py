@@ -27,15 +27,18 @@ def types_of(model: Any) -> dict[str, Any]:
     """Return the type of each value of a model, those in its branches among them, as far as onnx knows it."""
     import onnx
 
-    return dict(_types(onnx.shape_inference.infer_shapes(model).graph))
+    return types_in(onnx.shape_inference.infer_shapes(model).graph)
 
 
-def _types(graph: Any) -> Iterator[tuple[str, Any]]:
+def types_in(graph: Any) -> dict[str, Any]:
+    """Return the type of each value that a graph, or one in its nodes, says."""
     import onnx
 
+    found: dict[str, Any] = {}
     for each in graphs_of(graph):
-        yield from ((value.name, value.type) for value in (*each.input, *each.value_info, *each.output))
-        yield from ((weight.name, onnx.helper.make_tensor_type_proto(weight.data_type, weight.dims)) for weight in each.initializer)
+        found.update((value.name, value.type) for value in (*each.input, *each.value_info, *each.output))
+        found.update((weight.name, onnx.helper.make_tensor_type_proto(weight.data_type, weight.dims)) for weight in each.initializer)
+    return found
 
 
 def graphs_of(graph: Any) -> Iterator[Any]:
