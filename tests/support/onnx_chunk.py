@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,15 @@ def read(name: str, folder: Path) -> tuple[Any, list[Any]]:
     raise AssertionError
 
 
-def merged(mods: dict[str, tvm.IRModule]) -> tvm.IRModule:
+def merged(mods: Mapping[str, tvm.IRModule]) -> tvm.IRModule:
     """Return a module with the main function of each module under its name."""
-    whole = {}
+    builder = relax.BlockBuilder()
     for name, mod in mods.items():
-        fresh = {var: tvm.ir.GlobalVar(name if var.name_hint == "main" else f"{name}_{var.name_hint}") for var in mod.functions}
-        renamed = _Renamed(fresh)
-        for var, func in mod.functions.items():
-            is_relax = isinstance(func, relax.Function)
-            new = renamed.visit_expr(func) if is_relax else func
-            symbol = new.attrs and new.attrs.get("global_symbol")
-            whole[fresh[var]] = new.with_attr("global_symbol", fresh[var].name_hint) if symbol else new
-    return tvm.IRModule(whole)
+        called = {var: func for var, func in mod.functions.items() if not isinstance(func, relax.Function)}
+        renamed = _Renamed({var: builder.add_func(func, f"{name}_{var.name_hint}") for var, func in called.items()})
+        main = relax.Function(mod["main"].params, renamed.visit_expr(mod["main"].body), mod["main"].ret_ty, mod["main"].is_pure)
+        builder.add_func(main.with_attrs({**dict(mod["main"].attrs or {}), "global_symbol": name}), name)
+    return builder.finalize()
 
 
 @relax.expr_functor.mutator

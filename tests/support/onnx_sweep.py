@@ -22,7 +22,7 @@ from typing import Any
 
 from support.onnx_nodes import cases
 
-CHUNK = 40
+CHUNK = 80
 """Cases that share a workspace: a process and a command take seconds, whatever they do."""
 LIMIT_SECS = 3600
 OUTCOMES = ("right", "refused", "wrong", "failed", "crash")
@@ -50,8 +50,8 @@ class Found:
     ends: Counter[tuple[str, int]]
 
 
-def sweep(names: Sequence[str], folder: Path, jobs: int) -> Found:
-    """Return what becomes of the cases, some of them at a time."""
+def sweep(names: Sequence[str], folder: Path, jobs: int, written: Path | None = None) -> Found:
+    """Return what becomes of the cases, `jobs` chunks of them at a time; what is known is written after each chunk."""
     # Neighbours by name compute alike: what they share is tuned once.
     chunks = [names[at : at + CHUNK] for at in range(0, len(names), CHUNK)]
     start = time.monotonic()
@@ -59,6 +59,9 @@ def sweep(names: Sequence[str], folder: Path, jobs: int) -> Found:
 
     def one(at: int) -> None:
         done.append(_chunk(chunks[at], folder / str(at)))
+        if written:
+            verdicts = [vars(each) for each in _joined(done).verdicts]
+            written.write_text(json.dumps(verdicts, indent=1), encoding="utf-8")
         counts = Counter(each.outcome for found in done for each in found.verdicts)
         shown = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
         print(f"{time.monotonic() - start:6.0f} s, {sum(counts.values())} of {len(names)}: {shown}", file=sys.stderr, flush=True)  # noqa: T201
@@ -128,14 +131,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names of cases, such as 'test_cast*'; repeatable")
     parser.add_argument("--jobs", type=int, default=2, help="chunks at a time, each of one process (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the verdicts are written")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the verdicts are written, after each chunk")
     given = parser.parse_args()
     names = [name for name in sorted(cases()) if not given.only or any(fnmatch(name, pattern) for pattern in given.only)]
     with tempfile.TemporaryDirectory(prefix="kerneldecl-onnx-") as folder:
-        found = sweep(names, Path(folder), given.jobs)
+        found = sweep(names, Path(folder), given.jobs, given.json)
     print(table(found))  # noqa: T201
-    if given.json:
-        given.json.write_text(json.dumps([vars(each) for each in found.verdicts], indent=1), encoding="utf-8")
     return int(any(each.outcome not in {"right", "refused"} for each in found.verdicts) or bool(set(found.ends) - ORDINARY))
 
 
