@@ -27,6 +27,7 @@ from kerneldecl.compiler.model_import.onnx_types import types_of
 from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
 _WAY_OUT = "write it with other operators"
+_KNOWN_BY_SHAPES = frozenset({"Loop", "Scan", "Shape", "Size"})
 
 
 def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
@@ -101,11 +102,14 @@ def _prepared(model: Any) -> tuple[Any, int]:
 
 def _simplified(model: Any, known: Collection[str]) -> Any:
     """Return a model without functions, known values and loops of known length, as far as one of these makes others known."""
-    before = 0
-    while before != len(model.graph.node):
-        before = len(model.graph.node)
-        model = with_loops_unrolled(with_known_constants(with_functions_written_out(model, known)))
-    return model
+    while True:
+        simpler = with_known_constants(with_functions_written_out(model, known))
+        written = with_loops_unrolled(simpler)
+        # onnx infers shapes in a copy of the model, weights included: not again where that can tell nothing new.
+        can_tell = len(simpler.graph.node) != len(model.graph.node) and any(node.op_type in _KNOWN_BY_SHAPES for node in simpler.graph.node)
+        if written is simpler and not can_tell:
+            return simpler
+        model = written
 
 
 def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:

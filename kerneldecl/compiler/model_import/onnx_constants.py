@@ -13,7 +13,7 @@ from kerneldecl.compiler.model_import.onnx_types import types_in
 
 LARGEST = 1 << 16
 """Elements of the largest constant that is computed here: TVM folds larger ones, such as transposed weights."""
-_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
 def with_known_constants(model: Any) -> Any:

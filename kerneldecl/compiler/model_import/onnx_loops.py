@@ -41,6 +41,7 @@ def with_loops_unrolled(model: Any) -> Any:
     types = types_of(model)
     names: dict[str, str] = {}
     nodes: list[Any] = []
+    is_changed = False
     for node in model.graph.node:
         given = _renamed(node, names)
         steps = _loop(given, known) if node.op_type == "Loop" else _scan(given, types, model) if node.op_type == "Scan" else None
@@ -48,6 +49,9 @@ def with_loops_unrolled(model: Any) -> Any:
             nodes.append(given)
             continue
         nodes += _unrolled(steps, names, _opset(model))
+        is_changed = True
+    if not is_changed:
+        return model
     unrolled = onnx.ModelProto()
     unrolled.CopyFrom(model)
     del unrolled.graph.node[:]
