@@ -5,6 +5,8 @@ Knows nothing of the compiled model.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from kerneldecl.deploy.error import DeployError
 from kerneldecl.deploy.inputs import on_device, outputs_of
 
 _ONNX_FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+_IS_NARROW = re.compile("int[24]|float[468]e")
 Reference = Callable[[Sequence[Array]], list[Array]]
 
 
@@ -29,10 +32,9 @@ def reference_of(model: str) -> tuple[str, Reference]:
     if model.endswith(".pt2"):
         return "torch", torch_program(model)
     if model.endswith(".onnx"):
-        try:
-            return "onnxruntime", _onnx(model)
-        except ImportError:
-            return "TVM at -O0", _tvm(model)
+        with contextlib.suppress(ImportError):
+            if (found := _onnx(model)) is not None:
+                return "onnxruntime", found
     return "TVM at -O0", _tvm(model)
 
 
@@ -82,10 +84,13 @@ def torch_outputs(found: Any) -> list[Array]:
     return [(each.float() if each.dtype == torch.bfloat16 else each).detach().cpu().numpy() for each in tensors]
 
 
-def _onnx(model: str) -> Reference:
+def _onnx(model: str) -> Reference | None:
+    """Return what runs a model in onnxruntime; None where it takes or returns numbers that a compiled model has in wider dtypes."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    if any(_IS_NARROW.search(each.type) for each in (*session.get_inputs(), *session.get_outputs())):
+        return None
     names = [each.name for each in session.get_inputs()]
     dtypes = [_ONNX_FLOATS.get(each.type, "") for each in session.get_inputs()]
 

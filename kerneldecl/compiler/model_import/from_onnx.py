@@ -19,11 +19,15 @@ from kerneldecl.compiler.graph.named_constants import name_by_value
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.onnx_constants import LARGEST, with_known_constants
 from kerneldecl.compiler.model_import.onnx_functions import with_functions_written_out
+from kerneldecl.compiler.model_import.onnx_loops import with_loops_unrolled
 from kerneldecl.compiler.model_import.onnx_operators import CORRECTED, OPERATORS, PREPARED
 from kerneldecl.compiler.model_import.onnx_refusals import DOMAINS, place, refusal
+from kerneldecl.compiler.model_import.onnx_stored import store_weights, with_stored_inputs
+from kerneldecl.compiler.model_import.onnx_types import types_of
 from kerneldecl.compiler.model_import.onnx_weights import load_weights
 
 _WAY_OUT = "write it with other operators"
+_KNOWN_BY_SHAPES = frozenset({"Loop", "Scan", "Shape", "Size"})
 
 
 def from_onnx(path: Path, _: Sequence[str] = ()) -> tvm.IRModule:
@@ -61,6 +65,7 @@ def module_of_model(model: Any, folder: Path | None = None) -> tvm.IRModule:
         try:
             if folder is not None:
                 load_weights(prepared, folder)
+            store_weights(prepared)
         except (onnx.checker.ValidationError, OSError, ValueError) as error:
             raise ModelError(f"its weights cannot be read: {last_line(error)}", "export the model again") from None
         try:
@@ -82,16 +87,29 @@ def _prepared(model: Any) -> tuple[Any, int]:
         raise ModelError(f"its opset is {opset}; onnx {onnx.__version__} knows those up to {newest}", "pip install -U onnx")
     known = _known_operators()
     try:
-        prepared = with_known_constants(with_functions_written_out(model, known))
+        prepared = _simplified(model, known)
         _refuse_unknown(prepared.graph, known)
-        sentence, way_out = refusal(prepared)
+        types = types_of(prepared)
+        sentence, way_out = refusal(prepared, types)
     except ModelError:
         raise
     except IMPORT_ERRORS as error:
         raise ModelError(f"onnx cannot infer its shapes: {last_line(error)}", "export the model again") from None
     if sentence:
         raise ModelError(sentence, way_out)
-    return prepared, opset
+    return with_stored_inputs(prepared, types), opset
+
+
+def _simplified(model: Any, known: Collection[str]) -> Any:
+    """Return a model without functions, known values and loops of known length, as far as one of these makes others known."""
+    while True:
+        simpler = with_known_constants(with_functions_written_out(model, known))
+        written = with_loops_unrolled(simpler)
+        # onnx infers shapes in a copy of the model, weights included: not again where that can tell nothing new.
+        can_tell = len(simpler.graph.node) != len(model.graph.node) and any(node.op_type in _KNOWN_BY_SHAPES for node in simpler.graph.node)
+        if written is simpler and not can_tell:
+            return simpler
+        model = written
 
 
 def _importer(shapes: Mapping[str, Sequence[int]]) -> Any:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
+
+from kerneldecl.compiler.model_import.onnx_types import types_in
 
 LARGEST = 1 << 16
 """Elements of the largest constant that is computed here: TVM folds larger ones, such as transposed weights."""
-_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+_RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
 def with_known_constants(model: Any) -> Any:
@@ -20,7 +22,7 @@ def with_known_constants(model: Any) -> Any:
     from onnx import numpy_helper
 
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    shapes = _static_shapes(inferred)
+    stand_ins = _stand_ins(inferred)
     known = {each.name: each for each in model.graph.initializer if math.prod(each.dims) <= LARGEST}
     values = {name: numpy_helper.to_array(each) for name, each in known.items() if each.data_type != onnx.TensorProto.STRING}
     outputs = {output.name for output in model.graph.output}
@@ -33,12 +35,12 @@ def with_known_constants(model: Any) -> Any:
         if node.op_type == "If" and node.input[0] in values:
             waiting.extendleft(reversed(_branch(node, bool(values[node.input[0]].item()))))
             continue
-        found = None if outputs & set(node.output) else _value(node, values, shapes, model)
-        if found is None:
+        found = [] if outputs & set(node.output) else _values(node, values, stand_ins, model)
+        if not found:
             kept.append(node)
-            continue
-        values[node.output[0]] = found
-        folded.graph.initializer.append(numpy_helper.from_array(found, node.output[0]))
+        for name, value in zip(node.output, found, strict=False):
+            values[name] = value
+            folded.graph.initializer.append(numpy_helper.from_array(value, name))
     del folded.graph.node[:]
     folded.graph.node.extend(kept)
     return folded
@@ -55,42 +57,59 @@ def _branch(node: Any, condition: bool) -> list[Any]:
     return [*weights, *branch.node, *results]
 
 
-def _static_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    found = {each.name: tuple(each.dims) for each in model.graph.initializer}
-    for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
-        tensor = info.type.tensor_type
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            found[info.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+def _stand_ins(model: Any) -> dict[str, Any]:
+    """Return an array without memory for each value of known shape or dtype: what Shape and CastLike give depends on no elements."""
+    import numpy as np
+    import onnx
+
+    found = {}
+    for name, type_ in types_in(model.graph).items():
+        tensor = type_.tensor_type
+        if not tensor.elem_type or tensor.elem_type == onnx.TensorProto.STRING:
+            continue
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        is_static = tensor.HasField("shape") and all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in tensor.shape.dim)
+        shape = tuple(dim.dim_value for dim in tensor.shape.dim) if is_static else ()
+        found[name] = _StandIn(np.broadcast_to(np.zeros((), dtype), shape), is_static)
     return found
 
 
-def _value(node: Any, values: dict[str, Any], shapes: dict[str, tuple[int, ...]], model: Any) -> Any:
-    """Return the array that a node gives; None where it is not known."""
+class _StandIn(NamedTuple):
+    array: Any
+    is_static: bool
+    """Its shape is the value's."""
+
+
+def _values(node: Any, values: dict[str, Any], stand_ins: dict[str, _StandIn], model: Any) -> list[Any]:
+    """Return the arrays that a node gives; none where they are not known."""
     import numpy as np
 
-    if node.domain not in {"", "ai.onnx"} or len(node.output) != 1 or node.op_type in _RANDOM or _has_graph(node):
-        return None
+    if node.domain not in {"", "ai.onnx"} or node.op_type in _RANDOM or _has_graph(node) or "" in node.output:
+        return []
     given = [name for name in node.input if name]
-    if node.op_type in {"Shape", "Size"} and given[0] in shapes:
-        values = {**values, given[0]: np.broadcast_to(np.zeros((), "int8"), shapes[given[0]])}
+    unread = {"Shape": given[:1], "Size": given[:1], "CastLike": given[1:]}.get(node.op_type, [])
+    stand = {name: stand_ins[name] for name in unread if name in stand_ins}
+    values = {**values, **{name: each.array for name, each in stand.items() if each.is_static or node.op_type == "CastLike"}}
     if any(name not in values for name in given) or (not given and node.op_type != "Constant"):
-        return None
-    found = _computed(node, {name: values[name] for name in given}, model)
-    is_number = isinstance(found, (np.ndarray, np.generic)) and np.asarray(found).dtype.kind in "biuf"
-    return np.asarray(found) if is_number and np.size(found) <= LARGEST else None
+        return []
+    found = [np.asarray(each) for each in _computed(node, {name: values[name] for name in given}, model) if each is not None]
+    are_numbers = len(found) == len(node.output) and all(each.dtype.kind in "biuf" and each.size <= LARGEST for each in found)
+    return found if are_numbers else []
 
 
-def _computed(node: Any, given: dict[str, Any], model: Any) -> Any:
-    """Return what onnx's own reference computes of a node; None where it has no implementation."""
+def _computed(node: Any, given: dict[str, Any], model: Any) -> list[Any]:
+    """Return what onnx's own reference computes of a node; nothing where it has no implementation."""
+    import numpy as np
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    inputs = [onnx.ValueInfoProto(name=name) for name in given]
-    graph = onnx.helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=node.output[0])])
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (given, node.output))
+    graph = onnx.helper.make_graph([node], "node", inputs, outputs)
     try:
-        return next(iter(ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=model.opset_import)).run(None, given)))
+        found = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=model.opset_import)).run(None, given)
     except (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return None
+        return []
+    return [each for each in found if isinstance(each, (np.ndarray, np.generic))]
 
 
 def _has_graph(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Owns the converters of ONNX's elementwise operators that TVM's importer gets wrong: shifts, powers, remainders, casts.
+"""Owns the converters of ONNX's elementwise operators that TVM's importer gets wrong: shifts, powers, remainders.
 
 Knows nothing of files, nor of operators that read more than one element.
 
@@ -16,7 +16,6 @@ from tvm.relax import op
 
 from kerneldecl.compiler.graph.rewriting import dtype_of
 
-_LARGEST_FLOAT8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _EXPONENT_BITS = 6
 """Bits of an integer power's exponent: larger ones overflow 64 bits, but for bases of which the lowest bit decides."""
 
@@ -42,9 +41,9 @@ def power(builder: Any, inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
     base, exponent = inputs
     dtype, other = dtype_of(base), dtype_of(exponent)
     emit = builder.emit
-    if _is_float(dtype):
+    if is_float(dtype):
         return None if dtype == other else emit(op.power(base, emit(op.astype(exponent, dtype))))
-    if _is_float(other):
+    if is_float(other):
         wide = [emit(op.astype(each, "float64")) for each in (base, exponent)]
         return emit(op.astype(emit(op.power(*wide)), dtype))
     return _integer_power(builder, base, exponent if dtype == other else emit(op.astype(exponent, dtype)), dtype)
@@ -69,7 +68,7 @@ def remainder(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     """Convert Mod of floating point without fmod: the remainder has the divisor's sign, as Python's has, also where it is 0."""
     x, divisor = inputs
     dtype = dtype_of(x)
-    if attrs.get("fmod") or not _is_float(dtype):
+    if attrs.get("fmod") or not is_float(dtype):
         return None
     emit, zero = builder.emit, relax.const(0.0, dtype)
     is_below = emit(op.less(divisor, zero))
@@ -88,28 +87,6 @@ def is_infinite(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -
     if not any(signs):
         return builder.emit(op.logical_and(builder.emit(op.isinf(inputs[0])), relax.const(False, "bool")))
     return builder.emit(op.equal(inputs[0], relax.const(float("inf") if signs[0] else float("-inf"), dtype_of(inputs[0]))))
-
-
-def cast(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Convert Cast to float8, which by default gives the largest number for whatever is beyond it."""
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    return _saturated(builder, inputs[0], str(tensor_dtype_to_np_dtype(attrs["to"])), attrs)
-
-
-def cast_like(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """Convert CastLike as Cast."""
-    return _saturated(builder, inputs[0], dtype_of(inputs[1]), attrs) if isinstance(inputs[1].ty, relax.TensorType) else None
-
-
-def _saturated(builder: Any, x: Any, to: str, attrs: Mapping[str, Any]) -> Any:
-    if to not in _LARGEST_FLOAT8 or not attrs.get("saturate", 1) or not _is_float(dtype_of(x)):
-        return None
-    emit, limit = builder.emit, _LARGEST_FLOAT8[to]
-    highest, lowest = (relax.const(sign * limit, dtype_of(x)) for sign in (1.0, -1.0))
-    # Not minimum and maximum: NaN stays NaN.
-    below = emit(op.where(emit(op.greater(x, highest)), highest, x))
-    return emit(op.astype(emit(op.where(emit(op.less(below, lowest)), lowest, below)), to))
 
 
 def dropout(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
@@ -140,5 +117,5 @@ def text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _is_float(dtype: str) -> bool:
+def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))

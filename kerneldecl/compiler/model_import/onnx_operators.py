@@ -14,7 +14,16 @@ from tvm import relax
 from tvm.relax import op
 
 from kerneldecl.compiler.graph.named_constants import array_of
-from kerneldecl.compiler.model_import import onnx_elementwise, onnx_reductions, onnx_resize, onnx_shapes
+from kerneldecl.compiler.graph.rewriting import dtype_of
+from kerneldecl.compiler.model_import import (
+    onnx_casts,
+    onnx_elementwise,
+    onnx_quantized,
+    onnx_reductions,
+    onnx_resize,
+    onnx_shapes,
+    onnx_training,
+)
 from kerneldecl.compiler.model_import.onnx_elementwise import text
 from kerneldecl.compiler.model_import.onnx_recurrent import recurrent
 
@@ -34,10 +43,37 @@ def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> A
     return builder.emit(op.where(is_hot, on, off))
 
 
+_SORTED = {"bfloat16": "float32", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+_HALF = 1 << 63
+
+
+def _top_k(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert TopK of dtypes that TVM does not sort: in one that has all of their values."""
+    x, k = inputs
+    dtype, emit = dtype_of(x), builder.emit
+    if dtype not in {*_SORTED, "uint64"}:
+        return None
+    if array_of(k) is None:
+        raise NotImplementedError("its k is no constant")
+    # int64 has the order of uint64 with the highest bit flipped.
+    flip = relax.const(np.uint64(_HALF), "uint64") if dtype == "uint64" else None
+    wide = emit(op.astype(x if flip is None else emit(op.bitwise_xor(x, flip)), _SORTED.get(dtype, "int64")))
+    axis, largest = int(attrs.get("axis", -1)), bool(attrs.get("largest", 1))
+    both = emit(op.topk(wide, _number(k), axis, "both", largest, "int64"))
+    values, indices = (emit(relax.TupleGetItem(both, at)) for at in (0, 1))
+    narrow = emit(op.astype(values, dtype))
+    return relax.Tuple([narrow if flip is None else emit(op.bitwise_xor(narrow, flip)), indices])
+
+
+def _has_element(_: Any, inputs: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    """Convert OptionalHasElement without an input."""
+    return None if any(each is not None for each in inputs) else relax.const(False, "bool")
+
+
 def _number(expr: Any) -> int:
     value = getattr(expr, "value", None)
     if value is None:
-        raise NotImplementedError("its depth is no constant")
+        raise NotImplementedError("a size of its result is no constant")
     return int(value.numpy().item() if hasattr(value, "numpy") else value)
 
 
@@ -127,10 +163,17 @@ def _unsqueeze(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[list[An
 Converter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 OPERATORS: Mapping[str, Converter] = {
+    "Adagrad": onnx_training.adagrad,
+    "Adam": onnx_training.adam,
+    "BitCast": onnx_casts.bit_cast,
     "ConvInteger": _conv_integer,
+    "CumProd": onnx_reductions.cumulative_product,
+    "LpNormalization": onnx_reductions.lp_normalization,
+    "Momentum": onnx_training.momentum,
     "OneHot": _one_hot,
     "QLinearConv": _q_linear_conv,
     "QLinearMatMul": _q_linear_matmul,
+    "ReverseSequence": onnx_shapes.reverse_sequence,
     "Upsample": onnx_resize.upsample,
     **{kind: functools.partial(recurrent, kind) for kind in ("RNN", "GRU", "LSTM")},
 }
@@ -139,20 +182,24 @@ OPERATORS: Mapping[str, Converter] = {
 CORRECTED: Mapping[str, Converter] = {
     "BatchNormalization": onnx_reductions.batch_normalization,
     "BitShift": onnx_elementwise.shifted,
-    "Cast": onnx_elementwise.cast,
-    "CastLike": onnx_elementwise.cast_like,
+    "Cast": onnx_casts.cast,
+    "CastLike": onnx_casts.cast_like,
     "ConstantOfShape": onnx_shapes.constant_of_shape,
+    "DequantizeLinear": onnx_quantized.dequantize_linear,
     "Dropout": onnx_elementwise.dropout,
     "Expand": onnx_shapes.expand,
     "EyeLike": onnx_elementwise.eye_like,
     "IsInf": onnx_elementwise.is_infinite,
     "Mod": onnx_elementwise.remainder,
+    "OptionalHasElement": _has_element,
     "Pow": onnx_elementwise.power,
+    "QuantizeLinear": onnx_quantized.quantize_linear,
     "ReduceMax": onnx_reductions.reduce_max,
     "ReduceMin": onnx_reductions.reduce_min,
     "Resize": onnx_resize.resize,
     "SpaceToDepth": onnx_shapes.space_to_depth,
     "Split": onnx_shapes.split,
+    "TopK": _top_k,
 }
 """Converters of operators that TVM's importer has and gets wrong at times; None where its own is right."""
 

@@ -19,6 +19,8 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     """Convert a recurrent operator; its results are Y, Y_h and, of an LSTM, Y_c."""
     _refuse(kind, inputs, attrs)
+    if attrs.get("layout"):
+        return _batch_first(kind, builder, inputs, attrs)
     given: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
     x, weights, recurrence, bias, initial = *given[:4], given[5:]
     steps, batch, _ = (int(extent) for extent in x.ty.shape)
@@ -43,6 +45,17 @@ def recurrent(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str
     return relax.Tuple([y, *(builder.emit(op.stack([states[i] for states in finals], axis=0)) for i in range(len(finals[0])))])
 
 
+def _batch_first(kind: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert a recurrent operator of layout 1: x is [batch, steps, inputs], states are [batch, directions, hidden]."""
+    given = list(inputs)
+    for at in {0, 5, 6} & {at for at, value in enumerate(given) if value is not None}:
+        given[at] = builder.emit(op.permute_dims(given[at], [1, 0, 2]))
+    y, *states = recurrent(kind, builder, given, {**attrs, "layout": 0}).fields
+    return relax.Tuple(
+        [builder.emit(op.permute_dims(y, [2, 0, 1, 3])), *(builder.emit(op.permute_dims(each, [1, 0, 2])) for each in states)]
+    )
+
+
 def _refuse(kind: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     defaults = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[kind]
     given = [text(each) for each in attrs.get("activations", ())]
@@ -52,7 +65,6 @@ def _refuse(kind: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         "activations other than the default": bool(given) and given != defaults * (len(given) // len(defaults)),
         "clip": "clip" in attrs,
         "input_forget": bool(attrs.get("input_forget")),
-        "layout 1": bool(attrs.get("layout")),
     }
     if found := [reason for reason, is_given in reasons.items() if is_given]:
         raise NotImplementedError(f"{kind} with {', '.join(found)}")

@@ -1,8 +1,8 @@
-"""Owns the converters of ONNX's reductions that TVM's importer gets wrong: extremes, statistics of a batch.
+"""Owns the converters of ONNX's reductions that TVM's importer gets wrong: extremes, statistics of a batch; and those that it lacks.
 
 Knows nothing of files. Sums over nothing are a pass's matter (EmptyTensors).
 
-Each returns None where TVM's own converter is right.
+Each of the first returns None where TVM's own converter is right.
 """
 
 from __future__ import annotations
@@ -73,3 +73,26 @@ def batch_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str,
         return emit(op.add(*shares))
 
     return relax.Tuple([y, *(moved(old, new) for old, new in zip(running, batch, strict=True))])
+
+
+def cumulative_product(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert CumProd along a known axis."""
+    x, given = inputs
+    axis = array_of(given)
+    if axis is None:
+        raise NotImplementedError("its axis is no constant")
+    at, emit = int(axis.item()) % x.ty.ndim, builder.emit
+    if not attrs.get("reverse"):
+        return emit(op.cumprod(x, at, dtype_of(x), bool(attrs.get("exclusive"))))
+    return emit(op.flip(emit(op.cumprod(emit(op.flip(x, at)), at, dtype_of(x), bool(attrs.get("exclusive")))), at))
+
+
+def lp_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert LpNormalization: x by its norm, and 0 where that is 0."""
+    (x,), emit, axis = inputs, builder.emit, int(attrs.get("axis", -1))
+    if int(attrs.get("p", 2)) == 1:
+        norm = emit(op.sum(emit(op.abs(x)), axis, keepdims=True))
+    else:
+        norm = emit(op.sqrt(emit(op.sum(emit(op.multiply(x, x)), axis, keepdims=True))))
+    is_zero, zero = emit(op.equal(norm, relax.const(0.0, dtype_of(x)))), relax.const(0.0, dtype_of(x))
+    return emit(op.where(is_zero, zero, emit(op.divide(x, emit(op.where(is_zero, relax.const(1.0, dtype_of(x)), norm))))))

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "com.microsoft"})
+from kerneldecl.compiler.model_import.onnx_types import STORED, type_name
+
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft"})
 _NUMBERS = frozenset(
     {f"{kind}INT{bits}" for kind in ("", "U") for bits in (8, 16, 32, 64)}
     | {"BOOL", "FLOAT16", "FLOAT", "DOUBLE", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2"}
+    | STORED.keys()
 )
 _WAY_OUT = "write it with other operators"
 
 
-def refusal(model: Any) -> tuple[str, str]:
+def refusal(model: Any, types: Mapping[str, Any]) -> tuple[str, str]:
     """Return why a model cannot be imported, and the way out; empty texts where nothing here speaks against it."""
-    types = _types(model)
     for each in model.graph.input:
         if problem := _problem(each.type) or ("of no dtype" if not _has_dtype(each.type) else ""):
             return f"its input {each.name} is {problem}", "give the model tensors of numbers"
@@ -30,8 +32,10 @@ def refusal(model: Any) -> tuple[str, str]:
         found += [each for each in (_CONDITIONS.get(node.op_type, _fine)(node, types),) if each]
         if found:
             return f"ONNX's operator {place(node)} cannot be imported: {found[0]}", _WAY_OUT
-    weights = (each for each in model.graph.initializer if _name(each.data_type) not in _NUMBERS)
-    return next(((f"its weight {each.name} is of {_name(each.data_type)}", "convert it to int8 or float32") for each in weights), ("", ""))
+    weights = (each for each in model.graph.initializer if type_name(each.data_type) not in _NUMBERS)
+    return next(
+        ((f"its weight {each.name} is of {type_name(each.data_type)}", "convert it to int8 or float32") for each in weights), ("", "")
+    )
 
 
 def place(node: Any) -> str:
@@ -40,36 +44,19 @@ def place(node: Any) -> str:
     return f"{operator} (node {node.name or 'that gives ' + ', '.join(node.output)})"
 
 
-def _types(model: Any) -> dict[str, Any]:
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(model)
-    weights = (onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in model.graph.initializer)
-    return {each.name: each.type for each in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output, *weights)}
-
-
 def _problem(type_: Any) -> str:
     """Return what a value is that TVM's importer takes for something else."""
     kind = type_.WhichOneof("value") or "tensor_type"
     if kind != "tensor_type":
         return f"{'an' if kind == 'optional_type' else 'a'} {kind.removesuffix('_type').replace('_', ' ')}, not a tensor"
     element = type_.tensor_type.elem_type
-    return f"a tensor of {_name(element)}, which kernels have no arithmetic for" if element and _name(element) not in _NUMBERS else ""
+    return (
+        f"a tensor of {type_name(element)}, which kernels have no arithmetic for" if element and type_name(element) not in _NUMBERS else ""
+    )
 
 
 def _has_dtype(type_: Any) -> bool:
     return type_.WhichOneof("value") == "tensor_type" and bool(type_.tensor_type.elem_type)
-
-
-def _name(element: int) -> str:
-    import onnx
-
-    return str(onnx.TensorProto.DataType.Name(element))
-
-
-def _element(node: Any, types: Mapping[str, Any], at: int = 0) -> str:
-    found = types.get(node.input[at]) if len(node.input) > at else None
-    return _name(found.tensor_type.elem_type) if found is not None else ""
 
 
 def _attribute(node: Any, name: str) -> Any:
@@ -86,10 +73,5 @@ def _roi_align(node: Any, _: Mapping[str, Any]) -> str:
     return "TVM's mode max takes the maximum of other values" if _attribute(node, "mode") == b"max" else ""
 
 
-def _top_k(node: Any, types: Mapping[str, Any]) -> str:
-    element = _element(node, types)
-    return f"TVM sorts no {element}" if element not in {"", "FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT32", "INT64"} else ""
-
-
-_CONDITIONS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {"RoiAlign": _roi_align, "TopK": _top_k}
+_CONDITIONS: Mapping[str, Callable[[Any, Mapping[str, Any]], str]] = {"RoiAlign": _roi_align}
 """Why a node of an operator cannot be imported, though TVM has a converter for it; empty where it can."""

@@ -104,6 +104,13 @@ def _run_time_shape(builder: Any, extents: Any) -> Any:
     return relax.ShapeExpr(names)
 
 
+def reverse_sequence(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """Convert ReverseSequence: of each sequence of the batch, the first elements in the other order, and the rest as they are."""
+    batch, time = int(attrs.get("batch_axis", 1)), int(attrs.get("time_axis", 0))
+    lengths = builder.emit(op.astype(inputs[1], "int32"))
+    return builder.emit_te(tvm.topi.reverse_sequence, inputs[0], lengths, time, batch, primfunc_name_hint="reverse_sequence")
+
+
 def conv_transpose_attrs(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the attributes of ConvTranspose with pads in place of an output shape, by the formula of ONNX's definition."""
     wanted = attrs.get("output_shape")
