@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
@@ -32,6 +32,9 @@ from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
 from kerneldecl.tuning.task import Task
+
+if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 
@@ -97,12 +100,29 @@ def run_build(
         limits = workspace.declaration.limits
         return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
 
-    done = flow.build(workspace, options, runners or local, linkers, report)
+    with _shared_store(workspace, report) as shared:
+        done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses:
         note_complete(done)
     return done
+
+
+@contextlib.contextmanager
+def _shared_store(workspace: Workspace, report: Report) -> Iterator[SharedStore | None]:
+    """Provide the store with the declared cache behind it; None where none is declared."""
+    cache = workspace.declaration.cache
+    if cache is None:
+        yield None
+        return
+    from kerneldecl.store.shared import SharedStore, access_to  # what has no shared cache needs neither
+
+    shared = SharedStore(LocalStore(workspace.cache), access_to(cache, workspace.root), lambda text: report(Note(text)))
+    try:
+        yield shared
+    finally:
+        shared.close()
 
 
 def look_ahead(workspace: Workspace, selected: frozenset[str] | None = None) -> Session:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -77,3 +79,13 @@ def stats(settings: Settings, as_json: bool) -> None:
         return "\n".join([*rows, f"{len(value['damaged'])} damaged", *(f"  {line}" for line in value["damaged"])])
 
     print_result(as_json, found, text)
+
+
+@cache.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def key(file: Path) -> None:
+    """Write a new private key for signing what is shared, and print its public key, for trust.keys."""
+    from kerneldecl.store.signing import SIGNING_KEY, new_key
+
+    print(new_key(file))
+    print(f"set {SIGNING_KEY}={file.resolve()} where builds may write to the shared cache", file=sys.stderr)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import conclude
+from kerneldecl.stages.exchange import was_tuned_elsewhere
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
@@ -83,8 +84,12 @@ def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iter
 
 
 def _tune_entry(session: Session, turn: Turn) -> None:
+    if was_tuned_elsewhere(session, turn.entry):
+        return
     entry, task, on_progress = turn.entry, turn.task, reporter(session, turn.entry)
     outcome = tune(task, session.runner, session.workspace.store, on_progress, turn.prefetched, turn.next_task)
     for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
         session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))
     conclude(session, entry, task, outcome)
+    if session.workspace.shared:
+        session.workspace.shared.share()
