@@ -27,6 +27,7 @@ from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.lock import in_use
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
@@ -100,7 +101,7 @@ def run_build(
         limits = workspace.declaration.limits
         return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
 
-    with _shared_store(workspace, report) as shared:
+    with in_use(workspace.cache), _shared_store(workspace, report) as shared:
         done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
@@ -156,7 +157,7 @@ def measure_bundle(
             raise ToolchainError(f"{entry.task.workload.entry}: {reason}")
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
-    with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
+    with in_use(store.root), LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
         if not trust_rules:
             waiting = bundle.with_trusted_references(waiting, runner)
         for entry, next_entry in itertools.zip_longest(waiting, waiting[1:]):

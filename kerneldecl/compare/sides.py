@@ -5,8 +5,7 @@ Knows nothing of what is made of them. All of it is data that anybody may have w
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from kerneldecl.artifact.manifest import read_manifest
 from kerneldecl.compare.verdict import Measured
 from kerneldecl.errors import ArtifactError, DeclarationError, Problem
 from kerneldecl.model import Candidate
+from kerneldecl.planning.git_files import git_files
 from kerneldecl.planning.lockfile import locked_entries
 from kerneldecl.planning.workspace import LOCK
 from kerneldecl.store.inside import UnsafeFileError, is_digest, read_regular
@@ -21,7 +21,6 @@ from kerneldecl.store.local import LocalStore, Record, judged
 from kerneldecl.store.results import TuneResult
 
 _MOST_LOCK_BYTES = 1 << 28
-_GIT_SECS = 60
 
 Records = Callable[[Sequence[str]], Mapping[str, Record]]
 """Gives the tune records of keys, as far as they are known."""
@@ -115,7 +114,7 @@ def _stored(*caches: Path) -> Records:
 
 
 def _of_revision(root: Path, revision: str) -> str:
-    (content,) = _git_files(root, revision, [LOCK])
+    (content,) = git_files(root, revision, [LOCK])
     if content is None:
         sentence = f"{revision} is no artifact's folder, no lock file and no git revision with a {LOCK}"
         raise DeclarationError([Problem(revision, sentence.removeprefix(f"{revision} "), "name one of them")])
@@ -124,39 +123,6 @@ def _of_revision(root: Path, revision: str) -> str:
 
 def _committed(root: Path, revision: str, keys: Sequence[str]) -> Mapping[str, Record]:
     sound = [key for key in keys if is_digest(key)]
-    contents = _git_files(root, revision, [f"cache/record/tune/{key}.json" for key in sound])
+    contents = git_files(root, revision, [f"cache/record/tune/{key}.json" for key in sound])
     found = {key: judged(content, "tune", key, key) for key, content in zip(sound, contents, strict=True) if content is not None}
     return {key: record for key, record in found.items() if isinstance(record, Record)}
-
-
-def _git_files(root: Path, revision: str, names: Iterable[str]) -> list[bytes | None]:
-    """Return the files of a revision, None for each that it does not have, or where there is no such revision."""
-    asked = [f"{revision}:./{name}" for name in names]
-    if not all(line.isprintable() for line in asked):
-        return [None for _ in asked]
-    try:
-        done = subprocess.run(
-            ["git", "cat-file", "--batch"],  # noqa: S607  whichever git the user has
-            cwd=root,
-            input="".join(f"{line}\n" for line in asked).encode(),
-            capture_output=True,
-            timeout=_GIT_SECS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return [None for _ in asked]
-    found = list(_answers(done.stdout))
-    return found if len(found) == len(asked) else [None for _ in asked]
-
-
-def _answers(output: bytes) -> Iterator[bytes | None]:
-    """Yield the contents that `git cat-file --batch` gives: each behind a line of name, kind and size, and before a line end."""
-    while output:
-        line, _, output = output.partition(b"\n")
-        fields = line.rsplit(b" ", 2)  # what is missing has "missing" for its size
-        if fields[1:2] == [b"blob"] and fields[-1].isdigit():
-            size = int(fields[-1])
-            yield output[:size]
-            output = output[size + 1 :]
-        else:
-            yield None
