@@ -5,11 +5,15 @@ Knows nothing of how the cache is reached. Without one, nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from kerneldecl.planning.action import State
 from kerneldecl.planning.plan import EntryPlan
+from kerneldecl.planning.workspace import Workspace
 from kerneldecl.stages.session import Session
+from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
 from kerneldecl.tuning.events import Finished, Note
 
@@ -22,6 +26,23 @@ def exchange(session: Session) -> None:
     shared.share()
     while shared.fetch(_lacking(session)):
         session.replan()
+
+
+def shared_with_workers(workspace: Workspace) -> dict[str, Any]:
+    """Return where workers find what others have compiled; nothing without a cache that answers."""
+    shared, cache = workspace.shared, workspace.declaration.cache
+    if cache is None or shared is None or not shared.is_open:
+        return {}
+    return {"url": shared.url, "trusted": list(cache.trusted)}
+
+
+def in_own_order(session: Session, waiting: Sequence[EntryPlan]) -> list[EntryPlan]:
+    """Return what is to be tuned, begun at another place by each build that shares: what others tune meanwhile need not be tuned here."""
+    if session.workspace.shared is None or not waiting:
+        return list(waiting)
+    here = f"{os.uname().nodename} {os.getpid()} {session.workspace.root}"
+    begin = int(digest(here.encode())[:8], 16) % len(waiting)
+    return [*waiting[begin:], *waiting[:begin]]
 
 
 def was_tuned_elsewhere(session: Session, entry: EntryPlan) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import conclude
-from kerneldecl.stages.exchange import was_tuned_elsewhere
+from kerneldecl.stages.exchange import in_own_order, was_tuned_elsewhere
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
@@ -53,7 +53,7 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
         return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
-        for turn in _turns(session, [entry for entry in waiting if not is_tuned(entry)], folder):
+        for turn in _turns(session, in_own_order(session, [entry for entry in waiting if not is_tuned(entry)]), folder):
             _tune_entry(session, turn)
 
 

@@ -31,7 +31,8 @@ T = TypeVar("T")
 class Patience:
     """How long a build has waited for a cache, and what it got for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, secs: float = _PATIENCE_SECS) -> None:
+        self._secs = secs
         self.waited_secs = 0.0
         self.answers = 0
         self.moved: list[Remote] = []
@@ -39,7 +40,7 @@ class Patience:
     def is_over(self, waiting_secs: float) -> bool:
         """Say whether it has waited longer, with these seconds, than what it got can have taken."""
         worth = self.answers * _SECS_PER_ANSWER + sum(remote.moved_bytes for remote in self.moved) / _BYTES_PER_SEC
-        return self.waited_secs + waiting_secs > _PATIENCE_SECS + worth
+        return self.waited_secs + waiting_secs > self._secs + worth
 
 
 Job = Callable[[Remote], T]
@@ -58,6 +59,7 @@ class Connections:
         self._own = threading.local()
         self._lock = threading.Lock()
         self._threads = 0
+        self._asked = self._ended = 0
         self._in_row = 0
         self._behind: list[Future[object]] = []
         self.why_closed = ""
@@ -91,7 +93,8 @@ class Connections:
         if self.why_closed:
             future.set_result(None)
             return future
-        if self._threads < AT_ONCE:
+        self._asked += 1
+        if self._threads < min(AT_ONCE, self._asked - self._ended):
             self._threads += 1
             threading.Thread(target=self._serve, daemon=True, name="shared cache").start()
         self._jobs.put(lambda: self._resolve(future, job))
@@ -100,6 +103,7 @@ class Connections:
     def _resolve(self, future: Future[T | None], job: Job[T]) -> None:
         try:
             found = self._done(job)
+            self._ended += 1
         except OSError as error:  # of the local store, such as a full disk: it is raised where the result is asked for
             future.set_exception(error)
         else:

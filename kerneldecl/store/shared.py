@@ -39,11 +39,25 @@ class Access:
     """How a shared cache is used."""
 
     connect: Callable[[], Remote]
-    name: str
+    url: str
     writes: bool = False
     is_required: bool = False
     verify: signing.Verify | None = None
     sign: signing.Sign | None = None
+
+    @property
+    def name(self) -> str:
+        return f"the shared cache {self.url}"
+
+
+_WORKER_PATIENCE_SECS = 2.0
+
+
+@functools.cache
+def store_of_worker(cache: str, url: str, trusted: tuple[str, ...]) -> SharedStore:
+    """Return what a worker finds objects and cubins in: it asks the shared cache for what is not here; the build shares what it makes."""
+    access = access_to(SharedCache(url, "read", trusted), Path())
+    return SharedStore(LocalStore(Path(cache)), access, lambda _: None, Patience(_WORKER_PATIENCE_SECS))
 
 
 def access_to(cache: SharedCache, root: Path) -> Access:
@@ -54,12 +68,13 @@ def access_to(cache: SharedCache, root: Path) -> Access:
 
         connect: Callable[[], Remote] = functools.partial(HttpCache, cache.url, authorization_for(cache.url, os.environ))
     else:
-        connect = functools.partial(FolderCache, root / unquote(parts.path if parts.scheme else cache.url))
+        folder = root / unquote(parts.path if parts.scheme else cache.url)
+        connect = functools.partial(FolderCache, folder)
     writes = cache.mode != "read"
     key = os.environ.get(signing.SIGNING_KEY, "")
     return Access(
         connect=connect,
-        name=f"the shared cache {cache.url}",
+        url=cache.url if parts.netloc else str(folder),
         writes=writes,
         is_required=cache.mode == "required",
         verify=signing.verifier(cache.trusted) if cache.trusted else None,
@@ -73,7 +88,7 @@ class SharedStore:
     What plans read is not asked for one by one: `fetch` brings it.
     """
 
-    def __init__(self, near: LocalStore, access: Access, say: Say) -> None:
+    def __init__(self, near: LocalStore, access: Access, say: Say, patience: Patience | None = None) -> None:
         self.near = near
         self.fetched = 0
         """Records that came from the cache."""
@@ -81,7 +96,7 @@ class SharedStore:
         """Records that went there."""
         self._access = access
         self._say = say
-        patience = Patience()
+        patience = patience or Patience()
         self._began_ns = time.time_ns()
         self._reading = Connections(access.connect, patience, self._cannot_read)
         self._writing = Connections(access.connect, patience, self._cannot_write)
@@ -125,6 +140,16 @@ class SharedStore:
         return self.near.write_blob(content)
 
     # What the cache adds
+
+    @property
+    def url(self) -> str:
+        """Where the cache is, from any folder."""
+        return self._access.url
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the cache is still asked."""
+        return not self._reading.why_closed
 
     def fetch(self, wanted: Iterable[Wanted], *, anew: bool = False) -> int:
         """Bring records with their blobs into the local store, and return how many came; raise CacheError if a required cache fails.

@@ -27,6 +27,8 @@ from kerneldecl.errors import ExitCode
 from kerneldecl.store import signing
 from kerneldecl.store.inside import is_digest
 from kerneldecl.store.keys import digest
+from kerneldecl.store.local import Record
+from kerneldecl.store.shared import store_of_worker
 
 KEPT = ("lower", "propose", "tune")
 
@@ -162,6 +164,23 @@ def test_nothing_is_written_that_may_only_be_read(mode: str, machine: Callable[.
     done, _ = built(machine("a", server.url), "--cache", mode)
     assert not server.kept
     assert warnings(done) == []
+
+
+def test_workers_find_what_others_have_compiled(machine: Callable[..., Space], warm_server: Server, warm: Warm, tmp_path: Path) -> None:
+    """A worker knows keys of objects that no plan knows."""
+    _, runner = built(changed := machine("a", warm_server.url), "--retune", "*")
+    specs = [request["spec"] for request in runner.asked if request["action"] == "build"]
+    assert {json.dumps(spec["shared"]) for spec in specs} == {json.dumps({"url": warm_server.url, "trusted": []})}
+    compiled = changed.records("build")
+    store = store_of_worker(str(tmp_path / "cache"), warm_server.url, ())
+    try:
+        found = [store.read("build", path.stem, is_local=True) for path in compiled]
+    finally:
+        store.close()
+        store_of_worker.cache_clear()
+    assert len(found) == 9
+    assert all(isinstance(record, Record) for record in found)
+    assert warm_server.kept == warm.kept, "a worker writes nothing"
 
 
 # What a cache can do wrong
