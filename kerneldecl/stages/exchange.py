@@ -6,6 +6,7 @@ Knows nothing of how the cache is reached. Without one, nothing is done.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import digest
 from kerneldecl.store.protocol import Wanted
 from kerneldecl.tuning.events import Finished, Note
+
+_LOOK_SECS = 0.5
+_MOST_SECS = 300.0
+"""What others say is believed for this long, whatever they say then."""
 
 
 def exchange(session: Session) -> None:
@@ -37,12 +42,33 @@ def shared_with_workers(workspace: Workspace) -> dict[str, Any]:
 
 
 def in_own_order(session: Session, waiting: Sequence[EntryPlan]) -> list[EntryPlan]:
-    """Return what is to be tuned, begun at another place by each build that shares: what others tune meanwhile need not be tuned here."""
-    if session.workspace.shared is None or not waiting:
+    """Return what is to be tuned in an order that each build that shares has to itself: builds that begin together meet seldom."""
+    if session.workspace.shared is None:
         return list(waiting)
     here = f"{os.uname().nodename} {os.getpid()} {session.workspace.root}"
-    begin = int(digest(here.encode())[:8], 16) % len(waiting)
-    return [*waiting[begin:], *waiting[:begin]]
+    return sorted(waiting, key=lambda entry: digest(f"{here} {entry.entry}".encode()))
+
+
+def is_left_to_another(session: Session, entry: EntryPlan) -> bool:
+    """Say whether another build that shares is tuning an entry; if none is, this one has said that it does."""
+    shared, action = session.workspace.shared, entry.action("tune")
+    if shared is None or session.is_wanted_again(entry.entry, action.key):
+        return False
+    return not shared.claim(Wanted("tune", action.key, entry.arch.is_detected))
+
+
+def not_tuned_by_others(session: Session, awaited: Sequence[EntryPlan]) -> Iterator[EntryPlan]:
+    """Wait for the records that other builds have said they make, and yield each entry of which that does not come true."""
+    waiting, began = list(awaited), time.monotonic()
+    if waiting:
+        session.report(Note(f"waiting for {len(waiting)} entries that other builds are tuning"))
+    while waiting and not session.is_over:
+        waiting = [entry for entry in waiting if not was_tuned_elsewhere(session, entry)]
+        is_long = time.monotonic() - began > _MOST_SECS
+        for entry in [entry for entry in waiting if is_long or not is_left_to_another(session, entry)]:
+            waiting.remove(entry)
+            yield entry
+        time.sleep(_LOOK_SECS if waiting else 0.0)
 
 
 def was_tuned_elsewhere(session: Session, entry: EntryPlan) -> bool:

@@ -51,6 +51,8 @@ class Access:
 
 
 _WORKER_PATIENCE_SECS = 2.0
+_CLAIM_SECS = 60
+"""A claim holds for the minute it is made in and the next one."""
 
 
 @functools.cache
@@ -172,6 +174,26 @@ class SharedStore:
                     self._there.add(each)
                     self._writing.start(functools.partial(self._put, each))
         self._check()
+
+    def claim(self, wanted: Wanted) -> bool:
+        """Say that this build is about to make a record, unless another has said so in the last minutes; return whether it may.
+
+        A claim ends by itself, so that one whose build was killed is in nobody's way. It is a courtesy: two that claim within the same
+        milliseconds, or machines whose clocks differ by minutes, both make the record, and the first one stays.
+        """
+        if not self._access.writes or wanted in self._unsound | self._there:  # there is an entry that does not count here
+            return True
+        (was_claimed,) = self._writing.run([functools.partial(self._claim, wanted)])
+        return not was_claimed
+
+    def _claim(self, wanted: Wanted, remote: Remote) -> bool:
+        """Return whether another build has claimed a record; claim it if none has."""
+        now = int(time.time() // _CLAIM_SECS)
+        names = [f"ac/{digest(f'claim of {wanted.key} in {slot}'.encode())}" for slot in (now, now - 1)]
+        if any(remote.has(name) for name in names):
+            return True
+        remote.put(names[0], shared_entry.entry_text("claim", shared_entry.packed(b"", ()), ""))
+        return False
 
     def made_by_workers(self) -> list[Wanted]:
         """Return what other processes of this build have written into the local store: compile workers do."""

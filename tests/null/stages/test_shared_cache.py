@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Warm:
         space = Space(root).write({**FAKES, "workloads.toml": f'{HEAD}\n[cache]\nurl = "{server.url}"\n{ENTRIES}'})
         built(space, "--cache", "read-write")
         tuned = frozenset(path.stem for path in space.records("tune"))
-        return Warm(dict(server.kept), space.artifact_files(), space.read("workloads.lock"), tuned)
+        kept = {path: content for path, content in server.kept.items() if b'"path":"claim"' not in content}  # none of minutes ago
+        return Warm(kept, space.artifact_files(), space.read("workloads.lock"), tuned)
 
 
 @pytest.fixture
@@ -183,6 +185,23 @@ def test_workers_find_what_others_have_compiled(machine: Callable[..., Space], w
     assert warm_server.kept == warm.kept, "a worker writes nothing"
 
 
+def test_what_another_build_is_tuning_is_waited_for(machine: Callable[..., Space], warm_server: Server, warm: Warm) -> None:
+    """The other one has claimed an entry; its record comes while this one waits."""
+    records = {path: warm_server.kept.pop(path) for path in list(warm_server.kept) if path.rpartition("/")[2] in warm.tuned}
+    claimed, now = min(records), int(time.time() // 60)
+    for slot in range(now - 1, now + 3):
+        name = digest(f"claim of {claimed.rpartition('/')[2]} in {slot}".encode())
+        warm_server.kept[f"{claimed.rpartition('/')[0]}/{name}"] = b"{}"
+    other = threading.Timer(2.0, lambda: warm_server.kept.update({claimed: records[claimed]}))
+    other.start()
+    done, runner = built(b := machine("b", warm_server.url))
+    other.join()
+    assert "waiting for 1 entries that other builds are tuning" in done.err
+    assert done.err.count("from the shared cache") == 1
+    assert runner.counts["describe"] == 2, "the others are tuned here"
+    assert b.artifact_files() == warm.artifact
+
+
 # What a cache can do wrong
 
 FAULTS = {
@@ -263,7 +282,7 @@ def test_a_cache_that_has_lost_blobs_misses(machine: Callable[..., Space], serve
     monkeypatch.setattr("kerneldecl.store.shared_entry._INLINE_BYTES", 0)
     built(a := machine("a", server.url))
     lost = [path for path in server.kept if "/cas/" in path]
-    assert len(lost) == len(entries(server))
+    assert len(lost) == sum(b'"path":"claim"' not in content for content in entries(server).values())
     for path in lost:
         del server.kept[path]
     done, runner = built(b := machine("b", server.url))
@@ -481,6 +500,8 @@ def test_concurrent_builds_agree(kind: str, count: int, machine: Callable[..., S
         _, runner = built(last)
     assert not runner.asked
     assert all(space.artifact_files() == warm.artifact for space in (*spaces, last))
+    tuned = [line for text in said for line in text.splitlines() if line.startswith("tuned") and "from the shared cache" not in line]
+    assert len(tuned) == 3, "each entry once, by one of them"
 
 
 def _with_tests() -> dict[str, str]:
