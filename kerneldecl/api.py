@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
@@ -28,11 +28,15 @@ from kerneldecl.runners.local import LocalRunner
 from kerneldecl.stages.session import Options, Runners, Session, make_plan
 from kerneldecl.store.files import remove_parts, write_whole
 from kerneldecl.store.local import LocalStore
+from kerneldecl.store.lock import in_use
 from kerneldecl.toolchain.linkers import LINKERS, Linker
 from kerneldecl.tuning import bundle
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Report, Started, Step
 from kerneldecl.tuning.search import why_no_winner
 from kerneldecl.tuning.task import Task
+
+if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
 
 __all__ = ["Artifact", "build", "load", "measure_bundle", "plan", "run_build"]
 
@@ -98,12 +102,29 @@ def run_build(
         limits = workspace.declaration.limits
         return LocalRunner(options.jobs or here, threads, lambda text: report(Note(text)), heard, limits)
 
-    done = flow.build(workspace, options, runners or local, linkers, report)
+    with in_use(workspace.cache), _shared_store(workspace, report) as shared:
+        done = flow.build(dataclasses.replace(workspace, shared=shared), options, runners or local, linkers, report)
     if printed:
         write_whole(workspace.cache / PRINTED, "".join(printed)[-_PRINTED_BYTES:], durable=False)
     if not done.failures and not done.plan.misses:
         note_complete(done)
     return done
+
+
+@contextlib.contextmanager
+def _shared_store(workspace: Workspace, report: Report) -> Iterator[SharedStore | None]:
+    """Provide the store with the declared cache behind it; None where none is declared."""
+    cache = workspace.declaration.cache
+    if cache is None:
+        yield None
+        return
+    from kerneldecl.store.shared import SharedStore, access_to  # what has no shared cache needs neither
+
+    shared = SharedStore(LocalStore(workspace.cache), access_to(cache, workspace.root), lambda text: report(Note(text)))
+    try:
+        yield shared
+    finally:
+        shared.close()
 
 
 def look_ahead(workspace: Workspace, selected: frozenset[str] | None = None) -> Session:
@@ -137,7 +158,7 @@ def measure_bundle(
             raise ToolchainError(f"{entry.task.workload.entry}: {reason}")
     say(Started(len(entries), 0, len(waiting), 0))
     done: list[Finished] = []
-    with LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
+    with in_use(store.root), LocalRunner(1, host.detect().the_cpu.cores, lambda text: say(Note(text))) as runner:
         if not trust_rules:
             waiting = bundle.with_trusted_references(waiting, runner)
         for entry, next_entry in itertools.zip_longest(waiting, waiting[1:]):

@@ -31,6 +31,8 @@ class ExitCode(IntEnum):
     """Another process holds a lock and --no-wait was given."""
     ENVIRONMENT = 10
     """The toolchain is missing, broken or not the declared one."""
+    CACHE = 11
+    """The shared cache is required and cannot be used."""
     INTERRUPTED = 130
 
 
@@ -136,3 +138,9 @@ class ToolchainError(KerneldeclError):
     """The installed tools are not the declared ones, or do not work."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+class CacheError(KerneldeclError):
+    """The shared cache cannot be used, and the workspace requires it."""
+
+    exit_code = ExitCode.CACHE

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kerneldecl.planning.workspace import Workspace
+from kerneldecl.stages.exchange import exchange, share_all
 from kerneldecl.stages.link import link_artifacts
 from kerneldecl.stages.lock import check_lock, write_lock
 from kerneldecl.stages.lower import lower_entries
@@ -30,7 +31,9 @@ STAGES: tuple[Stage, ...] = (
     check_lock,
     check_toolchain,
     lower_entries,
+    exchange,
     propose_entries,
+    exchange,
     check_lock,  # now the candidates are known
     tune_entries,
     rebuild_objects,
@@ -59,6 +62,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     if is_again or options.retuned:
         session.replan()
         session.first_plan = session.plan
+    exchange(session)
     needs_runner = not all(entry.is_done for entry in session.entries)
     to_lower, to_tune, to_build = (misses(session.entries, kind) for kind in ("lower", "tune", "build"))
     report(Started(len(session.plan.entries), to_lower, to_tune, to_build))
@@ -71,6 +75,7 @@ def build(workspace: Workspace, options: Options, runners: Runners, linkers: Map
     if session.ran or needs_runner or not shows_ranked:
         session.plan = make_plan(workspace)
     remember(session)
+    share_all(session)
     return session
 
 

@@ -117,9 +117,19 @@ class InstantRunner:
 
     def run_all(self, requests: Sequence[Mapping[str, Any]], limit_secs: float, priority: int = 0) -> Iterator[tuple[int, Answer]]:
         del limit_secs, priority
-        actions = {"lower": _lowered, "build": _built, "describe": _described}
+        actions = {"lower": _lowered, "build": self.built, "describe": _described}
         for index, request in enumerate(requests):
             yield index, actions[request["action"]](request)
+
+    def object_of(self, request: Mapping[str, Any]) -> bytes:
+        """Return the object file of a request to build."""
+        return repr(sorted(request["spec"]["attrs"].items())).encode().ljust(2000, b"\0")
+
+    def built(self, request: Mapping[str, Any]) -> Answer:
+        content = self.object_of(request)
+        code = digest(content)
+        (Path(request["folder"]) / f"{code}.o").write_bytes(content)
+        return {"schedule_digest": digest(b"scheduled" + content), "code_digest": code, "code_bytes": len(content)}
 
     def measure(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
         del limit_secs
@@ -151,13 +161,6 @@ def _lowered(request: Mapping[str, Any]) -> Answer:
     }
 
 
-def _built(request: Mapping[str, Any]) -> Answer:
-    content = repr(sorted(request["spec"]["attrs"].items())).encode().ljust(2000, b"\0")
-    code = digest(content)
-    (Path(request["folder"]) / f"{code}.o").write_bytes(content)
-    return {"schedule_digest": digest(b"scheduled" + content), "code_digest": code, "code_bytes": len(content)}
-
-
 def _described(request: Mapping[str, Any]) -> Answer:
     attrs = repr(sorted(request["spec"]["attrs"].items()))
     return {
@@ -170,7 +173,7 @@ def _linked(library: Path, objects: Sequence[Path]) -> None:
     library.write_bytes(b"".join(path.read_bytes() for path in objects))
 
 
-def make_workspace(root: Path, text: str, like: Path | None) -> None:
+def make_workspace(root: Path, text: str, like: Path | None, runner: Callable[[], InstantRunner] = InstantRunner) -> None:
     """Build a workspace in which everything is up to date, with the records of `like`, which declares the same workloads.
 
     What it builds need not survive a power cut: nothing is flushed to the disk.
@@ -184,7 +187,7 @@ def make_workspace(root: Path, text: str, like: Path | None) -> None:
     if like and not (root / "cache").exists():
         shutil.copytree(like / "cache", root / "cache", ignore=shutil.ignore_patterns("state.json", "stamp.txt", "memo.json"))
     os.fsync = lambda _: None  # type: ignore[assignment,misc]
-    done = run_build(open_workspace(root), (), Options(), lambda _: None, runners=InstantRunner, linkers={"cpu": _linked})
+    done = run_build(open_workspace(root), (), Options(), lambda _: None, runners=runner, linkers={"cpu": _linked})
     if done.failures or done.plan.misses:
         sys.exit(f"{root} could not be built: {[*done.failures.values(), *(action.reason for action in done.plan.misses)][:3]}")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +15,10 @@ from kerneldecl.cli.options import Settings, chosen_entries, json_option, patter
 from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
-_BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "as_json")
+if TYPE_CHECKING:
+    from kerneldecl.planning.workspace import Workspace
+
+_BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "cache", "as_json")
 """Options with which a build is never cut short by the quick plan."""
 
 
@@ -28,6 +31,11 @@ _BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "as_json")
 @click.option("--locked", is_flag=True, help="Exit with 3 if workloads.lock would change.")
 @click.option("--no-measure", is_flag=True, help="Write what a GPU must measure into a bundle, for `kerneldecl measure`.")
 @click.option("--require-measured", is_flag=True, help="Fail what cannot be measured here, instead of linking what is expected best.")
+@click.option(
+    "--cache",
+    type=click.Choice(["off", "read", "read-write", "required"]),
+    help="What to do with the shared cache, instead of the declared mode.",
+)
 @click.option("--no-wait", is_flag=True, help="Exit with 9 if another build is at work here.")
 @json_option
 @click.pass_obj
@@ -56,7 +64,8 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
         require_measured=options["require_measured"],
         require_all=options["require_all"],
     )
-    with frozen_workspace(settings.root) as workspace:
+    with frozen_workspace(settings.root) as opened:
+        workspace = _with_cache(opened, options["cache"]) if options["cache"] else opened
         if options["retune"]:
             asked = replace(asked, retuned=frozenset(chosen_entries(workspace, options["retune"])))
         with display(quiet=settings.quiet, verbosity=settings.verbosity, colour=settings.colour) as report:
@@ -87,6 +96,14 @@ def measure(settings: Settings, /, bundle: Path, keep_going: bool, trust_rules: 
     if as_json or not settings.quiet:
         print_result(as_json, found, measured_text)
     return ExitCode.FAILED if found["failed"] else ExitCode.DONE
+
+
+def _with_cache(workspace: Workspace, mode: str) -> Workspace:
+    """Return the workspace with another mode of its shared cache."""
+    cache = workspace.declaration.cache
+    if cache is None:
+        raise click.UsageError("--cache needs a shared cache: declare its url under [cache] in workloads.toml")
+    return replace(workspace, declaration=replace(workspace.declaration, cache=replace(cache, mode=mode) if mode != "off" else None))
 
 
 def _nothing_to_do(root: Path) -> int:

@@ -5,14 +5,43 @@ Knows nothing of plans and builds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kerneldecl.cli.options import Settings, json_option, print_result
 from kerneldecl.errors import ExitCode
+
+_SIZES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 1024.0, "MIB": 1024.0**2, "GIB": 1024.0**3, "TIB": 1024.0**4}
+_AGES = {"S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0, "W": 7 * 86400.0}
+
+
+class Quantity(click.ParamType[float]):
+    """A number with a unit, such as 500MB or 30d."""
+
+    name = "quantity"
+
+    def __init__(self, units: Mapping[str, float]) -> None:
+        self._units = units
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        digits = text.rstrip("".join(map(chr, range(65, 123))))
+        unit = text[len(digits) :].upper()
+        try:
+            found = float(digits) * self._units[unit]
+        except (ValueError, KeyError):
+            found = -1.0
+        if not 0 <= found < float("inf"):
+            self.fail(f"{text!r} is no number with a unit ({', '.join(self._units)})", param, ctx)
+        return found
 
 
 @click.command()
@@ -75,5 +104,48 @@ def stats(settings: Settings, as_json: bool) -> None:
     def text(value: Any) -> str:
         rows = [f"{row['kind']:<16} {row['count']:>8} files {row['bytes'] / 1e6:>10.2f} MB" for row in value["kinds"]]
         return "\n".join([*rows, f"{len(value['damaged'])} damaged", *(f"  {line}" for line in value["damaged"])])
+
+    print_result(as_json, found, text)
+
+
+@cache.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def key(file: Path) -> None:
+    """Write a new private key for signing what is shared, and print its public key, for trust.keys."""
+    from kerneldecl.store.signing import SIGNING_KEY, new_key
+
+    print(new_key(file))
+    print(f"set {SIGNING_KEY}={file.resolve()} where builds may write to the shared cache", file=sys.stderr)
+
+
+@cache.command()
+@click.option("--max-size", type=Quantity(_SIZES), default="10GB", help="Bytes that the store may hold, such as 500MB. Default: 10GB.")
+@click.option("--max-age", type=Quantity(_AGES), help="Remove what was not used for this long, such as 30d.")
+@click.option("--keep-ref", multiple=True, metavar="REV", help="Keep what workloads.lock of this git revision refers to. Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed; remove nothing.")
+@json_option
+@click.pass_obj
+def gc(settings: Settings, /, max_size: float, max_age: float | None, keep_ref: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    """Remove records and kernels that were not used for long, or are too many; all can be made again.
+
+    What locks here, the last build, git's index or a --keep-ref refer to stays. Exit code 9 while a build is at work.
+    """
+    from kerneldecl.planning.referred import referred
+    from kerneldecl.store.collect import Limits, collect
+    from kerneldecl.store.local import LocalStore
+    from kerneldecl.store.lock import unused
+
+    store = LocalStore(settings.root / "cache")
+    oldest = None if max_age is None else time.time() - max_age
+    with unused(store.root) if store.root.is_dir() else contextlib.nullcontext():
+        done = collect(store, Limits(int(max_size), oldest), referred(settings.root, keep_ref), is_dry=dry_run)
+    names = [str(path.relative_to(store.root)) for path in done.removed]
+    found = {"schema": 1, "dry_run": dry_run, **dataclasses.asdict(done), "removed": names}
+
+    def text(_: Any) -> str:
+        verb = "would remove" if dry_run else "removed"
+        kept = f"{done.left_bytes / 1e6:.2f} MB stay, {done.kept_bytes / 1e6:.2f} MB of them in use"
+        listed = [f"  {name}" for name in names] if dry_run else []
+        return "\n".join([f"{verb} {len(names)} files, {done.removed_bytes / 1e6:.2f} MB; {kept}", *listed])
 
     print_result(as_json, found, text)

@@ -35,6 +35,7 @@ from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
+from kerneldecl.store.protocol import Store
 from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
@@ -77,7 +78,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
         return {"failure": "the template does not apply"}
     scheduled, symbol = result.digest, symbol_of(spec["computation"])
     manifest = build_manifest(scheduled, symbol, parsed, toolchain, spec.get("names", ""))
-    store = LocalStore(Path(spec["cache"]))
+    store = _store(spec)
     known = store.read("build", key(manifest), is_local=True)  # reproducible, so not worth committing
     if isinstance(known, Record) and not force:
         return {"schedule_digest": scheduled, **known.result}
@@ -87,6 +88,15 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     _link(content, Path(folder) / built["code_digest"], parsed.kind)
     store.write("build", manifest, built, is_local=True)
     return {"schedule_digest": scheduled, **built}
+
+
+def _store(spec: Spec) -> Store:
+    """Return the workspace's store, with the shared cache behind it where the build uses one."""
+    if shared := spec.get("shared"):
+        from kerneldecl.store.shared import store_of_worker  # what has no shared cache does not need it
+
+        return store_of_worker(spec["cache"], shared["url"], tuple(shared["trusted"]))
+    return LocalStore(Path(spec["cache"]))
 
 
 def _link(content: bytes, path: Path, kind: str) -> None:
@@ -99,7 +109,7 @@ def _link(content: bytes, path: Path, kind: str) -> None:
             made.with_suffix(suffix).replace(path.with_suffix(suffix))
 
 
-def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: LocalStore) -> tuple[bytes, dict[str, Any]]:
+def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store) -> tuple[bytes, dict[str, Any]]:
     """Return the object file, and the fields of a `Trial` that a build record holds."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)

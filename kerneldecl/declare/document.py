@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 
 from kerneldecl.declare.limits import LIMITS, limits_of
+from kerneldecl.declare.shared_cache import CACHE, TRUST, credentials_in, shared_cache_of
 from kerneldecl.declare.toml_keys import (
     ARTIFACT,
     EDITIONS,
@@ -41,9 +42,10 @@ from kerneldecl.model import Limits, Workload
 from kerneldecl.plugins.find import HOST, plugin_names
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.store.keys import digest
+from kerneldecl.store.remote import SharedCache
 from kerneldecl.toolchain.versions import PINS, why_not_compiled
 
-_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "limits", "workload")
+_TOP = ("edition", "artifact", "toolchain", "target", "defaults", "limits", "cache", "trust", "workload")
 
 Document = Mapping[str, Any]
 
@@ -62,6 +64,8 @@ class Declaration:
     path: Path
     limits: Limits = field(default_factory=Limits)
     """What workers may use; no key depends on it."""
+    cache: SharedCache | None = None
+    """The cache that several machines share; no key depends on it."""
     digest: str = ""
     """Digest of the file's bytes as they were read."""
 
@@ -94,6 +98,7 @@ def declared(root: Path, document: Document, workloads: tuple[Workload, ...]) ->
         workloads=workloads,
         path=root / FILE,
         limits=limits_of(_table(document, "limits")),
+        cache=shared_cache_of(_table(document, "cache"), _table(document, "trust")),
     )
 
 
@@ -180,10 +185,11 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
     """Yield every mistake outside the `[[workload]]` tables."""
     unknown_top = list(unknown_keys(document, _TOP))
     yield from unknown_top
-    yield from _table_findings(document, ("artifact",), ARTIFACT, required=True)
+    yield from _table_findings(document, ("artifact",), ARTIFACT, required=ARTIFACT)
     yield from _table_findings(document, ("toolchain",), TOOLCHAIN)
     yield from _table_findings(document, ("defaults",), SETTINGS)
     yield from _table_findings(document, ("limits",), LIMITS)
+    yield from _cache_findings(document)
     yield from _target_findings(document, root)
     found = unknown_settings(_table(document, "defaults"), tuple(_table(document, "target")), plugin_names("policies", root))
     yield from (finding.below(("defaults",), "[defaults]") for finding in found)
@@ -194,15 +200,25 @@ def _document_findings(document: Document, root: Path) -> Iterator[Finding]:
         yield Finding.of((), "no workloads; expected at least one [[workload]] table")
 
 
-def _table_findings(document: Document, path: line_numbers.Path, keys: Mapping[str, Key], *, required: bool = False) -> Iterator[Finding]:
-    """Yield the mistakes of the table at the end of a path; where its keys are required, the table is, too."""
+def _table_findings(
+    document: Document, path: line_numbers.Path, keys: Mapping[str, Key], *, required: Iterable[str] = ()
+) -> Iterator[Finding]:
+    """Yield the mistakes of the table at the end of a path; where keys are required, the table is, too."""
     name = ".".join(map(str, path))
     table = document.get(str(path[-1]), {})
     if not isinstance(table, dict):
         yield Finding.of(path, f"{name} is {show(table)}; expected a table [{name}]")
         return
-    found = (*unknown_keys(table, keys), *wrong_values(table, keys), *missing_keys(table, keys if required else {}))
+    found = (*unknown_keys(table, keys), *wrong_values(table, keys), *missing_keys(table, {key: keys[key] for key in required}))
     yield from (finding.below(path, f"[{name}]") for finding in found)
+
+
+def _cache_findings(document: Document) -> Iterator[Finding]:
+    secret = [finding.below(("cache",), "[cache]") for finding in credentials_in(_table(document, "cache"))]
+    needed = ("url",) if "cache" in document else ()
+    # A secret is not repeated, as a value that is wrong would be.
+    yield from secret or _table_findings(document, ("cache",), CACHE, required=needed)
+    yield from _table_findings(document, ("trust",), TRUST, required=TRUST if "trust" in document else ())
 
 
 def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
@@ -217,7 +233,7 @@ def _target_findings(document: Document, root: Path) -> Iterator[Finding]:
         path = ("target", name)
         if not is_folder_name(name):
             yield Finding.of(path, f"target is named {show(name)}; expected {FOLDER_NAME}")
-        yield from _table_findings(targets, path, TARGET, required=True)
+        yield from _table_findings(targets, path, TARGET, required=TARGET)
         arch = target.get("arch") if isinstance(target, dict) else None
         if isinstance(arch, str) and is_name(arch):
             yield from (finding.below(path, f"[target.{name}]") for finding in _arch_findings(arch, archs, root, cuda))

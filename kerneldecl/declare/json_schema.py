@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from kerneldecl.declare.limits import LIMITS
 from kerneldecl.declare.rule_attributes import Attribute, RuleAttributes, rule_attributes
+from kerneldecl.declare.shared_cache import CACHE, TRUST
 from kerneldecl.declare.toml_keys import ARTIFACT, EDITIONS, SETTINGS, TARGET, TOOLCHAIN, WORKLOAD, Key
 from kerneldecl.errors import DeclarationError
 from kerneldecl.plugins.find import plugin_names
@@ -41,6 +42,8 @@ def json_schema(root: Path) -> Schema:
         "target": {"type": "object", "minProperties": 1, "propertyNames": ARTIFACT["name"].schema, "additionalProperties": target},
         "defaults": _object(_keys(SETTINGS, policy=policies)),
         "limits": _object(_keys(LIMITS)),
+        "cache": _object(_keys(CACHE), required=("url",)),
+        "trust": _object(_keys(TRUST), required=TRUST),
         "workload": {"type": "array", "minItems": 1, "items": workload},
     }
     return {

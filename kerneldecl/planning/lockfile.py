@@ -65,6 +65,13 @@ def unsettled_keys(text: str) -> frozenset[str]:
     return _keys_with(text, ("missing", *_UNMEASURED))
 
 
+def locked_entries(text: str) -> list[dict[str, Any]] | None:
+    """Return the entries of a lock, each with name and key; None where the text is no lock."""
+    entries = _entries(text)
+    is_lock = text.startswith(HEAD) and all(isinstance(entry.get("name"), str) for entry in entries)
+    return entries if is_lock else None
+
+
 def _keys_with(text: str, marks: Sequence[str]) -> frozenset[str]:
     return frozenset(str(entry["key"]) for entry in _entries(text) if any(entry.get(mark) for mark in marks))
 

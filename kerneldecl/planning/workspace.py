@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kerneldecl.declare.document import Declaration, declare
 from kerneldecl.errors import DeclarationError, StaleError
@@ -24,6 +25,9 @@ from kerneldecl.rule import WorkspaceFile
 from kerneldecl.store.keys import digest
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.protocol import Store
+
+if TYPE_CHECKING:
+    from kerneldecl.store.shared import SharedStore
 
 FILE = "workloads.toml"
 LOCK = "workloads.lock"
@@ -48,6 +52,8 @@ class Workspace:
     """Digest of kerneldecl itself and of the machine as they were when the snapshot was taken; empty without one."""
     overlay: Store | None = None
     """What stands in for the workspace's store where nothing is to be kept."""
+    shared: SharedStore | None = None
+    """The store with the cache that several machines share behind it, while a build uses that."""
     is_current: Callable[[], bool] = lambda: True
     """Whether kerneldecl itself, which no snapshot holds, is as it was when the snapshot was taken."""
 
@@ -63,7 +69,7 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        return self.overlay or LocalStore(self.cache)
+        return self.overlay or self.shared or LocalStore(self.cache)
 
 
 def open_workspace(root: Path, sources: Path | None = None) -> Workspace:

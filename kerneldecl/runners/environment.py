@@ -42,6 +42,9 @@ _KEPT = frozenset(
 _KEPT_PREFIXES = ("LC_", "CUDA", "NVIDIA_", "NVCC_", "TVM_", "KERNELDECL_", "OMP_", "OPENBLAS_", "MKL_")
 """Variables of CUDA, of TVM and of libraries with threads; LD_PRELOAD, PYTHONSTARTUP and what rules may want to know are not among them."""
 
+_SECRET = frozenset({"KERNELDECL_SIGNING_KEY"})
+"""Variables that are for builds, not for what they run."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent / "__init__.py"
 # The package is found by its own path: its folder may be the current one, which is not to be searched.
 _BOOT = """\
@@ -62,7 +65,8 @@ def command(*arguments: str) -> list[str]:
 
 def clean_environment(environment: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a worker gets. What can change a result is in a key, and variables are in none."""
-    kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    wanted = (name for name in environment if (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and name not in _SECRET)
+    kept = {name: environment[name] for name in wanted}
     # An empty entry stands for the current folder, and nobody has written it on purpose.
     folders = [str(Path(folder).resolve()) for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return {**kept, **({"PYTHONPATH": os.pathsep.join(folders)} if folders else {}), **added}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kerneldecl.planning.plan import MEASURING, VERIFYING, EntryPlan, reference, tolerance
 from kerneldecl.serial import trial_to_json
+from kerneldecl.stages.exchange import shared_with_workers
 from kerneldecl.stages.session import Session
 from kerneldecl.store.keys import build_manifest, symbol
 from kerneldecl.tuning.earlier import Earlier, Known
@@ -25,6 +26,7 @@ def task_of(session: Session, entry: EntryPlan, folder: Path) -> Task:
     return Task(
         root=session.workspace.sources,
         cache=session.workspace.cache,
+        shared=shared_with_workers(session.workspace),
         workload=entry.workload,
         arch=entry.arch,
         groups=entry.groups,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kerneldecl.model import SPECIALIZE
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.stages.conclude import conclude
+from kerneldecl.stages.exchange import in_own_order, is_left_to_another, not_tuned_by_others, was_tuned_elsewhere
 from kerneldecl.stages.session import Session
 from kerneldecl.stages.tasks import reporter, task_of, with_known
 from kerneldecl.store.local import Record
@@ -52,8 +53,23 @@ def tune_in_turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) 
         return isinstance(store.read("tune", entry.action("tune").key, is_local=entry.arch.is_detected), Record)
 
     with exclusive(session.workspace.cache / "tune.lock", "tuning in this workspace", say, wait=session.options.wait):
-        for turn in _turns(session, [entry for entry in waiting if not is_tuned(entry)], folder):
+        here = in_own_order(session, [entry for entry in waiting if not is_tuned(entry)])
+        for entry in not_tuned_by_others(session, _tune_here(session, here, folder)):
+            for turn in _turns(session, [entry], folder):
+                _tune_entry(session, turn)
+
+
+def _tune_here(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> list[EntryPlan]:
+    """Tune what no other machine has tuned meanwhile; return what others say they are tuning."""
+    left: list[EntryPlan] = []
+    for turn in _turns(session, waiting, folder):
+        if was_tuned_elsewhere(session, turn.entry):
+            continue
+        if is_left_to_another(session, turn.entry):
+            left.append(turn.entry)
+        else:
             _tune_entry(session, turn)
+    return left
 
 
 def _turns(session: Session, waiting: Sequence[EntryPlan], folder: Path) -> Iterator[Turn]:
@@ -88,3 +104,5 @@ def _tune_entry(session: Session, turn: Turn) -> None:
     for failed in (t for t in outcome.trials if t.candidate.template == SPECIALIZE and t.failure):
         session.report(Note(f"{entry.entry}: {failed.candidate} of {entry.workload.specialize}: {failed.failure}"))
     conclude(session, entry, task, outcome)
+    if session.workspace.shared:
+        session.workspace.shared.share()

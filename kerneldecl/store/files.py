@@ -25,18 +25,28 @@ _IGNORED = """\
 
 def write_whole(path: Path, content: bytes | str, *, durable: bool) -> None:
     """Replace a file, or make it and its folders. A `durable` one is on the disk before it takes its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = locked_file(path.parent, ".", _PART)
+    descriptor, part = _new_part(path.parent)
+    has_name = False
     with os.fdopen(descriptor, "wb") as file:  # locked until it has its name
         try:
             file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             if durable:
-                os.fsync(file.fileno())
-            part.chmod(0o644)
+                os.fsync(descriptor)
+            os.fchmod(descriptor, 0o644)
             part.replace(path)
+            has_name = True
         finally:
-            part.unlink(missing_ok=True)  # still there only if something went wrong
+            if not has_name:
+                part.unlink(missing_ok=True)
+
+
+def _new_part(folder: Path) -> tuple[int, Path]:
+    try:
+        return locked_file(folder, ".", _PART)
+    except FileNotFoundError:  # seldom: of a thousand files that are written, one is the first of its folder
+        folder.mkdir(parents=True, exist_ok=True)
+        return locked_file(folder, ".", _PART)
 
 
 def locked_file(folder: Path, prefix: str, suffix: str) -> tuple[int, Path]:

@@ -68,7 +68,7 @@ class LocalStore:
             return Miss(f"{_shown(Path(path))} cannot be read: {error.strerror}")
         except UnsafeFileError as error:
             return Miss(f"{_shown(Path(path))} {error}")
-        return _sound(content, kind, record_key) or _parsed(content, kind, record_key, _shown(Path(path)))
+        return judged(content, kind, record_key, _shown(Path(path)))
 
     def all(self, kind: str, *, is_local: bool) -> Iterator[Record]:
         """Yield the sound records of a kind, in the order of their keys."""
@@ -127,6 +127,11 @@ class LocalStore:
 
 def _shown(path: Path) -> str:
     return "/".join(path.parts[-4:])
+
+
+def judged(content: bytes, kind: str, record_key: str, shown: str) -> Record | Miss:
+    """Return the record that a text holds, or what is wrong with it, as a sentence about what is `shown`."""
+    return _sound(content, kind, record_key) or _parsed(content, kind, record_key, shown)
 
 
 def _sound(content: bytes, kind: str, record_key: str) -> Record | None:

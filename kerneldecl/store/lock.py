@@ -6,6 +6,7 @@ Knows nothing of what is done meanwhile.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 _POLL_SECS = 0.05
+_IN_USE = "in-use.lock"
 _LONGEST_HOLDER = 1 << 10
 
 
@@ -49,6 +51,35 @@ def exclusive_of(paths: Sequence[Path], purpose: str, say: Callable[[str], None]
         yield path
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep what a store holds from being collected; several builds can do so at a time. Wait while it is being collected."""
+    with _flocked(folder, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def unused(folder: Path) -> Iterator[None]:
+    """Keep builds from beginning; raise LockHeldError if one is at work."""
+    try:
+        with _flocked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield
+    except BlockingIOError:
+        raise LockHeldError("a build is at work here, and may need what would be removed; run again when it is done") from None
+
+
+@contextlib.contextmanager
+def _flocked(folder: Path, how: int) -> Iterator[None]:
+    """Hold a lock that the kernel releases when the process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _acquired(paths: Sequence[Path]) -> tuple[Path, FileLock] | None:

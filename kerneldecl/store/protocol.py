@@ -6,10 +6,18 @@ Knows nothing of where records and blobs are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kerneldecl.store.local import Miss, Record
 from kerneldecl.store.record_text import Result
+
+
+class Wanted(NamedTuple):
+    """A record by its kind and key, and whether it is kept apart from those that can be shared."""
+
+    kind: str
+    key: str
+    is_local: bool
 
 
 class Store(Protocol):

@@ -53,6 +53,8 @@ class Task:
     """Folder of the sources: rules, policies, templates, and the files that attributes name."""
     cache: Path
     """Folder of the store."""
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """URL and trusted keys of the cache that workers read from, where one is used."""
     workload: Workload
     arch: Arch
     groups: tuple[Group, ...]
@@ -84,7 +86,7 @@ class Task:
     @property
     def spec(self) -> dict[str, Any]:
         """Return what a worker needs to know of the workload to lower it and to make its inputs."""
-        where = {"root": str(self.root), "cache": str(self.cache)}
+        where = {"root": str(self.root), "cache": str(self.cache), **({"shared": self.shared} if self.shared else {})}
         names = {**where, "rule": self.workload.rule, "attrs": dict(self.workload.attrs), **self.workload.nan_field}
         custom = {SPECIALIZE: self.workload.specialize} if self.workload.specialize else {}
         return {**names, "computation": self.lowered.computation, **keys.named(self.lowered.names), **custom}

@@ -1,0 +1,56 @@
+"""Owns what is read of git: files of a revision, and which files git keeps.
+
+Knows nothing of what they hold. Where there is no git, or no repository, there are no such files.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+_SECS = 60
+
+
+def git_files(root: Path, revision: str, names: Iterable[str]) -> list[bytes | None]:
+    """Return the files of a revision, None for each that it does not have, or where there is no such revision."""
+    asked = [f"{revision}:./{name}" for name in names]
+    if not all(line.isprintable() for line in asked):
+        return [None for _ in asked]
+    found = list(_answers(_said(root, ["cat-file", "--batch"], "".join(f"{line}\n" for line in asked))))
+    return found if len(found) == len(asked) else [None for _ in asked]
+
+
+def _answers(output: bytes) -> Iterator[bytes | None]:
+    """Yield the contents that `git cat-file --batch` gives: each behind a line of name, kind and size, and before a line end."""
+    while output:
+        line, _, output = output.partition(b"\n")
+        fields = line.rsplit(b" ", 2)  # what is missing has "missing" for its size
+        if fields[1:2] == [b"blob"] and fields[-1].isdigit():
+            size = int(fields[-1])
+            yield output[:size]
+            output = output[size + 1 :]
+        else:
+            yield None
+
+
+def tracked_files(root: Path, folder: str) -> frozenset[Path]:
+    """Return the files below a folder that git keeps."""
+    names = _said(root, ["ls-files", "-z", "--", folder]).split(b"\0")
+    return frozenset(root / os.fsdecode(name) for name in names if name)
+
+
+def _said(root: Path, arguments: Sequence[str], told: str = "") -> bytes:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],  # noqa: S607  whichever git the user has
+            cwd=root,
+            input=told.encode(),
+            capture_output=True,
+            timeout=_SECS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout
