@@ -17,7 +17,6 @@ from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
 from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
-from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
@@ -58,7 +57,6 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         SplitLinears(),
         JoinLinears(),
         UseRules(fuses),
-        SplitGroupNorms(),
         AccumulateInFloat32(),  # what no rule does
         SeparateGates(),  # by views, which NormalizeViews would remove
         relax.transform.DeadCodeElimination(),
