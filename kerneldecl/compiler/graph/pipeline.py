@@ -17,6 +17,7 @@ from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
 from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
+from kerneldecl.compiler.graph.instance_norms import InstanceNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
@@ -39,6 +40,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         ExpandAttention(),
         FoldIndices(),
         RecognizePatterns(),
+        InstanceNorms(),
         NormalizeViews(),
         FoldConstants(),
         FoldBatchNorm(),  # knows convolutions as they were imported
