@@ -13,6 +13,8 @@ from kerneldecl.model import Candidate, Gpu, IterSpace, dtype_bytes
 
 STATISTICS = 2
 """Numbers that thread blocks leave of a group: the sum of its elements and that of their squares."""
+FACTORS = 3
+"""Numbers that a group's elements are computed with: its mean, 1 / sqrt(variance + eps), and the element that distances are counted from."""
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
 
@@ -84,9 +86,9 @@ class GpuGroupNormParams(NamedTuple):
         return -(-self.vectors(sizes) // (self.chunks * self.rows))
 
     def smem_bytes(self, sizes: GroupNormSizes) -> int:
-        """Return the shared memory of a thread block: sums of all rows, then of all groups, which the partial sums replace."""
+        """Return the shared memory of a thread block: sums of all rows, in whose place those of chunks come, and factors of all groups."""
         groups = self.block_groups(sizes)
-        return 4 * STATISTICS * (max(self.rows * self.cells(sizes), self.parts(sizes) * groups) + groups)
+        return 4 * (STATISTICS * max(self.rows * self.cells(sizes), self.parts(sizes) * groups) + FACTORS * groups)
 
     def parts(self, sizes: GroupNormSizes) -> int:
         """Return among how many threads the sums of one group's chunks are shared."""

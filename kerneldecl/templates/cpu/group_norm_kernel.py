@@ -22,7 +22,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder.ir import prim_func
 
 from kerneldecl.analysis.cpu_params import CpuGroupNormParams
-from kerneldecl.analysis.group_norm import STATISTICS, GroupNormSizes
+from kerneldecl.analysis.group_norm import FACTORS, STATISTICS, GroupNormSizes
 from kerneldecl.compiler.group_norm import GroupNormSpec, activated
 from kerneldecl.templates.cpu.vectors import in_float32, load, loop, parallel, rounded, spread, store, variable
 
@@ -38,7 +38,7 @@ class GroupNormKernel:
     sums: Any
     """Sums and those of squares, [task of an image, 2, channel or 1]."""
     factors: Any
-    """What is subtracted from a channel's elements and what they are multiplied by, [image, 2, channel]."""
+    """What is subtracted from a channel's elements, what they are multiplied by, and what is added, [image, 3, channel]."""
 
     @property
     def sizes(self) -> GroupNormSizes:
@@ -77,7 +77,7 @@ def build(spec: GroupNormSpec, params: CpuGroupNormParams, lanes: int) -> tvm.IR
         args = {name: T.decl_buffer((math.prod(map(int, arg.shape)),), str(arg.dtype), data=arg.data) for name, arg in given.items()}
         kept = sizes.channels if spec.is_channels_last else 1
         sums = T.alloc_buffer((sizes.images * tasks, STATISTICS, kept), "float32")
-        factors = T.alloc_buffer((sizes.images, STATISTICS, sizes.channels), "float32")
+        factors = T.alloc_buffer((sizes.images, FACTORS, sizes.channels), "float32")
         kernel = GroupNormKernel(spec, params, lanes, args, sums, factors)
         with _tasks(kernel) as (image, task):
             (_sum_pixels if spec.is_channels_last else _sum_channel)(kernel, image, task)
@@ -208,22 +208,21 @@ def _factors(kernel: GroupNormKernel, image: Any, group: Any) -> None:
     T.buffer_store(deviation, T.float32(1) / tirx.sqrt(above + T.float32(kernel.spec.eps)), [0])
     with loop(sizes.size) as at:
         channel = group * sizes.size + at
-        T.buffer_store(kernel.factors, kernel.first(image, channel) + mean[0], [image, 0, channel])
-        T.buffer_store(kernel.factors, in_float32(kernel.args["gamma"][channel]) * deviation[0], [image, 1, channel])
+        scale = in_float32(kernel.args["gamma"][channel]) * deviation[0]
+        shift = in_float32(kernel.args["beta"][channel]) - mean[0] * scale
+        for at, factor in enumerate((kernel.first(image, channel), scale, shift)):
+            T.buffer_store(kernel.factors, factor, [image, at, channel])
 
 
 def _normalise_pixels(kernel: GroupNormKernel, image: Any, block: Any) -> None:
     sizes = kernel.sizes
     begin, count = kernel.pixels(block)
-    shifts = T.alloc_buffer((sizes.channels,), "float32")
-    with loop(sizes.channels) as channel:
-        T.buffer_store(shifts, in_float32(kernel.args["beta"][channel]), [channel])
     with loop(count) as pixel:
         offset = T.bind((image * sizes.pixels + begin + pixel) * sizes.channels)
 
         def element(channel: Any, lanes: int) -> None:
-            mean, scale = (_at(kernel.factors, (image, k, channel), lanes) for k in range(STATISTICS))
-            _store_result(kernel, offset + channel, (mean, scale, _at(shifts, (channel,), lanes)), lanes)
+            factors = [_at(kernel.factors, (image, at, channel), lanes) for at in range(FACTORS)]
+            _store_result(kernel, offset + channel, factors, lanes)
 
         _vectors(sizes.channels, kernel.lanes, element)
 
@@ -231,20 +230,19 @@ def _normalise_pixels(kernel: GroupNormKernel, image: Any, block: Any) -> None:
 def _normalise_channel(kernel: GroupNormKernel, image: Any, channel: Any) -> None:
     sizes = kernel.sizes
     offset = T.bind((image * sizes.channels + channel) * sizes.pixels)
-    given = (*(kernel.factors[image, k, channel] for k in range(STATISTICS)), in_float32(kernel.args["beta"][channel]))
-    factors = variable(len(given))
-    for at, value in enumerate(given):
-        T.buffer_store(factors, value, [at])
+    factors = variable(FACTORS)
+    for at in range(FACTORS):
+        T.buffer_store(factors, kernel.factors[image, at, channel], [at])
 
     def element(pixel: Any, lanes: int) -> None:
-        _store_result(kernel, offset + pixel, tuple(_wide(factors[at], lanes) for at in range(len(given))), lanes)
+        _store_result(kernel, offset + pixel, [_wide(factors[at], lanes) for at in range(FACTORS)], lanes)
 
     _vectors(sizes.pixels, kernel.lanes, element)
 
 
-def _store_result(kernel: GroupNormKernel, offset: Any, factors: tuple[Any, ...], lanes: int) -> None:
-    """Normalise neighbouring elements, of which the factors are mean, scale and shift."""
-    mean, scale, shift = factors
+def _store_result(kernel: GroupNormKernel, offset: Any, factors: list[Any], lanes: int) -> None:
+    """Normalise neighbouring elements: subtract the first factor, multiply by the second, add the third."""
+    first, scale, shift = factors
     value = variable(lanes)
-    _put(value, (0,), (_at(kernel.args["X"], (offset,), lanes) - mean) * scale + shift, lanes)
+    _put(value, (0,), (_at(kernel.args["X"], (offset,), lanes) - first) * scale + shift, lanes)
     _put(kernel.args["Y"], (offset,), activated(kernel.spec.activation, _at(value, (0,), lanes)), lanes)

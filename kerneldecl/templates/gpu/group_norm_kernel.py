@@ -5,7 +5,7 @@ Knows nothing of how parameters are chosen.
 Threads stand in rows. Where channels are last, a row covers the channels of whole groups, and each thread has neighbouring channels, of
 which it keeps sums apart; rows take different pixels. Where pixels are last, a group is one stretch of memory, and a thread block has one
 row. Sums are of distances to the group's first element, so that their squares lose nothing to a large mean (Chan, Golub, LeVeque, Algorithms
-for computing the sample variance, 1983). Each sum has one order.
+for computing the sample variance, 1983); so is what is scaled. Each sum has one order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
-from kerneldecl.analysis.group_norm import STATISTICS
+from kerneldecl.analysis.group_norm import FACTORS, STATISTICS
 from kerneldecl.compiler.group_norm import activated
 from kerneldecl.templates.gpu.group_norm_config import Args, Block, GroupNormKernel
 from kerneldecl.templates.hopper.epilogue import meta_vars
@@ -40,7 +40,7 @@ def _smem(kernel: GroupNormKernel) -> tuple[Any, Any]:
     params, groups = kernel.params, STATISTICS * kernel.groups
     pool = T.SMEMPool()
     cells = pool.alloc((max(STATISTICS * params.rows * kernel.cells, params.parts(kernel.sizes) * groups),), "float32", align=16)
-    found = pool.alloc((groups,), "float32", align=16)
+    found = pool.alloc((FACTORS * kernel.groups,), "float32", align=16)
     pool.commit()
     return cells, found
 
@@ -166,19 +166,19 @@ def _combine_chunks(block, workspace, cells, found):
 
 @T.inline
 def _to_factors(block, found):
-    """Make of the sums of each group its mean and 1 / sqrt(variance + eps)."""
+    """Make of the sums of each group its mean, as a distance to its first element, 1 / sqrt(variance + eps), and that element."""
     kernel, params = T.meta_var((block.kernel, block.kernel.params))
     T.cuda.cta_sync()
     for i in T.serial(-(-kernel.groups // params.threads)):
         group = T.meta_var(i * params.threads + block.thread)
         if group < kernel.groups:
-            first: T.float32 = T.cast(block.args.x[block.first_element(block.first_group + group)], "float32")
             mean: T.float32 = found[group] * T.float32(1 / kernel.group_elements)
             square: T.float32 = found[kernel.groups + group] * T.float32(1 / kernel.group_elements)
             variance: T.float32 = square - mean * mean
-            found[group] = first + mean
+            found[group] = mean
             # What rounding leaves below zero is zero; NaN stays.
             found[kernel.groups + group] = T.rsqrt(T.Select(variance < T.float32(0), T.float32(0), variance) + T.float32(kernel.spec.eps))
+            found[2 * kernel.groups + group] = T.cast(block.args.x[block.first_element(block.first_group + group)], "float32")
     T.cuda.cta_sync()
 
 
@@ -186,27 +186,27 @@ def _to_factors(block, found):
 def _normalise(block, held, found):
     """Normalise a thread's elements, of which the first batch is loaded, and store them."""
     kernel, params, sizes = meta_vars((block.kernel, block.kernel.params, block.kernel.sizes))
-    mean, scale, shift = [T.meta_var(T.alloc_local((kernel.kept,), "float32")) for _ in range(3)]
+    first, scale, shift = [T.meta_var(T.alloc_local((kernel.kept,), "float32")) for _ in range(3)]
     out = T.alloc_local((params.width,), kernel.spec.dtype)
     if kernel.spec.is_channels_last:
         for w in T.unroll(params.width):
             channel = T.meta_var(T.min(block.first_channel + w, sizes.channels - 1))
             group = T.meta_var(channel // sizes.size - block.first_group)
-            mean[w] = found[group]
+            first[w] = found[2 * kernel.groups + group]
             scale[w] = found[kernel.groups + group] * T.cast(block.args.gamma[channel], "float32")
-            shift[w] = T.cast(block.args.beta[channel], "float32")
+            shift[w] = T.cast(block.args.beta[channel], "float32") - found[group] * scale[w]
     for batch in T.serial(-(-kernel.steps // params.unroll)):
         for u in T.unroll(params.unroll):
             step = T.meta_var(batch * params.unroll + u)
             if T.And(step < kernel.steps, block.has(step)):
                 if not kernel.spec.is_channels_last:
                     channel = T.meta_var(block.first_group * sizes.size + block.within(step) // sizes.pixels)
-                    mean[0] = found[0]
+                    first[0] = found[2]
                     scale[0] = found[1] * T.cast(block.args.gamma[channel], "float32")
-                    shift[0] = T.cast(block.args.beta[channel], "float32")
+                    shift[0] = T.cast(block.args.beta[channel], "float32") - found[0] * scale[0]
                 for w in T.unroll(params.width):
                     at = T.meta_var(w % kernel.kept)
-                    value: T.float32 = (T.cast(held[u * params.width + w], "float32") - mean[at]) * scale[at] + shift[at]
+                    value: T.float32 = (T.cast(held[u * params.width + w], "float32") - first[at]) * scale[at] + shift[at]
                     out[w] = _result(kernel, value)
                 for w in T.vectorized(params.width):
                     block.args.y[block.offset(step) + w] = out[w]
