@@ -14,7 +14,7 @@ from kerneldecl.model import Candidate, Gpu, IterSpace, dtype_bytes
 STATISTICS = 2
 """Numbers that thread blocks leave of a group: the sum of its elements and that of their squares."""
 FACTORS = 3
-"""Numbers that a group's elements are computed with: its mean, 1 / sqrt(variance + eps), and the element that distances are counted from."""
+"""Numbers that a group's elements are computed with: mean, 1 / sqrt(variance + eps), and the element that distances are counted from."""
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
 

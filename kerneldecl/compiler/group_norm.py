@@ -106,7 +106,7 @@ def group_norm(spec: GroupNormSpec) -> list[Any]:
         deviation = tirx.rsqrt(squares(image, group) / count + eps)
         return (wide(x(*index)) - mean(image, group)) * deviation * wide(gamma(channel)) + wide(beta(channel))
 
-    sums = te.compute(rows, over_group(lambda image, group, index: wide(x(*index))), name="sums")
+    sums = te.compute(rows, over_group(lambda _image, _group, index: wide(x(*index))), name="sums")
     mean = te.compute(rows, lambda image, group: sums(image, group) / count, name="mean")
     squares = te.compute(rows, over_group(square), name="squares")
     scaled = te.compute(spec.shape, normalised, name="normalised")

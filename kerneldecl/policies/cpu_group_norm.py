@@ -12,7 +12,16 @@ from kerneldecl.analysis.cpu_params import CpuGroupNormParams
 from kerneldecl.analysis.group_norm import GroupNormSizes, group_norm_of, takes
 from kerneldecl.model import Arch, Cpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies.cpu.time_model import compute_lanes
-from kerneldecl.policies.cpu.traffic_secs import COMBINE_CYCLES, LOOP_CYCLES, Stream, Timed, access_cycles, ranked, stream_secs, vector_cycles
+from kerneldecl.policies.cpu.traffic_secs import (
+    COMBINE_CYCLES,
+    LOOP_CYCLES,
+    Stream,
+    Timed,
+    access_cycles,
+    ranked,
+    stream_secs,
+    vector_cycles,
+)
 
 TEMPLATES = ("cpu_group_norm",)
 AUTO = {"cpu": 35}

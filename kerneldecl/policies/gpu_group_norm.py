@@ -23,7 +23,7 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 32)
 """Steps of a thread where several thread blocks share groups."""
 UNROLL = (4, 8)
 OTHER_REGISTERS = 30
-"""Registers of a thread besides loaded elements and what it keeps for its channels. With 32 loaded float16 and 8 channels, nvcc takes 51 for
+"""Registers of a thread besides loaded elements and its channels' sums. With 32 loaded float16 and 8 channels, nvcc takes 51 for the
 sums and 76 for the normalisation (sm_90)."""
 SUM_FLOPS, RESULT_FLOPS = 8.0, 18.0
 """Cost of an element in operations, two for an instruction: convert, subtract, add, multiply-add; those, and silu, convert."""

@@ -22,7 +22,8 @@ from kerneldecl.analysis.group_norm import GpuGroupNormParams, takes
 from kerneldecl.compiler.group_norm import read_group_norm
 from kerneldecl.compiler.passes.dependent_launch import supports_pdl
 from kerneldecl.model import Arch, Value
-from kerneldecl.templates.gpu.group_norm_kernel import GroupNormKernel, build
+from kerneldecl.templates.gpu.group_norm_config import GroupNormKernel
+from kerneldecl.templates.gpu.group_norm_kernel import build
 from kerneldecl.templates.shared.fast_parse import fast_parsing
 
 

@@ -27,7 +27,7 @@ class InstanceNorms(Rewriter):
         narrow = self.producer(call.args[0], "relax.astype")
         norm = self.producer(call.args[0] if narrow is None else narrow.args[0], "relax.nn.instance_norm")
         joined = (1, shape[0] * shape[1], *shape[2:])
-        if norm is None or static_shape(norm) != joined or int(norm.attrs.channel_axis) != 1 or not (norm.attrs.center and norm.attrs.scale):
+        if norm is None or static_shape(norm) != joined or int(norm.attrs.channel_axis) != 1:
             return call
         pixels = list(range(2, len(shape)))
         wide = self.producer(norm.args[0], "relax.astype")
@@ -35,7 +35,7 @@ class InstanceNorms(Rewriter):
         weights = [self._of_one_image(weight, shape[1]) for weight in norm.args[1:]]
         if flat is None or static_shape(flat.args[0]) != shape or {int(axis) for axis in norm.attrs.axes} - {0} != set(pixels):
             return call
-        if any(weight is None for weight in weights):
+        if any(weight is None for weight in weights) or not (norm.attrs.center and norm.attrs.scale):
             return call
         x = flat.args[0] if wide is None else self.emitted(op.astype(flat.args[0], dtype_of(wide)))
         result = op.nn.instance_norm(x, *weights, channel_axis=1, axes=pixels, epsilon=float(norm.attrs.epsilon))

@@ -114,9 +114,7 @@ class UseRules(ViewRewriter):
         text = json.dumps({"rule": use.rule, "attrs": use.attrs})
         place = self._place(use, last)
         if text not in self._functions:
-            func = (
-                canonical.lower(use.instance)["main"].without_attr("global_symbol").with_attr("op_pattern", OPAQUE).with_attr(RULE, text)
-            )
+            func = canonical.lower(use.instance)["main"].without_attr("global_symbol").with_attr("op_pattern", OPAQUE).with_attr(RULE, text)
             self._functions[text] = self.builder_.add_func(func, symbol(place))
         taken = {other for others in self._places.values() for other in others}
         numbered = (place if number == 1 else f"{place}_{number}" for number in range(1, len(taken) + 2))

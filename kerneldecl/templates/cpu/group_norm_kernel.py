@@ -9,6 +9,7 @@ variance, 1983). Each sum has one order.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,9 +128,7 @@ def _sum_pixels(kernel: GroupNormKernel, image: Any, block: Any) -> None:
         T.buffer_store(distances, kernel.first(image, channel), [channel])
 
     def together(first: Any, vectors: int, width: int) -> None:
-        sums = [[variable(width) for _ in range(vectors)] for _ in range(STATISTICS)]
-        for each in (one for several in sums for one in several):
-            _put(each, (0,), _wide(T.float32(0), width), width)
+        sums = _zeros(vectors, width)
         with loop(count) as pixel:
             offset = T.bind((image * sizes.pixels + begin + pixel) * sizes.channels + first)
             for at in range(vectors):
@@ -148,6 +147,14 @@ def _sum_pixels(kernel: GroupNormKernel, image: Any, block: Any) -> None:
         _vectors(sizes.channels - covered, lanes, lambda first, width: together(T.bind(covered + first), 1, width))
 
 
+def _zeros(count: int, width: int) -> list[list[Any]]:
+    """Return variables for sums, and as many for those of squares, that are zero."""
+    sums = [[variable(width) for _ in range(count)] for _ in range(STATISTICS)]
+    for each in itertools.chain.from_iterable(sums):
+        _put(each, (0,), _wide(T.float32(0), width), width)
+    return sums
+
+
 def _add(sums: list[list[Any]], at: int, element: Any, width: int) -> None:
     """Add an element to a sum, and its square to another."""
     name = variable(width)
@@ -162,21 +169,15 @@ def _sum_channel(kernel: GroupNormKernel, image: Any, channel: Any) -> None:
     offset = T.bind((image * sizes.channels + channel) * sizes.pixels)
     first = variable(1)
     T.buffer_store(first, kernel.first(image, channel), [0])
-    total = [[variable(1)] for _ in range(STATISTICS)]
-    for each in total:
-        T.buffer_store(each[0], T.float32(0), [0])
+    total, sums = _zeros(1, 1), _zeros(tile, lanes)
     whole = sizes.pixels // (tile * lanes)
     if whole:
-        sums = [[variable(lanes) for _ in range(tile)] for _ in range(STATISTICS)]
-        for each in (one for several in sums for one in several):
-            store(each, (0,), spread(0.0, lanes))
         with loop(whole) as step:
             for at in range(tile):
                 _add(sums, at, load(kernel.args["X"], (offset + (step * tile + at) * lanes,), lanes) - spread(first[0], lanes), lanes)
-        for k in range(STATISTICS):
-            for each in sums[k]:
-                for lane in range(lanes):
-                    T.buffer_store(total[k][0], total[k][0][0] + each[lane], [0])
+        for (result,), several in zip(total, sums, strict=True):
+            for each, lane in itertools.product(several, range(lanes)):
+                T.buffer_store(result, result[0] + each[lane], [0])
     if sizes.pixels > whole * tile * lanes:
         with loop(sizes.pixels - whole * tile * lanes) as rest:
             _add(total, 0, in_float32(kernel.args["X"][offset + whole * tile * lanes + rest]) - first[0], 1)
@@ -210,8 +211,8 @@ def _factors(kernel: GroupNormKernel, image: Any, group: Any) -> None:
         channel = group * sizes.size + at
         scale = in_float32(kernel.args["gamma"][channel]) * deviation[0]
         shift = in_float32(kernel.args["beta"][channel]) - mean[0] * scale
-        for at, factor in enumerate((kernel.first(image, channel), scale, shift)):
-            T.buffer_store(kernel.factors, factor, [image, at, channel])
+        for place, factor in enumerate((kernel.first(image, channel), scale, shift)):
+            T.buffer_store(kernel.factors, factor, [image, place, channel])
 
 
 def _normalise_pixels(kernel: GroupNormKernel, image: Any, block: Any) -> None:

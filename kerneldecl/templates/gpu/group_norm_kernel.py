@@ -4,8 +4,8 @@ Knows nothing of how parameters are chosen.
 
 Threads stand in rows. Where channels are last, a row covers the channels of whole groups, and each thread has neighbouring channels, of
 which it keeps sums apart; rows take different pixels. Where pixels are last, a group is one stretch of memory, and a thread block has one
-row. Sums are of distances to the group's first element, so that their squares lose nothing to a large mean (Chan, Golub, LeVeque, Algorithms
-for computing the sample variance, 1983); so is what is scaled. Each sum has one order.
+row. Sums are of distances to the group's first element, so that their squares lose nothing to a large mean (Chan, Golub, LeVeque,
+Algorithms for computing the sample variance, 1983); so is what is scaled. Each sum has one order.
 """
 
 from __future__ import annotations
@@ -183,33 +183,47 @@ def _to_factors(block, found):
 
 
 @T.inline
+def _take_factors(block, found, place, factors):
+    """Take what a channel's elements are computed with, in a place of a thread's registers."""
+    w, channel, group = meta_vars(place)
+    first, scale, shift = meta_vars(factors)
+    groups = T.meta_var(block.kernel.groups)
+    first[w] = found[2 * groups + group]
+    scale[w] = found[groups + group] * T.cast(block.args.gamma[channel], "float32")
+    shift[w] = T.cast(block.args.beta[channel], "float32") - found[group] * scale[w]
+
+
+@T.inline
+def _store(block, held, u, offset, factors):
+    """Normalise the elements of a thread's `u`-th vector, and store them."""
+    kernel, params = T.meta_var((block.kernel, block.kernel.params))
+    first, scale, shift = meta_vars(factors)
+    out = T.alloc_local((params.width,), kernel.spec.dtype)
+    for w in T.unroll(params.width):
+        at = T.meta_var(w % kernel.kept)
+        value: T.float32 = (T.cast(held[u * params.width + w], "float32") - first[at]) * scale[at] + shift[at]
+        out[w] = _result(kernel, value)
+    for w in T.vectorized(params.width):
+        block.args.y[offset + w] = out[w]
+
+
+@T.inline
 def _normalise(block, held, found):
     """Normalise a thread's elements, of which the first batch is loaded, and store them."""
     kernel, params, sizes = meta_vars((block.kernel, block.kernel.params, block.kernel.sizes))
     first, scale, shift = [T.meta_var(T.alloc_local((kernel.kept,), "float32")) for _ in range(3)]
-    out = T.alloc_local((params.width,), kernel.spec.dtype)
     if kernel.spec.is_channels_last:
         for w in T.unroll(params.width):
             channel = T.meta_var(T.min(block.first_channel + w, sizes.channels - 1))
-            group = T.meta_var(channel // sizes.size - block.first_group)
-            first[w] = found[2 * kernel.groups + group]
-            scale[w] = found[kernel.groups + group] * T.cast(block.args.gamma[channel], "float32")
-            shift[w] = T.cast(block.args.beta[channel], "float32") - found[group] * scale[w]
+            _take_factors(block, found, (w, channel, channel // sizes.size - block.first_group), (first, scale, shift))
     for batch in T.serial(-(-kernel.steps // params.unroll)):
         for u in T.unroll(params.unroll):
             step = T.meta_var(batch * params.unroll + u)
             if T.And(step < kernel.steps, block.has(step)):
                 if not kernel.spec.is_channels_last:
                     channel = T.meta_var(block.first_group * sizes.size + block.within(step) // sizes.pixels)
-                    first[0] = found[2]
-                    scale[0] = found[1] * T.cast(block.args.gamma[channel], "float32")
-                    shift[0] = T.cast(block.args.beta[channel], "float32") - found[0] * scale[0]
-                for w in T.unroll(params.width):
-                    at = T.meta_var(w % kernel.kept)
-                    value: T.float32 = (T.cast(held[u * params.width + w], "float32") - first[at]) * scale[at] + shift[at]
-                    out[w] = _result(kernel, value)
-                for w in T.vectorized(params.width):
-                    block.args.y[block.offset(step) + w] = out[w]
+                    _take_factors(block, found, (0, channel, 0), (first, scale, shift))
+                _store(block, held, u, block.offset(step), (first, scale, shift))
         if batch + 1 < -(-kernel.steps // params.unroll):
             _load(block, held, batch + 1)
 

@@ -239,8 +239,6 @@ def test_a_module_without_convolutions_keeps_its_layout() -> None:
     assert after(mod, *GRAPH_PASSES) == {"mean": 1}
 
 
-
-
 @pytest.mark.parametrize(
     ("reduce", "expected"),
     [(relax.op.sum, 0), (relax.op.prod, 1), (relax.op.max, -np.inf), (relax.op.min, np.inf), (relax.op.mean, np.nan)],
@@ -296,7 +294,7 @@ def test_a_group_norm_of_16_bits_that_is_computed_in_32_is_one_of_16() -> None:
 
     (attrs,) = rules(UseRules()(module(build)))
     assert (attrs["dtype"], attrs["activation"], attrs["groups"]) == ("float16", "silu", 2)
-    finer = module(lambda b, x: nn.group_norm(x, relax.const(np.full(6, 1 / 3, "float32")), random(6), 2, 1, [2, 3]))
+    finer = module(lambda _, x: nn.group_norm(x, relax.const(np.full(6, 1 / 3, "float32")), random(6), 2, 1, [2, 3]))
     assert rules(UseRules()(finer))[0].get("dtype", "float32") == "float32"
 
 

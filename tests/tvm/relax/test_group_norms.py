@@ -1,4 +1,4 @@
-"""torch's group and instance norms in a residual block of a diffusion model: one entry each, and a deployed block computes what torch does."""
+"""torch's group and instance norms in a diffusion model's residual block: one entry each, and a deployed block computes what torch does."""
 
 from __future__ import annotations
 
