@@ -53,3 +53,17 @@ class CpuAttentionParams(NamedTuple):
 
     def candidate(self) -> Candidate:
         return Candidate.of("cpu_attention", self._asdict())
+
+
+class CpuGroupNormParams(NamedTuple):
+    """The parameters of `cpu_group_norm`."""
+
+    vectors: int
+    """Vectors of elements, and of their squares, that a task adds up side by side."""
+    block: int
+    """Pixels of a task where channels are last."""
+    parallel: bool
+    """Whether tasks run on all cores."""
+
+    def candidate(self) -> Candidate:
+        return Candidate.of("cpu_group_norm", self._asdict())

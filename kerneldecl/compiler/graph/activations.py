@@ -15,6 +15,7 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.named_constants import scalar_of
+from kerneldecl.compiler.graph.rewriting import dtype_of
 
 ACTIVATIONS: Mapping[str, str] = {
     "relax.nn.relu": "relu",
@@ -25,6 +26,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "relax.tanh": "tanh",
 }
 """Activations that are one operator."""
+_HALVES = frozenset({"float16", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,18 @@ class Activation:
 def activation_of(graph: Dataflow, value: relax.Var) -> Activation | None:
     """Return the longest activation that alone reads a value; None where there is none."""
     return _hard_swish(graph, value) or _hard_sigmoid(graph, value) or _relu6(graph, value) or _single(graph, value)
+
+
+def wide_activation_of(graph: Dataflow, value: relax.Var) -> Activation | None:
+    """Return an activation of a 16-bit value that is cast to float32 before it and back after it, with the casts; None for another."""
+    wide = graph.only_reader(value)
+    if wide is None or graph.operator(wide) != "relax.astype" or dtype_of(value) not in _HALVES or dtype_of(wide) != "float32":
+        return None
+    activation = activation_of(graph, wide)
+    narrow = graph.only_reader(activation.variables[-1]) if activation is not None else None
+    if activation is None or narrow is None or graph.operator(narrow) != "relax.astype" or dtype_of(narrow) != dtype_of(value):
+        return None
+    return Activation(activation.name, (wide, *activation.variables, narrow))
 
 
 def _single(graph: Dataflow, value: relax.Var) -> Activation | None:

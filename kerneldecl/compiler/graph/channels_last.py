@@ -43,7 +43,7 @@ class ChannelsLast(Rewriter):
     """Gives convolutions of NCHW images NHWC ones with HWIO weights, and elementwise operators, pooling and reductions after them the same.
 
     Every image is a transpose of its NHWC form, which moves behind the operators that allow it. So one transpose goes in front of an
-    image, and one behind what comes of it where an operator needs the old layout.
+    image, and one behind what comes of it where an operator needs the old layout. A norm before the first convolution has NHWC, too.
     """
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
@@ -67,8 +67,7 @@ class ChannelsLast(Rewriter):
         if operator in _REDUCTIONS:
             return self._reduction(call, image)
         if operator in _NORMS and int(call.attrs.channel_axis) % _RANK == 1:
-            axes = sorted(_TO_NCHW[int(axis) % _RANK] for axis in call.attrs.axes)
-            return self._channels_first(_with_attrs(call, [image, *call.args[1:]], channel_axis=_RANK - 1, axes=axes))
+            return self._channels_first(_norm_of(call, image))
         if operator == "relax.nn.pad":
             widths = [int(width) for width in call.attrs.pad_width]
             moved = [width for axis in _TO_NHWC for width in widths[2 * axis : 2 * axis + 2]]
@@ -85,7 +84,25 @@ class ChannelsLast(Rewriter):
 
     def _channels_last(self, value: relax.Expr) -> relax.Expr:
         known = self._image(value)
+        if known is None:
+            known = self._after_norm(value)
         return self.builder_.emit(relax.op.permute_dims(value, _TO_NHWC)) if known is None else known
+
+    def _after_norm(self, value: relax.Expr) -> relax.Expr | None:
+        """Return the NHWC form of a norm of an NCHW image, elementwise operators behind it included; None for anything else.
+
+        The image is transposed before the norm, no more work than after it; a residual block reads the same transpose beside the norm.
+        """
+        call = self.call_of(value)
+        if call is None or not self.is_read_once(value) or _rank(value) != _RANK:
+            return None
+        if call.op.name in _NORMS and int(call.attrs.channel_axis) % _RANK == 1:
+            cast = self.producer(call.args[0], "relax.astype")
+            image = self._channels_last(call.args[0] if cast is None else cast.args[0])
+            wide = image if cast is None else self.builder_.emit(relax.Call(cast.op, [image], cast.attrs))
+            return self.builder_.emit(_norm_of(call, wide))
+        inner = self._after_norm(call.args[0]) if call.op.name in _UNARY else None
+        return None if inner is None else self.builder_.emit(relax.Call(call.op, [inner, *call.args[1:]], call.attrs))
 
     def _convolution(self, call: relax.Call) -> relax.Expr:
         attrs = call.attrs
@@ -136,6 +153,12 @@ class ChannelsLast(Rewriter):
         if left == sorted(left):
             return reduced
         return relax.op.permute_dims(self.builder_.emit(reduced), [sorted(left).index(axis) for axis in left])
+
+
+def _norm_of(norm: relax.Call, image: relax.Expr) -> relax.Call:
+    """Return the norm of an NHWC image that one of NCHW is."""
+    axes = sorted(_TO_NCHW[int(axis) % _RANK] for axis in norm.attrs.axes)
+    return _with_attrs(norm, [image, *norm.args[1:]], channel_axis=_RANK - 1, axes=axes)
 
 
 def _with_attrs(call: relax.Call, args: Sequence[relax.Expr], **changed: Any) -> relax.Call:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from kerneldecl.compiler.graph.activations import ACTIVATIONS, Activation, activation_of
+from kerneldecl.compiler.graph.activations import ACTIVATIONS, activation_of, wide_activation_of
 from kerneldecl.compiler.graph.gemm_operands import operands_of, stored_result
 from kerneldecl.compiler.graph.named_constants import constant, scalar_of
 from kerneldecl.compiler.graph.rewriting import dtype_of, static_shape
@@ -96,7 +96,7 @@ def _views_to(found: Found, first: relax.Var, end: relax.Var) -> Iterator[relax.
 def _longer(found: Found, last: relax.Var, use: Use) -> tuple[relax.Var, Use] | None:
     """Return a use with one more step of its epilogue, and what it gives; None where what reads it is none."""
     graph, steps = found.graph, tuple(use.attrs.get("epilogue", ()))
-    activation = activation_of(graph, last) or _wide_activation(found, last)
+    activation = activation_of(graph, last) or wide_activation_of(graph, last)
     if activation is not None and not _ACTIVATION_STEPS & set(steps):
         *inner, end = activation.variables
         return end, _with_step(use, activation.name, (*use.replaced, last, *inner))
@@ -116,19 +116,6 @@ def _longer(found: Found, last: relax.Var, use: Use) -> tuple[relax.Var, Use] | 
 
 def _with_step(use: Use, step: str, replaced: tuple[relax.Var, ...]) -> Use:
     return replace(use, attrs={**use.attrs, "epilogue": (*use.attrs.get("epilogue", ()), step)}, replaced=replaced)
-
-
-def _wide_activation(found: Found, last: relax.Var) -> Activation | None:
-    """Return an activation of a 16-bit value that is cast to float32 before it and back after it, with the casts; None for another."""
-    graph = found.graph
-    wide = graph.only_reader(last)
-    if wide is None or graph.operator(wide) != "relax.astype" or dtype_of(last) not in HALVES or dtype_of(wide) != "float32":
-        return None
-    activation = activation_of(graph, wide)
-    narrow = graph.only_reader(activation.variables[-1]) if activation is not None else None
-    if activation is None or narrow is None or graph.operator(narrow) != "relax.astype" or dtype_of(narrow) != dtype_of(last):
-        return None
-    return Activation(activation.name, (wide, *activation.variables, narrow))
 
 
 def _step(call: relax.Call, name: str, last: relax.Var) -> tuple[str, relax.Expr]:

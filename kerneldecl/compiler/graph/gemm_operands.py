@@ -96,11 +96,12 @@ def _read(graph: Dataflow, func: relax.Function) -> Iterator[relax.Expr]:
 
 def _written(graph: Dataflow, var: relax.Var) -> tuple[relax.Var, int] | None:
     """Return `stored_result` of what a batched matmul ends in: a cast, a scale or an activation is a part of it."""
-    value = graph.call(var)
+    found = stored_result(graph, var)
+    value = None if found is None else graph.call(var)  # few values are read by views alone: the way back is walked for these
     while value is not None and value.op.name != "relax.matmul" and value.op.name not in VIEWS and value.args:
         value = graph.call(value.args[0])
     is_batched = value is not None and value.op.name == "relax.matmul" and len(static_shape(value) or ()) == 3
-    return stored_result(graph, var) if is_batched else None
+    return found if is_batched else None
 
 
 def _transposes(graph: Dataflow, value: relax.Expr, written: set[relax.Var]) -> Iterator[relax.Var]:

@@ -18,7 +18,7 @@ from kerneldecl.compiler.graph.empty_tensors import EmptyTensors
 from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
-from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
+from kerneldecl.compiler.graph.instance_norms import InstanceNorms
 from kerneldecl.compiler.graph.join_linears import JoinLinears, SplitLinears
 from kerneldecl.compiler.graph.name_functions import NameFunctions
 from kerneldecl.compiler.graph.normalize_views import NormalizeViews
@@ -42,6 +42,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         ExpandAttention(),
         FoldIndices(),
         RecognizePatterns(),
+        InstanceNorms(),
         NormalizeViews(),
         FoldConstants(),
         FoldBatchNorm(),  # knows convolutions as they were imported
@@ -60,7 +61,6 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         SplitLinears(),
         JoinLinears(),
         UseRules(fuses),
-        SplitGroupNorms(),
         AccumulateInFloat32(),  # what no rule does
         ExpandScansAndSorts(),
         ExpandAdaptivePooling(),

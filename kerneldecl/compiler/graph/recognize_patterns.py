@@ -20,7 +20,8 @@ class RecognizePatterns(Rewriter):
 
     - x * rsqrt(mean(x^2) + eps) * w, also as 1 / sqrt, and with casts to float32 around what is normalised
     - (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + b
-    - 0.5 * x * (1 + erf(x / sqrt(2))), 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) and x * sigmoid(x), factors in any order
+    - 0.5 * x * (1 + erf(x / sqrt(2))), 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) and x * sigmoid(x), factors in any order,
+      the last also with casts to float32 around the sigmoid
     - torch's softmax of scores that no mask was added to: no row of them is all -inf
     """
 
@@ -56,9 +57,15 @@ class RecognizePatterns(Rewriter):
 
     def _silu(self, call: relax.Call) -> relax.Expr | None:
         for x, gate in (call.args, call.args[::-1]):
-            sigmoid = self.producer(gate, "relax.sigmoid")
-            if sigmoid is not None and self._is_same(sigmoid.args[0], x):
+            narrow = self.producer(gate, "relax.astype")
+            sigmoid = self.producer(gate if narrow is None else narrow.args[0], "relax.sigmoid")
+            if sigmoid is None:
+                continue
+            if narrow is None and self._is_same(sigmoid.args[0], x):
                 return op.nn.silu(x)
+            wide = self.producer(sigmoid.args[0], "relax.astype")
+            if narrow is not None and wide is not None and self._is_same(wide.args[0], x) and dtype_of(wide) == "float32":
+                return op.astype(self.emitted(op.nn.silu(wide)), dtype_of(call))
         return None
 
     def _gelu(self, call: relax.Call) -> relax.Expr | None:

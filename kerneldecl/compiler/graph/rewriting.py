@@ -18,7 +18,8 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
     def __init__(self, mod: tvm.IRModule | None = None) -> None:
         super().__init__(mod)
-        self._reads: Counter[Any] = Counter()
+        self._visited: relax.Function | None = None
+        self._counted: Counter[Any] | None = None
 
     def rewritten_module(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return the module with its Relax functions rewritten; those that a fusion made stay as they are."""
@@ -32,7 +33,7 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
 
     def begin(self, func: relax.Function) -> None:
         """Note what the rewriting of a function needs to know of all of it."""
-        self._reads = _reads(func)
+        self._visited, self._counted = func, None
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:  # noqa: ARG002  # for subclasses
         """Return what stands for a call of an operator, whose arguments are rewritten already; the call itself to keep it."""
@@ -63,7 +64,11 @@ class Rewriter(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyped
         return self.builder_.emit(expr)
 
     def is_read_once(self, value: relax.Expr) -> bool:
-        return not isinstance(value, relax.Var) or self._reads[value] <= 1
+        if not isinstance(value, relax.Var):
+            return True
+        if self._counted is None:  # few passes ask, and counting takes as long as a pass
+            self._counted = _reads(self._visited) if self._visited is not None else Counter()
+        return self._counted[value] <= 1
 
 
 def graph_pass(rewriter: type[Rewriter]) -> Callable[..., tvm.transform.Pass]:

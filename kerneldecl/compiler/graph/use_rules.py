@@ -17,16 +17,16 @@ from kerneldecl.compiler.graph.attention_rules import dynamic_attentions, find_a
 from kerneldecl.compiler.graph.contraction_rules import find_contraction
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.element_rules import find_elements, find_gated, find_rotary
+from kerneldecl.compiler.graph.group_norm_rule import find_group_norm
 from kerneldecl.compiler.graph.named_constants import name_of
 from kerneldecl.compiler.graph.places import PLACES, REFUSED, RULE, latest, module_of, parent, place_of_weight, shortened, symbol
 from kerneldecl.compiler.graph.rewriting import graph_pass, static_shape
 from kerneldecl.compiler.graph.row_rules import find_reduction, find_rows
 from kerneldecl.compiler.graph.rule_use import Found, Fuses, Made, Operand, Use, fuses_nothing
 from kerneldecl.compiler.graph.view_rewriting import VIEWS, ViewRewriter
+from kerneldecl.compiler.prim_funcs import OPAQUE
 
-_OPAQUE = 8
-"""TVM's kind of a function that FuseOps leaves as it is."""
-_FINDERS = (find_attention, find_contraction, find_rows, find_reduction, find_rotary, find_gated, find_elements)
+_FINDERS = (find_attention, find_contraction, find_group_norm, find_rows, find_reduction, find_rotary, find_gated, find_elements)
 """What finds rules, from the largest to the smallest: what one takes none behind it takes."""
 
 
@@ -39,6 +39,7 @@ class UseRules(ViewRewriter):
     - a matmul of two or three axes, with the transposes of operands and result as its layout or as interleaved heads, and what follows
       it (a scale, a bias, an activation, a residual, a factor) as its epilogue: `matmul`
     - a convolution of NHWC images with the same epilogue: `conv2d`
+    - group and instance norms with the activation after them: `group_norm`
     - layer_norm, rms_norm and softmax: the rules of these names, which compute 16-bit values in float32
     - sums and means of 16-bit values: `reduce`
     - rotary embedding of heads: `rotary`; silu(x) * y where no epilogue computes it: `elementwise`
@@ -113,9 +114,7 @@ class UseRules(ViewRewriter):
         text = json.dumps({"rule": use.rule, "attrs": use.attrs})
         place = self._place(use, last)
         if text not in self._functions:
-            func = (
-                canonical.lower(use.instance)["main"].without_attr("global_symbol").with_attr("op_pattern", _OPAQUE).with_attr(RULE, text)
-            )
+            func = canonical.lower(use.instance)["main"].without_attr("global_symbol").with_attr("op_pattern", OPAQUE).with_attr(RULE, text)
             self._functions[text] = self.builder_.add_func(func, symbol(place))
         taken = {other for others in self._places.values() for other in others}
         numbered = (place if number == 1 else f"{place}_{number}" for number in range(1, len(taken) + 2))

@@ -6,6 +6,7 @@ Knows nothing of other formats, nor of what follows the import.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import warnings
 import zipfile
@@ -30,6 +31,24 @@ _OWN = {**CONTRACTIONS, **REDUCTIONS, "scaled_dot_product_attention.default": at
 
 def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:
     """Return a saved program as a module; `dims` name the dynamic dimensions, as `named_dims` says."""
+    with _no_collections():
+        return _read(path, dims)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause the collector of reference cycles: torch's modules and graphs are hundreds of thousands of objects that stay, and that it
+    would traverse again and again while more are made."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _read(path: Path, dims: Sequence[str]) -> tvm.IRModule:
     try:
         import torch
     except ImportError:

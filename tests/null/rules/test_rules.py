@@ -34,8 +34,8 @@ def shown(arg: Arg) -> str:
 
 def test_every_operator_is_there() -> None:
     assert set(NAMES) >= {
-        "attention", "attention_decode", "conv2d", "elementwise", "gemv", "gemv_i4", "layer_norm", "matmul", "reduce", "rms_norm",
-        "softmax", "tensor_ir", "transpose",
+        "attention", "attention_decode", "conv2d", "elementwise", "gemv", "gemv_i4", "group_norm", "layer_norm", "matmul", "reduce",
+        "rms_norm", "softmax", "tensor_ir", "transpose",
     }  # fmt: skip
 
 
@@ -130,6 +130,8 @@ SIGNATURES = [
     (rule("reduce", op="min", shape=(2, 3), axes=(0, 1)), "X[2,3]float32 -> Y[]float32"),
     (rule("softmax", shape=(2, 3)), "X[2,3]float32 -> Y[2,3]float32"),
     (rule("layer_norm", shape=(2, 3)), "X[2,3]float32 gamma[3]float32 beta[3]float32 -> Y[2,3]float32"),
+    (rule("group_norm", shape=(2, 6, 5), groups=3), "X[2,6,5]float32 gamma[6]float32 beta[6]float32 -> Y[2,6,5]float32"),
+    (rule("group_norm", shape=(2, 6, 4), groups=2, axis=-1), "X[2,6,4]float32 gamma[4]float32 beta[4]float32 -> Y[2,6,4]float32"),
     (rule("rms_norm", shape=(2, 3), dtype="bfloat16"), "X[2,3]bfloat16 gamma[3]bfloat16 -> Y[2,3]bfloat16"),
     (rule("transpose", shape=(2, 3, 5), axes=(2, 0, -2)), "X[2,3,5]float32 -> Y[5,2,3]float32"),
 ]
@@ -233,6 +235,9 @@ CONV = {"n": 1, "h": 8, "w": 8, "c": 4, "f": 6, "kh": 3, "kw": 3}
         (rule("softmax", shape=(2, 3), axis=2), ["axis 2 is out of range for a shape of 2 extents"]),
         (rule("layer_norm", shape=()), ["shape has no extent"]),
         (rule("rms_norm", shape=()), ["shape has no extent"]),
+        (rule("group_norm", shape=(2,), groups=1), ["shape needs at least two extents: images and channels"]),
+        (rule("group_norm", shape=(2, 6, 4, 5), groups=3, axis=2), ["axis 2 is neither 1 nor the last of 4"]),
+        (rule("group_norm", shape=(2, 6, 4), groups=3, axis=2), ["groups 3 does not divide the 4 channels"]),
         (rule("transpose", shape=(2, 3), axes=(0, 0)), ["axis 0 is named more than once"]),
         (rule("transpose", shape=(2, 3, 4), axes=(0, 1)), ["axes names 2 axes, but shape has 3 extents"]),
         (rule("tensor_ir", file="kernel.cu"), ["file kernel.cu is neither TVMScript (.py) nor saved IR (.json)"]),
@@ -289,6 +294,7 @@ def test_problems(made: Rule, sentences: list[str]) -> None:
         (rule("reduce", op="mean", shape=(2, 3, 5), axes=(1,)), 40, 4 * (30 + 10)),
         (rule("softmax", shape=(2, 3)), 30, 48),
         (rule("layer_norm", shape=(2, 3)), 48, 4 * (6 + 3 + 3 + 6)),
+        (rule("group_norm", shape=(2, 4, 3), groups=2, activation="silu"), 240, 4 * (24 + 4 + 4 + 24)),
         (rule("rms_norm", shape=(2, 3), dtype="float64"), 24, 8 * (6 + 3 + 6)),
         (rule("transpose", shape=(2, 3), axes=(1, 0), dtype="int8"), 0, 12),
     ],
@@ -370,6 +376,16 @@ def test_gemv_i4_reference() -> None:
         (rule("softmax", shape=(3,)), [[1000.0, 1000.0, 1000.0]], [1 / 3] * 3),
         (rule("softmax", shape=(2, 2), axis=0), [[[0.0, 1.0], [math.log(3), 1.0]]], [[0.25, 0.5], [0.75, 0.5]]),
         (rule("layer_norm", shape=(2,), eps=3.0), [[1.0, 3.0], [10.0, 20.0], [0.0, 100.0]], [-5.0, 110.0]),
+        (
+            rule("group_norm", shape=(1, 2, 2), groups=1, eps=3.0),
+            [[[[1.0, 1.0], [3.0, 3.0]]], [10.0, 20.0], [0.0, 100.0]],
+            [[[-5.0, -5.0], [110.0, 110.0]]],
+        ),
+        (
+            rule("group_norm", shape=(1, 2, 2), groups=2, axis=-1, eps=3.0, activation="relu"),
+            [[[[1.0, 5.0], [3.0, 5.0]]], [10.0, 20.0], [0.0, 7.0]],
+            [[[0.0, 7.0], [5.0, 7.0]]],
+        ),
         (rule("rms_norm", shape=(2,), eps=3.0), [[1.0, 5.0], [8.0, 4.0]], [2.0, 5.0]),
         (rule("reduce", op="mean", shape=(2, 2), axes=(-2,)), [[[1.0, 2.0], [3.0, 5.0]]], [2.0, 3.5]),
         (rule("transpose", shape=(1, 2, 2), axes=(2, 0, 1)), [[[[1.0, 2.0], [3.0, 4.0]]]], [[[1.0, 3.0]], [[2.0, 4.0]]]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +21,11 @@ from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
 from kerneldecl.compiler.graph.empty_tensors import EmptyTensors
-from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
+from kerneldecl.compiler.graph.instance_norms import InstanceNorms
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
-from kerneldecl.compiler.graph.places import rule_of
+from kerneldecl.compiler.graph.places import RULE, rule_of
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
+from kerneldecl.compiler.graph.use_rules import UseRules
 from kerneldecl.compiler.model_import.read_model import fused
 
 nn = relax.op.nn
@@ -238,9 +240,6 @@ def test_a_module_without_convolutions_keeps_its_layout() -> None:
     assert after(mod, *GRAPH_PASSES) == {"mean": 1}
 
 
-SPLIT = {"call_tir": 2, "strided_slice": 2, "reshape": 2, "multiply": 1, "add": 1}
-
-
 @pytest.mark.parametrize(
     ("reduce", "expected"),
     [(relax.op.sum, 0), (relax.op.prod, 1), (relax.op.max, -np.inf), (relax.op.min, np.inf), (relax.op.mean, np.nan)],
@@ -296,26 +295,78 @@ def test_a_length_that_the_model_computes_is_there_before_what_has_it() -> None:
     np.testing.assert_array_equal(result(fused(module(build, (3,)), TARGET), x), np.arange(4, dtype="float32") * 7)
 
 
+def rules(mod: tvm.IRModule) -> list[dict[str, Any]]:
+    """Return the attributes of the rules that a module's functions are made of."""
+    found = (json.loads(str(func.attrs[RULE])) for func in mod.functions.values() if RULE in (func.attrs or {}))
+    return [each["attrs"] for each in found]
+
+
 @pytest.mark.parametrize(("shape", "channel"), [((2, 6, 9, 8), 1), ((2, 9, 8, 6), 3), ((3, 6, 11), 1), ((1, 6, 2, 3, 4), 1)])
-def test_a_group_norm_is_sums_of_channels_and_a_scale_and_a_shift(shape: tuple[int, ...], channel: int) -> None:
+def test_a_group_norm_and_its_activation_are_one_function(shape: tuple[int, ...], channel: int) -> None:
     def build(builder: relax.BlockBuilder, x: Any) -> Any:
         axes = [axis for axis in range(1, len(shape)) if axis != channel]
-        return builder.emit(nn.group_norm(x, random(6), random(6, seed=1), 3, channel, axes, 1e-3))
+        return nn.relu(builder.emit(nn.group_norm(x, random(6), random(6, seed=1), 3, channel, axes, 1e-3)))
 
-    assert after(module(build, shape), SplitGroupNorms(), shape=shape) == SPLIT
+    norm = module(build, shape)
+    assert after(norm, UseRules(), shape=shape) == {"call_tir": 1}
+    axis = {} if channel == 1 else {"axis": -1}
+    assert rules(UseRules()(norm)) == [{"shape": list(shape), "groups": 3, "eps": pytest.approx(1e-3), "activation": "relu", **axis}]
+
+
+def test_a_group_norm_of_16_bits_that_is_computed_in_32_is_one_of_16() -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        half = builder.emit(relax.op.astype(x, "float16"))
+        wide = builder.emit(relax.op.astype(half, "float32"))
+        weights = (relax.const(np.full(6, value, "float32")) for value in (1.5, 0.25))
+        norm = builder.emit(nn.group_norm(wide, *weights, 2, 1, [2, 3]))
+        return relax.op.astype(builder.emit(nn.silu(norm)), "float16")
+
+    (attrs,) = rules(UseRules()(module(build)))
+    assert (attrs["dtype"], attrs["activation"], attrs["groups"]) == ("float16", "silu", 2)
+    finer = module(lambda _, x: nn.group_norm(x, relax.const(np.full(6, 1 / 3, "float32")), random(6), 2, 1, [2, 3]))
+    assert rules(UseRules()(finer))[0].get("dtype", "float32") == "float32"
 
 
 def test_an_instance_norm_is_one_of_a_channel_each_also_over_the_axis_of_one_image() -> None:
     for axes in ([2, 3], [0, 2, 3]):
         norm = module(lambda _, x, axes=axes: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (1, 6, 9, 8))
-        assert after(norm, SplitGroupNorms(), shape=(1, 6, 9, 8)) == SPLIT
+        assert after(norm, UseRules(), shape=(1, 6, 9, 8)) == {"call_tir": 1}
+        assert rules(UseRules()(norm))[0]["groups"] == 6
 
 
 @pytest.mark.parametrize(("images", "axes"), [(2, [0, 2, 3]), (2, [2]), ("n", [2, 3])])
 def test_norms_over_other_axes_and_of_any_number_of_images_stay(images: Any, axes: list[int]) -> None:
     images = tvm.tirx.Var("n", "int64") if images == "n" else images
     norm = module(lambda _, x: nn.instance_norm(x, random(6), random(6, seed=1), 1, axes), (images, 6, 9, 8))
-    assert after(norm, SplitGroupNorms()) == {"instance_norm": 1}
+    assert operators(UseRules()(norm)) == {"instance_norm": 1}
+
+
+def joined_norm(repeated: Any) -> tvm.IRModule:
+    """Return an instance norm of two images as torch writes it: of one that has the channels of both."""
+
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        flat = builder.emit(relax.op.reshape(x, (1, 12, 9, 8)))
+        weights = [builder.emit(repeated(random(6, seed=seed))) for seed in (0, 1)]
+        return relax.op.reshape(builder.emit(nn.instance_norm(flat, *weights, 1, [0, 2, 3])), IMAGE)
+
+    return module(build)
+
+
+def test_an_instance_norm_has_the_shape_of_its_images() -> None:
+    assert after(joined_norm(lambda weight: relax.op.tile(weight, [2])), InstanceNorms()) == {"instance_norm": 1}
+    own = relax.op.concat(relax.Tuple([random(6), random(6, seed=9)]))
+    assert operators(InstanceNorms()(joined_norm(lambda _: own)))["reshape"] == 2
+
+
+def test_a_norm_before_the_first_convolution_has_its_layout() -> None:
+    """So a residual block transposes its image once, for the norm and for what is added to its result."""
+
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        norm = builder.emit(nn.silu(builder.emit(nn.group_norm(x, random(6), random(6, seed=1), 2, 1, [2, 3]))))
+        return relax.op.add(x, builder.emit(nn.conv2d(norm, random(6, 6, 3, 3), padding=1)))
+
+    found = after(module(build), ChannelsLast(), relax.transform.EliminateCommonSubexpr(), FoldConstants())
+    assert found == {"permute_dims": 2, "conv2d": 1, "group_norm": 1, "silu": 1, "add": 1}
 
 
 def test_group_norms_between_convolutions_have_their_layout() -> None:
