@@ -214,9 +214,10 @@ def extract(
 
     A function has name, the other places in the model that call it, calls, its work and iteration space, rule, attrs (those to be
     declared), identity (those that distinguish its entry from others) and the targets that it is for, none of them for all; one of rule
-    tensor_ir has its IR instead of attributes. `in_parts` says what looks like a larger rule and stays several functions.
+    tensor_ir has its IR instead of attributes. `in_parts` says what looks like a larger rule and stays several functions, and notes which
+    rules have a faster form that does not fit.
     """
-    from kerneldecl.compiler.graph.places import refused_of
+    from kerneldecl.compiler.graph.places import noted_of, refused_of
     from kerneldecl.compiler.model_import import fused_kernels, model_error, read_model
 
     try:
@@ -240,7 +241,7 @@ def extract(
     return {
         "functions": described,
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
-        "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod)} for form in forms],
+        "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod), "noted": noted_of(form.mod)} for form in forms],
     }
 
 
