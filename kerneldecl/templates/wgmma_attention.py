@@ -37,7 +37,7 @@ from tvm import IRModule, tirx
 
 from kerneldecl.analysis.attention import WgmmaAttentionParams, takes
 from kerneldecl.compiler.attention import read_attention
-from kerneldecl.model import Arch, Value
+from kerneldecl.model import Arch, Value, dtype_bytes
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_kernel import build
 from kerneldecl.templates.shared.fast_parse import fast_parsing
@@ -51,7 +51,7 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
     spec = read_attention(mod) if has_wgmma(arch) else None
     if spec is None or not takes(spec.sizes) or spec.scale <= 0:
         return None
-    if not attention.fits(spec.head_dim, spec.value_dim, spec.sizes.bias_registers):
+    if not attention.fits(spec.head_dim, spec.value_dim, spec.sizes.bias_registers, dtype_bytes(spec.dtype)):
         return None
     buffers = (tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments)
     kernel = AttentionKernel(tuple(buffers), spec, attention, arch.the_gpu.sm_count)
