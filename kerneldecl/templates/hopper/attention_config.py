@@ -11,7 +11,7 @@ from typing import Any
 
 from kerneldecl.analysis.attention import CHUNK, FLOAT8, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
-from kerneldecl.analysis.tensor_cores import K_BYTES, PTX_TYPES
+from kerneldecl.analysis.tensor_cores import PTX_TYPES
 from kerneldecl.compiler.attention import AttentionSpec
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap, io_dtype
@@ -222,9 +222,9 @@ class AttentionKernel:
         return self._offset(step, self.v_rows) if self.is_float8 else step * MMA_K * ROW_UNITS
 
     def _offset(self, step: int, rows: int) -> int:
-        """Return where a step begins where the reduction is contiguous: chunks of so many rows have four steps each."""
-        steps = K_TILE_BYTES // K_BYTES
-        return step // steps * rows * ROW_UNITS + step % steps * K_BYTES // DESCRIPTOR_UNIT
+        """Return where a step begins where the reduction is contiguous, in chunks of so many rows."""
+        first, columns = step * self.mma_k, self.chunk_columns
+        return first // columns * rows * ROW_UNITS + first % columns * self.item_bytes // DESCRIPTOR_UNIT
 
     # ---- memory
 

@@ -2,9 +2,9 @@
 
 Knows nothing of what reads them but the order in which it has keys.
 
-A thread that holds scores has columns 2 q and 2 q + 1 of each block of eight keys, q being its place among the four that share a row. As
-operand A of 8 bits it holds the neighbours 4 q to 4 q + 3 of each 16. So of each 16 keys, in order, 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q are put
-at 4 q to 4 q + 3: powers need not move between threads.
+Of four threads that share a row, the one at place q has scores 2 q and 2 q + 1 of each eight keys. As operand A of 8 bits it holds
+elements 4 q to 4 q + 3 of each 16. So of each 16 keys, 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q are put at 4 q to 4 q + 3, in this order:
+powers need not move between threads.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from emulation import EmulationError, emulate, host
-from support.attention_cases import ATTENTIONS, ONE, PLAIN, SMALL, SMS
+from support.attention_cases import ATTENTIONS, FLOAT8, ONE, PLAIN, SMALL, SMS
 from support.compilers import needs_nvcc, needs_nvdisasm, sass
 from support.thinned import at, only
 
 import kerneldecl
-from kerneldecl.arrays import poisoned, relative_error
+from kerneldecl.arrays import finite_rms, poisoned, relative_error, row_scales
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.plugins.load import load_arch, load_rule
@@ -50,11 +50,13 @@ def error(rule: Any, inputs: list[Any], got: list[Any]) -> float:
         reference = rule.reference(*inputs)
     wanted = [reference] if isinstance(reference, np.ndarray) else reference
     any_for_nan = rule.nan_may_vanish()
-    return max(relative_error(one, want, any_for_nan=any_for_nan) for one, want in zip(got, wanted, strict=True))
+    scales = [row_scales(want, finite_rms(want)) if rule.rows_vary() else None for want in wanted]
+    each = zip(got, wanted, scales, strict=True)
+    return max(relative_error(one, want, scale, any_for_nan=any_for_nan) for one, want, scale in each)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", only(("causal", "bshd, GQA, bfloat16", "window", "all at once"), ATTENTIONS))
+@pytest.mark.parametrize("name", only(("causal", "bshd, GQA, bfloat16", "window", "all at once", "float8"), ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
     rule = rule_of(attrs)
@@ -97,24 +99,57 @@ def test_nan_and_infinities_are_in_the_results(fma_powers: int) -> None:
     assert error(rule, [q, k, v], results(attrs, {"fma_powers": fma_powers}, [q, k, v])) <= rule.tolerance()
 
 
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", [(-0.5, 1.5, 1.0), (0.0, 1.0, -2.0), (np.nan, 1.0, 1.0), (1.0, 1.0, np.inf)])
+def test_float8_has_scales_of_any_kind(scales: tuple[float, ...]) -> None:
+    attrs = {**FLOAT8, "queries": 40, "keys": 70, "heads": 1, "causal": True}
+    rule = rule_of(attrs)
+    q, k, v, *_ = rule.inputs(np.random.default_rng(0))
+    inputs = [q, k, v, *(np.array([scale], "float32") for scale in scales)]
+    assert error(rule, inputs, results(attrs, ONE, inputs)) <= rule.tolerance()
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_float8_has_nan_and_zeros_where_the_rule_has() -> None:
+    attrs = {**FLOAT8, "queries": 130, "keys": 65, "heads": 1, "causal": True}
+    rule = rule_of(attrs)
+    q, k, v, *scales = rule.inputs(np.random.default_rng(0))
+    q[0, 0, 80, 5] = v[0, 0, 7, 9] = np.nan
+    (got,) = results(attrs, {}, [q, k, v, *scales])
+    assert error(rule, [q, k, v, *scales], [got]) <= rule.tolerance()
+    assert (got[:, :, :65] == 0).all(), "these see no key"
+
+
+UNFILLED = "which an asynchronous copy still fills|which nobody has written"
 WAIT = r"tvm_builtin_cuda_mbarrier_wait\([^;]*\b{}_state_stage_ptr{}\[[^;]*;"
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("flaw", "words"),
+    ("flaw", "words", "more"),
     at(
         {0},
         [
-            (lambda source: re.sub(WAIT.format("v", "_1"), "", source), "which an asynchronous copy still fills|which nobody has written"),
-            (lambda source: re.sub(WAIT.format("k", ""), "", source), "arrives at the barrier .* more often"),
-            (lambda source: re.sub(r"\w+fence_proxy\w+\(\);", "", source), "without fence.proxy.async"),
-            (lambda source: re.sub(r"\w+wait_group_read\w*\([^{};]*\);", "", source), "still being read asynchronously"),
+            (lambda source: re.sub(WAIT.format("v", "_1"), "", source), UNFILLED, {}),
+            (lambda source: re.sub(WAIT.format("k", ""), "", source), "arrives at the barrier .* more often", {}),
+            (lambda source: re.sub(r"\w+fence_proxy\w+\(\);", "", source), "without fence.proxy.async", {}),
+            (lambda source: re.sub(r"\w+wait_group_read\w*\([^{};]*\);", "", source), "still being read asynchronously", {}),
+            (lambda source: re.sub(WAIT.format("v", "_1"), "", source), UNFILLED, FLOAT8),
+            (lambda source: re.sub(r"\w+griddepcontrol_wait\w*\(\);", "", source), "preceding", FLOAT8),
         ],
     ),
-    ids=["values are not waited for", "stages are not waited for", "no fence before the store", "the store is not waited for"],
+    ids=[
+        "values are not waited for",
+        "stages are not waited for",
+        "no fence before the store",
+        "the store is not waited for",
+        "transposed values are not waited for",
+        "the kernel before is not waited for",
+    ],
 )
-def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sound = host.lower
 
     def lower(func: Any, change: Callable[[Any], Any]) -> host.Lowered:
@@ -124,7 +159,7 @@ def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monke
         return flawed
 
     monkeypatch.setattr(host, "lower", lower)
-    attrs = {"queries": 300, "keys": 300, "heads": 1}
+    attrs = {"queries": 300, "keys": 300, "heads": 1, **more}
     with pytest.raises(EmulationError, match=words):
         results(attrs, {}, rule_of(attrs).inputs(np.random.default_rng(0)))
 
@@ -158,7 +193,10 @@ def test_softmax_runs_while_results_are_multiplied(attrs: dict[str, Any], tmp_pa
     ("attrs", "params"),
     [
         ({"dtype": "float32"}, {}),
-        ({"dtype": "float8_e4m3fn"}, {}),
+        (FLOAT8 | {"out_dtype": "float32"}, {}),
+        (FLOAT8 | {"head_dim": 72}, {}),
+        (FLOAT8, {"block_n": 48}),
+        (FLOAT8, {"cluster": 2, "heads_together": 2}),
         ({"out_dtype": "float32"}, {}),
         ({"window": 9}, {"cluster": 2, "heads_together": 1, "consumers": 1}),
         ({"head_dim": 68}, {}),
@@ -188,7 +226,7 @@ def test_the_policys_proposals_apply(attrs: dict[str, Any]) -> None:
         assert wgmma_attention.apply(mod, dict(proposal.candidate.params), H200) is not None, proposal.candidate
 
 
-@pytest.mark.parametrize("attrs", [{"dtype": "float32"}, {"dtype": "float8_e4m3fn"}, {"out_dtype": "float32"}, {"head_dim": 68}])
+@pytest.mark.parametrize("attrs", [{"dtype": "float32"}, FLOAT8 | {"head_dim": 72}, {"out_dtype": "float32"}, {"head_dim": 68}])
 def test_the_policy_proposes_nothing_where_the_template_does_not_apply(attrs: dict[str, Any]) -> None:
     space = iter_space(canonical.lower(rule_of(attrs)))
     assert not policy.propose(space, H200, 20)
