@@ -78,6 +78,18 @@ def of_kind(number: int, kind: str, queries: int, keys: int) -> Case:
 
 
 OF_KINDS = [of_kind(number, kind, *lengths) for number, (kind, lengths) in enumerate(itertools.product(KINDS, LENGTHS))]
+FLOAT8 = {"dtype": "float8_e4m3fn"}
+OF_FLOAT8 = [
+    attention(
+        f"float8-{head_dim}-{queries}x{keys}{'-causal' if causal else ''}",
+        FIRST,
+        {"batch": 2, "heads": 6, "kv_heads": 2, "queries": queries, "keys": keys, "causal": causal, "head_dim": head_dim, **FLOAT8},
+    )
+    for head_dim, (queries, keys), causal in itertools.product((64, 128, 256), LENGTHS, (False, True))
+] + [
+    attention(f"float8-{kind}", FIRST, {"heads": 4, "kv_heads": 2, "queries": 1000, "keys": 1000, "head_dim": 128, **FLOAT8, **attrs})
+    for kind, attrs in KINDS.items()
+]
 LARGE = [
     attention("large", SEVERAL, {"batch": 1, "heads": 16, "kv_heads": 4, "queries": 2048, "keys": 2048, "head_dim": 128, **more})
     for more in (
@@ -87,6 +99,9 @@ LARGE = [
         {"layout": "bshd", "queries": 1999},
         {"causal": True, "window": 512, "softcap": 30.0},
         {"mask": True, "alibi": True, "logsumexp": True},
+        FLOAT8,
+        {**FLOAT8, "causal": True, "layout": "bshd", "out_dtype": "float16"},
+        {**FLOAT8, "head_dim": 64},
     )
 ]
 
@@ -103,6 +118,11 @@ def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
 
 @pytest.mark.parametrize("case", OF_KINDS, ids=str)
 def test_every_kind_of_attention(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", OF_FLOAT8, ids=str)
+def test_attention_in_float8(case: Case, check: Checked) -> None:
     check(case)
 
 

@@ -98,13 +98,13 @@ ATTENTIONS: dict[str, Case] = {
     ),
     "float8": ({**FLOAT8, "keys": 97, "queries": 40}, ONE),
     "float8, heads of 128": (
-        {**FLOAT8, "head_dim": 128, "causal": True, "queries": 130, "out_dtype": "float16", "logsumexp": True},
-        {"block_n": 96, "stages": 3},
+        {**FLOAT8, "head_dim": 128, "causal": True, "queries": 130, "keys": 230, "out_dtype": "float16", "logsumexp": True},
+        {"block_n": 96, "overlap": 2, "pingpong": 0},
     ),
     "float8, heads of 256": ({**FLOAT8, "head_dim": 256, "heads": 1, "queries": 130, "keys": 150}, {"block_n": 64}),
     "float8, heads of 48, values of 80": (
         {**FLOAT8, "head_dim": 48, "value_dim": 80, "keys": 300},
-        {"block_n": 160, "overlap": 2, "pingpong": 0, "fma_powers": 2, "pdl": 0},
+        {"block_n": 160, "fma_powers": 2, "pdl": 0},
     ),
     "float8, packed": (
         {**FLOAT8, "layout": "packed", "keys": 0, "queries": 70, "heads": 4, "kv_heads": 2, "batch": 2, "causal": True, "window": 30},
