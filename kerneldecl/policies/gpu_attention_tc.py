@@ -28,10 +28,6 @@ BLOCK_N = (32, 48, 64, 80, 96, 112, 128, 160, 192)
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
-WIDE_PRODUCTS = 3
-"""TF32 MMAs in place of one float32 multiplication (3xTF32)."""
-SPLIT_CYCLES = 4 / 128
-"""Cycles of an SM to split a float32 into two of TF32."""
 L2_SHARE = 0.4
 """Part of L2 that the keys and values of heads that are computed together may take."""
 SAME_TILE = 2
@@ -82,10 +78,11 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
-    if sizes.dtype == "float32":
-        return "it is float32: 3xTF32 turns infinities into NaN, which verification refuses"
     if not attention_tc.takes(sizes, gpu):
-        return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
+        return (
+            "tensor cores do not take its dtype (nor float32: infinities would become NaN), an argument has too many elements, or heads' "
+            "dimensions are no multiples of 8 up to 256"
+        )
     return ""
 
 
@@ -152,11 +149,7 @@ def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, res
     idle = max(1.0, SM_PARTITIONS / params.warps)
     on_fma = params.fma_powers / 8
     softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + _biases(sizes) * BIAS_CYCLES)
-    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.mma_dtype, "float32")
-    if rows.is_wide:
-        products *= WIDE_PRODUCTS
-        # Each warp splits all keys and values.
-        softmax += SPLIT_CYCLES * (scores + (params.warps * params.block_n + params.block_m) * row_bytes / rows.item_bytes)
+    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.dtype, "float32")
     read = params.warps * params.block_n * row_bytes
     read += 0 if params.q_in_registers else params.block_m * rows.qk_bytes
     written = params.block_n * row_bytes

@@ -78,7 +78,7 @@ class AttentionTcKernel:
 
     @property
     def mma(self) -> str:
-        kind = PTX_TYPES[self.rows.mma_dtype]
+        kind = PTX_TYPES[self.spec.dtype]
         return f"mma.sync.aligned.m16n8k{K_BYTES // self.rows.item_bytes}.row.col.f32.{kind}.{kind}.f32"
 
     @property

@@ -132,8 +132,7 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({"dtype": "float32"}, {"fma_powers": 1}),
-        ({"dtype": "float32"}, {"q_in_registers": 1}),
+        ({"dtype": "float32"}, {}),
         ({"dtype": "float8_e4m3fn"}, {}),
         ({"head_dim": 68}, {}),
         ({"head_dim": 264}, {}),
