@@ -13,12 +13,13 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel, narrow
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
 from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
 from kerneldecl.templates.hopper.attention_bias import Rows
 from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, store_sums, to_operand
 from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.shared.fused_attention import narrow
 
 
 def _clear(warp: Warp) -> None:

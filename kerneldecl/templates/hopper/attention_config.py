@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
-from kerneldecl.compiler.attention import AttentionSpec
 from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap
+from kerneldecl.templates.shared.fused_attention import FusedAttention
 
 ROW_UNITS = K_TILE_BYTES // DESCRIPTOR_UNIT
 """A row of a chunk in the units of wgmma's descriptors."""
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class AttentionKernel:
+class AttentionKernel(FusedAttention):
     """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
 
-    func_params: tuple[Any, ...]
-    """Buffers of the arguments, in the order of `spec.arguments`."""
-    spec: AttentionSpec
     params: WgmmaAttentionParams
     sm_count: int
 
@@ -55,18 +50,6 @@ class AttentionKernel:
     @property
     def v_elements(self) -> int:
         return self.v_chunks * self.params.block_n * CHUNK
-
-    @property
-    def row_tiles(self) -> int:
-        return -(-self.spec.queries // self.params.block_m)
-
-    @property
-    def key_blocks(self) -> int:
-        return -(-self.spec.keys // self.params.block_n)
-
-    @property
-    def all_heads(self) -> int:
-        return self.spec.batch * self.spec.heads
 
     @property
     def shares_heads(self) -> bool:
@@ -106,26 +89,6 @@ class AttentionKernel:
         return self.params.block_n // self.params.cluster
 
     @property
-    def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken of them: biased ones are scaled before."""
-        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
-
-    @property
-    def masks_first_block(self) -> bool:
-        """Say whether the block that a tile begins with, which has the last keys, has some that not all rows see."""
-        return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
-
-    # ---- registers of a consumer thread
-
-    @property
-    def scores(self) -> int:
-        return self.params.block_n // 2
-
-    @property
-    def results(self) -> int:
-        return self.spec.value_dim // 2
-
-    @property
     def stored_blocks(self) -> int:
         """Return how many blocks of 16 columns a consumer stores: whole chunks where queries do not fill the place of results."""
         return self.v_chunks * (CHUNK // 16) if self.v_chunks > self.qk_chunks else -(-self.spec.value_dim // 16)
@@ -141,11 +104,6 @@ class AttentionKernel:
     def value_mma(self) -> str:
         kind = PTX_TYPES[self.spec.dtype]
         return f"wgmma.mma_async.sync.aligned.m64n{self.spec.value_dim}k{MMA_K}.f32.{kind}.{kind}"
-
-    @property
-    def narrow(self) -> str:
-        """Return the conversion of two float32 to a register."""
-        return f"cvt.rn.{'bf16' if self.spec.dtype == 'bfloat16' else 'f16'}x2.f32"
 
     @property
     def score_steps(self) -> int:
@@ -177,16 +135,6 @@ class AttentionKernel:
         return step * MMA_K * ROW_UNITS
 
     # ---- memory
-
-    def argument(self, name: str) -> Any:
-        """Return the buffer of an argument."""
-        return self.func_params[[argument[0] for argument in self.spec.arguments].index(name)]
-
-    @property
-    def first_heads(self) -> tuple[int, int]:
-        """Return the first heads of K and of V in their argument."""
-        spec = self.spec
-        return (spec.heads, spec.heads + spec.kv_heads) if spec.layout == "packed" else (0, 0)
 
     def map(self, name: str, rows: int, columns: int, box_rows: int) -> TensorMap:
         """Return the tensor map of an argument: boxes of so many rows of one chunk."""

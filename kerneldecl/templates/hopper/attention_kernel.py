@@ -120,5 +120,5 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
         lane = T.lane_id([32])
         _run(kernel, (queries_map, keys_map, values_map, results_map), ((block // params.cluster, rank), (group, warp, lane)))
 
-    func = tirx.PrimFunc(list(kernel.func_params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    func = tirx.PrimFunc(list(kernel.arguments.values()), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})
