@@ -15,6 +15,7 @@ from kerneldecl.analysis import attention, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, WgmmaAttentionParams, attention_of
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.attention_tiles import L2_SHARE, heads_in_l2, is_worth_a_try, keys_of_tiles
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper.time_model import GPU_TENSOR_RATE_FRACTION, launch_secs
@@ -33,8 +34,6 @@ OVERLAP = 1
 FMA_POWERS = 0
 """With an eighth of the powers on CUDA cores, kernels were 2 to 12 % slower (3 attentions, H200, 2026-11-23)."""
 MAX_STAGES = 4
-L2_SHARE = 0.4
-"""Part of L2 that the keys and values of heads that are computed together may take."""
 SAME_TILE = 3
 """Proposals of one number of consumers and keys at most: their pipelines differ in little."""
 MANY_WAVES = 16
@@ -104,11 +103,10 @@ def why_not(space: IterSpace, arch: Arch) -> str:
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
-    item_bytes, mma_k = dtype_bytes(sizes.dtype), _mma_k(sizes)
-    blocks = [block_n for block_n in BLOCK_N if block_n % mma_k == 0]
-    most_n = -(-sizes.keys // mma_k) * mma_k
-    for (consumers, ctas), block_n, together in itertools.product(CONSUMERS, blocks, _heads_together(sizes, gpu)):
-        if (consumers - 1) * MMA_TILE_ROWS >= sizes.queries or (block_n >= most_n + min(blocks) and block_n > min(blocks)):
+    all_heads, item_bytes, mma_k = sizes.batch * sizes.heads, dtype_bytes(sizes.dtype), _mma_k(sizes)
+    blocks = tuple(block_n for block_n in BLOCK_N if block_n % mma_k == 0)
+    for (consumers, ctas), block_n, together in itertools.product(CONSUMERS, blocks, {heads_in_l2(sizes, gpu), all_heads}):
+        if not is_worth_a_try(sizes, (consumers - 1) * MMA_TILE_ROWS, block_n, blocks, mma_k):
             continue
         for pingpong, cluster in PIPELINES if consumers > 1 else ((0, 1),):
             if cluster > 1 and (consumers != 2 or (not sizes.band.is_full and sizes.group % cluster)):
@@ -119,18 +117,6 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
             )
             fitting = (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers, item_bytes))
             yield from itertools.islice(fitting, 1)
-
-
-def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
-    """Return how many heads of queries may be computed together: all, and as many as have keys and values that stay in L2 together.
-
-    The latter are whole groups of those that share keys, and divide all heads: with a rest, causal tiles would end with few long ones.
-    """
-    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
-    kv_heads = sizes.batch * sizes.kv_heads
-    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
-    dividing = next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
-    return {dividing * sizes.group, kv_heads * sizes.group}
 
 
 def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float:
@@ -195,8 +181,7 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
-    rows = range(0, sizes.queries, block_m)
-    return [max(1, len(sizes.band.keys_of(range(row, min(row + block_m, sizes.queries)), sizes.keys))) for row in rows]
+    return [max(1, len(keys)) for keys in keys_of_tiles(sizes, block_m)]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:

@@ -5,6 +5,7 @@ Knows nothing of how the winner was found.
 
 from __future__ import annotations
 
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.plan import EntryPlan
@@ -44,7 +45,7 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
     device = _device(session, task, winner, source)
     _make_way(session, entry)
     write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
-    figure = f"{winner.run_secs * 1e6:.4g} us" if winner.samples else f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
+    figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
 
@@ -61,7 +62,7 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
     """Return the digests of the winner's blobs, as an earlier record has them or else made now; or why they cannot be made."""
     if won := before.winner(winner):
         return won.blobs
-    rebuilt = session.workspace.store.write_blob(winner_object(task, winner, session.runner))
+    rebuilt = session.workspace.own_store.write_blob(winner_object(task, winner, session.runner))
     described = describe(session, task, winner.candidate)
     return described if isinstance(described, str) else {"object": rebuilt, **described}
 
@@ -81,5 +82,5 @@ def describe(session: Session, task: Task, candidate: Candidate) -> dict[str, st
     (answer,) = in_order(session.runner.run_all([task.describe_request(candidate)], BUILD_SECS, task.priority), 1)
     if "failure" in answer:
         return f"the winner cannot be described: {answer['failure']}"
-    store = session.workspace.store
+    store = session.workspace.own_store
     return {"database": store.write_blob(answer["database"].encode()), "source": store.write_blob(answer["source"].encode())}

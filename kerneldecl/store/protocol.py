@@ -13,7 +13,7 @@ from kerneldecl.store.record_text import Result
 
 
 class Store(Protocol):
-    """Keeps records by key, and blobs by the digest of their content. `store.local.LocalStore` is the workspace's own."""
+    """Keeps records by key, and has blobs by the digest of their content. `store.local.LocalStore`, the workspace's own, takes blobs."""
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
         """Return the record, or why it is a miss: a read never fails.
@@ -40,8 +40,4 @@ class Store(Protocol):
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, whose digest was compared, or why they are a miss."""
-        ...
-
-    def write_blob(self, content: bytes) -> str:
-        """Keep bytes and return their SHA-256."""
         ...

@@ -54,6 +54,6 @@ def apply(mod: IRModule, params: Mapping[str, Value], arch: Arch) -> IRModule | 
         return None
     if not attention.fits(spec.head_dim, spec.value_dim, spec.sizes.bias_registers, dtype_bytes(spec.dtype)):
         return None
-    buffers = (tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments)
-    kernel = AttentionKernel(tuple(buffers), spec, attention, arch.the_gpu.sm_count)
+    arguments = {name: tirx.decl_buffer(shape, dtype, name) for name, shape, dtype in spec.arguments}
+    kernel = AttentionKernel(arguments, spec, attention, arch.the_gpu.sm_count)
     return build(kernel) if kernel.shares_heads or spec.band.is_full else None

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
-from kerneldecl.templates.hopper.attention_config import LOG2_E, AttentionKernel
+from kerneldecl.templates.shared.fused_attention import LOG2_E, FusedAttention
 
 CAP_SOURCE = """
 __device__ __forceinline__ float tvm_attention_cap(float score, float factor, float cap) {
@@ -30,7 +29,7 @@ class Rows(NamedTuple):
     Element i of its scores is in row `i % 4 // 2` of the two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel | AttentionTcKernel
+    kernel: FusedAttention
     tile: Any
     first_row: Any
     """The consumer's first row."""

@@ -12,22 +12,18 @@ from typing import Any
 from kerneldecl.analysis.attention import CHUNK, FLOAT8, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
-from kerneldecl.compiler.attention import AttentionSpec
 from kerneldecl.model import dtype_bytes
 from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap, io_dtype
+from kerneldecl.templates.shared.fused_attention import FusedAttention, narrow
 
 ROW_UNITS = K_TILE_BYTES // DESCRIPTOR_UNIT
 """A row of a chunk in the units of wgmma's descriptors."""
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class AttentionKernel:
+class AttentionKernel(FusedAttention):
     """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
 
-    func_params: tuple[Any, ...]
-    """Buffers of the arguments, in the order of `spec.arguments`."""
-    spec: AttentionSpec
     params: WgmmaAttentionParams
     sm_count: int
 
@@ -81,18 +77,6 @@ class AttentionKernel:
         return self.v_chunks * self.v_rows * CHUNK
 
     @property
-    def row_tiles(self) -> int:
-        return -(-self.spec.queries // self.params.block_m)
-
-    @property
-    def key_blocks(self) -> int:
-        return -(-self.spec.keys // self.params.block_n)
-
-    @property
-    def all_heads(self) -> int:
-        return self.spec.batch * self.spec.heads
-
-    @property
     def shares_heads(self) -> bool:
         """Say whether CTAs of a cluster have different heads; else they have different rows."""
         return self.spec.group % self.params.cluster == 0
@@ -130,26 +114,6 @@ class AttentionKernel:
         return self.params.block_n // self.params.cluster
 
     @property
-    def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken of them: biased ones are scaled before."""
-        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
-
-    @property
-    def masks_first_block(self) -> bool:
-        """Say whether the block that a tile begins with, which has the last keys, has some that not all rows see."""
-        return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
-
-    # ---- registers of a consumer thread
-
-    @property
-    def scores(self) -> int:
-        return self.params.block_n // 2
-
-    @property
-    def results(self) -> int:
-        return self.spec.value_dim // 2
-
-    @property
     def stored_blocks(self) -> int:
         """Return how many blocks of 16 columns a consumer stores: whole chunks where queries do not fill the place of results."""
         return self.o_chunks * (CHUNK // 16) if self.o_chunks > self.qk_chunks else -(-self.spec.value_dim // 16)
@@ -183,7 +147,7 @@ class AttentionKernel:
     @property
     def narrow(self) -> str:
         """Return the conversion of two float32 to a register of results, and of powers that are not float8."""
-        return f"cvt.rn.{'bf16' if self.spec.result_dtype == 'bfloat16' else 'f16'}x2.f32"
+        return narrow(self.spec.result_dtype)
 
     @property
     def operands(self) -> int:
@@ -228,15 +192,10 @@ class AttentionKernel:
 
     # ---- memory
 
-    def argument(self, name: str) -> Any:
-        """Return the buffer of an argument."""
-        return self.func_params[[argument[0] for argument in self.spec.arguments].index(name)]
-
     @property
     def first_heads(self) -> tuple[int, int]:
         """Return the first heads of K and of V in what their tensor maps are of."""
-        spec = self.spec
-        k, v = (spec.heads, spec.heads + spec.kv_heads) if spec.layout == "packed" else (0, 0)
+        k, v = super().first_heads
         return k, 0 if self.is_float8 else v
 
     def map(self, name: str, rows: int, columns: int, box_rows: int) -> TensorMap:

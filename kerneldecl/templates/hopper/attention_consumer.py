@@ -193,7 +193,7 @@ def _go_through_blocks(consumer, rows, tile):
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
     lower, upper = T.meta_var(kernel.spec.band)
     _finish_scores(consumer, 0)
-    first_softmax(softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+    first_softmax(softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
     to_operand(softmax, consumer.operand)
     first_whole, end = meta_vars(tile.whole_blocks(rows.first_row))
     if lower is not None:
@@ -261,11 +261,11 @@ def _go_through_two_ahead(consumer, rows, tile):
     whole = T.meta_var((first_whole, end))
     _finish_scores(consumer, 0)
     if tile.blocks - tile.first == 1:
-        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
         to_operand(consumer.softmax, consumer.operand)
     else:
         _start_scores(other)
-        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
         await_sums(consumer.softmax)
         _finish_scores(other, 0)
         to_operand(consumer.softmax, consumer.operand)

@@ -126,5 +126,5 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
     body = main.body
     if transposed is not None:
         body = tirx.SeqStmt([tirx.AllocBuffer(transposed), transposing(kernel, transposed), body])
-    func = tirx.PrimFunc(list(kernel.func_params), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    func = tirx.PrimFunc(list(kernel.arguments.values()), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

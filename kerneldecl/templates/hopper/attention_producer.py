@@ -52,16 +52,12 @@ class Tile:
     @T.inline
     def _place(self, cluster, rank, wave):
         kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
-        rows, heads, together = T.meta_var((*kernel.grid, kernel.heads_together))
         # Every other wave goes backwards, so that the cluster with the longest tile of one has the shortest of the next.
         self.linear = wave * kernel.clusters + T.Select(wave % 2 == 0, cluster, kernel.clusters - 1 - cluster)
-        first = T.meta_var(self.linear // (rows * together) * together)
-        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
-        place = T.meta_var(self.linear % (rows * together))
-        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
+        tile, head = T.meta_var(kernel.place(self.linear, kernel.grid, kernel.heads_together))
         row_rank, head_rank = T.meta_var((0, rank) if kernel.shares_heads else (rank, 0))
         row_step, head_step = T.meta_var((1, params.cluster) if kernel.shares_heads else (params.cluster, 1))
-        flat = T.meta_var((first + place % size) * head_step + head_rank)
+        flat = T.meta_var(head * head_step + head_rank)
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
         self.row = (tile * row_step + row_rank) * params.block_m

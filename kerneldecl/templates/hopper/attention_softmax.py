@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.hopper.attention_bias import prepare
-from kerneldecl.templates.hopper.attention_config import LOG2_E, AttentionKernel
 from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.shared.fused_attention import LOG2_E, FusedAttention
 
 ALL_LANES = 0xFFFFFFFF
 MAX_POWER_LOG2 = 8
@@ -70,7 +69,7 @@ class Softmax(NamedTuple):
     Element i of the scores is in row `i % 4 // 2` of the thread's two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel | AttentionTcKernel
+    kernel: FusedAttention
     scores: Any
     reference: Any
     """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
