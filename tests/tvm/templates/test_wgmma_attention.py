@@ -110,7 +110,7 @@ WAIT = r"tvm_builtin_cuda_mbarrier_wait\([^;]*\b{}_state_stage_ptr{}\[[^;]*;"
             (lambda source: re.sub(r"\w+fence_proxy\w+\(\);", "", source), "without fence.proxy.async", {}),
             (lambda source: re.sub(r"\w+wait_group_read\w*\([^{};]*\);", "", source), "still being read asynchronously", {}),
             (lambda source: re.sub(WAIT.format("v", "_1"), "", source), UNFILLED, FLOAT8),
-            (lambda source: re.sub(r"\w+griddepcontrol_wait\w*\(\);", "", source), "preceding", FLOAT8),
+            (lambda source: re.sub(r"\w+griddepcontrol_wait\w*\(\);", "", source), "before griddepcontrol.wait", FLOAT8),
         ],
     ),
     ids=[
