@@ -168,42 +168,60 @@ def finite_rms(want: Array) -> float:
         finite = wide[np.isfinite(wide)]
         return float(np.square(finite).sum()), finite.size
 
-    squares, counts = zip(*_of_blocks(part, want), strict=True)
+    squares, counts = zip(*_of_blocks(part, want.reshape(-1)), strict=True)
     return math.sqrt(math.fsum(squares) / sum(counts)) if sum(counts) else 0.0
 
 
-def relative_error(got: Array, want: Array, rms: float | None = None, *, any_for_nan: bool = False) -> float:
-    """Return the largest |got - want| / (|want| + rms) over all elements; infinity where `got` has a NaN that `want` has not.
+def row_scales(want: Array, rms: float) -> Array:
+    """Return the root mean square of the finite elements of each row, along the last axis, or `rms` where that is larger."""
+    rows = want.reshape(-1, want.shape[-1])
 
-    The root mean square, of `want` unless given, keeps elements near zero, where terms cancelled, from being judged by their own
-    size. With `any_for_nan`, anything passes where `want` is NaN, and NaN where it is infinite.
+    def part(block: slice) -> Array:
+        wide = rows[block].astype(np.float64)
+        is_finite = np.isfinite(wide)
+        squares = np.square(np.where(is_finite, wide, 0.0)).sum(axis=1)
+        return np.asarray(np.sqrt(squares / np.maximum(1, is_finite.sum(axis=1))))
+
+    return np.maximum(by_rows(np.empty(len(rows)), part, rows.shape[1]), rms)
+
+
+def relative_error(got: Array, want: Array, scales: Array | None = None, *, any_for_nan: bool = False) -> float:
+    """Return the largest |got - want| / (|want| + scale) over all elements; infinity where `got` has a NaN that `want` has not.
+
+    There are as many scales as rows, or one for all of them, the root mean square of `want` unless given. It keeps elements near zero,
+    where terms cancelled, from being judged by their own size. With `any_for_nan`, anything passes where `want` is NaN, and NaN where it
+    is infinite.
     """
-    chosen = finite_rms(want) if rms is None else rms
+    chosen = np.array([finite_rms(want)]) if scales is None else scales
+    columns = max(1, want.size // chosen.size) if chosen.size > 1 else 1
+    each = chosen if chosen.size > 1 else np.broadcast_to(chosen, want.size)
 
-    def part(got_block: Array, want_block: Array) -> float:
-        return _largest_error(got_block.astype(np.float64), want_block.astype(np.float64), chosen, any_for_nan=any_for_nan)
+    def part(got_rows: Array, want_rows: Array, scale: Array) -> float:
+        wide = got_rows.astype(np.float64), want_rows.astype(np.float64)
+        return _largest_error(*wide, scale[:, None], any_for_nan=any_for_nan)
 
-    return max(_of_blocks(part, got, want))
+    return max(_of_blocks(part, got.reshape(-1, columns), want.reshape(-1, columns), each))
 
 
-def _largest_error(got: Array, want: Array, rms: float, *, any_for_nan: bool) -> float:
+def _largest_error(got: Array, want: Array, scale: Array, *, any_for_nan: bool) -> float:
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     if any_for_nan:
         same |= np.isnan(want) | (np.isinf(want) & np.isnan(got))
     if same.all():
         return 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.abs(got - want) / (np.abs(want) + rms)
+        error = np.abs(got - want) / (np.abs(want) + scale)
     error = np.where(same, 0.0, error)
     return float("inf") if np.isnan(error).any() else float(error.max())
 
 
 def _of_blocks(function: Callable[..., Result], *arrays: Array) -> list[Result]:
-    """Return a function's results for blocks of the arrays' elements, on all cores where there are several blocks."""
-    flat = [array.reshape(-1) for array in arrays]
-    starts = range(0, max(1, flat[0].size), _SLICE_ELEMENTS)
+    """Return a function's results for blocks of the arrays' rows, on all cores where there are several blocks."""
+    rows = len(arrays[0])
+    count = max(1, _SLICE_ELEMENTS * rows // max(1, arrays[0].size))
+    starts = range(0, max(1, rows), count)
 
     def of_block(start: int) -> Result:
-        return function(*(array[start : start + _SLICE_ELEMENTS] for array in flat))
+        return function(*(array[start : start + count] for array in arrays))
 
     return [of_block(start) for start in starts] if len(starts) == 1 else _on_all_cores(of_block, starts)

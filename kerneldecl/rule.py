@@ -97,6 +97,13 @@ class Rule:
         """
         return False
 
+    def rows_vary(self) -> bool:
+        """Say whether rows of results, along the last axis, differ much in size, as means of few values and of many do.
+
+        Each is then judged by its own size where that is larger than that of all results: rounding is relative to it.
+        """
+        return False
+
     def is_repeatable(self) -> bool:
         """Say whether two calls on the same inputs must give the same bits; False admits kernels that add in any order."""
         return True

@@ -173,6 +173,10 @@ class AttentionDecode(Rule):
         """Say so where some queries do not see the last keys: a kernel may skip them, or multiply their values by zero."""
         return self.queries > 1
 
+    def rows_vary(self) -> bool:
+        """Say so: results of short sequences are as large as values, those of long ones are near zero."""
+        return True
+
     def inputs(self, rng: np.random.Generator) -> list[Array]:
         """Return normal values, random lengths among which are the most and one, and pages in random order, none of two sequences."""
         signature = self.signature()

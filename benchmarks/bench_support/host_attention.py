@@ -56,7 +56,7 @@ def _row(artifact: Any, entry: dict[str, Any], root: Path, rounds: int) -> dict[
     import numpy as np
     import torch
 
-    from kerneldecl.arrays import aligned, poisoned, relative_error
+    from kerneldecl.arrays import aligned, finite_rms, poisoned, relative_error, row_scales
     from kerneldecl.plugins.load import load_rule
 
     rule = load_rule(root, entry["rule"]).of(root, entry["attrs"])
@@ -68,6 +68,7 @@ def _row(artifact: Any, entry: dict[str, Any], root: Path, rounds: int) -> dict[
     both.kernel()
     found = attend().transpose(1, 2).numpy() if rule.layout == "bshd" else attend().numpy()
     want = rule.reference(*inputs)
+    scales = row_scales(want, finite_rms(want)) if rule.rows_vary() else None
     samples = both.pairs(rounds)
     low, ratio, high = quantiles([theirs / ours for ours, theirs in samples])
     ours, theirs = (quantiles(column)[1] for column in zip(*samples, strict=True))
@@ -81,7 +82,7 @@ def _row(artifact: Any, entry: dict[str, Any], root: Path, rounds: int) -> dict[
         "90 %": round(high, 3),
         "of bests": round(their_least / least, 3),
         "GFLOP/s": entry["flops"] / least / 1e9,
-        "error": relative_error(out, want),
-        "torch's error": relative_error(found, want),
+        "error": relative_error(out, want, scales),
+        "torch's error": relative_error(found, want, scales),
         "within": "yes" if ratio >= GOAL else "NO",
     }

@@ -21,11 +21,12 @@ from kerneldecl.analysis.hopper_limits import (
 from kerneldecl.model import Block, Candidate, IterSpace, dtype_bytes
 
 ITEM_BYTES = 2
-"""Bytes of an element that the kernel takes."""
+"""Bytes of an element of 16 bits, in which places in shared memory are counted, whatever is there."""
 CHUNK = 64
-"""Elements of a row that lie together in shared memory: 128 bytes, which TMA's swizzle permutes together."""
+"""Elements of 16 bits that lie together in shared memory: 128 bytes, which TMA's swizzle permutes together."""
 MMA_K = 16
-"""Elements of the reduction that one wgmma multiplies."""
+"""Elements of 16 bits that one wgmma multiplies along the reduction."""
+FLOAT8 = "float8_e4m3fn"
 MAX_HEAD_DIM = 256
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
@@ -141,21 +142,22 @@ class WgmmaAttentionParams(NamedTuple):
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
         return MULTICAST_MAXNREG if (self.consumers, self.cluster) == (2, 2) else SETMAXNREG[self.consumers, self.ctas_per_sm]
 
-    def registers(self, value_dim: int) -> int:
+    def registers(self, value_dim: int, item_bytes: int = ITEM_BYTES) -> int:
         """Return the registers of a consumer thread that hold scores, powers and results."""
-        return self.block_n // 2 * (2 if self.overlap == 2 else 1) + self.block_n // 4 + value_dim // 2
+        return self.block_n // 2 * (2 if self.overlap == 2 else 1) + self.block_n * item_bytes // 8 + value_dim // 2
 
-    def smem_bytes(self, head_dim: int, value_dim: int) -> int:
-        """Return the shared memory of a CTA."""
-        qk, v = chunks(head_dim), chunks(value_dim)
-        rows = self.q_stages * self.block_m * max(qk, v) + self.stages * self.block_n * (qk + v)
+    def smem_bytes(self, head_dim: int, value_dim: int, item_bytes: int = ITEM_BYTES) -> int:
+        """Return the shared memory of a CTA. Results of 16 bits go to the place of queries."""
+        qk = chunks(head_dim, item_bytes)
+        values = self.block_n * chunks(value_dim) if item_bytes == ITEM_BYTES else value_dim * chunks(self.block_n, item_bytes)
+        rows = self.q_stages * self.block_m * max(qk, chunks(value_dim)) + self.stages * (self.block_n * qk + values)
         return rows * CHUNK * ITEM_BYTES + RESERVED_SMEM_BYTES
 
-    def fits(self, head_dim: int, value_dim: int, bias_registers: int = 0) -> bool:
+    def fits(self, head_dim: int, value_dim: int, bias_registers: int = 0, item_bytes: int = ITEM_BYTES) -> bool:
         """Say whether a kernel with these parameters can be built."""
         return (
             (self.consumers, self.ctas_per_sm) in SETMAXNREG
-            and self.block_n % MMA_K == 0
+            and self.block_n % (MMA_K * ITEM_BYTES // item_bytes) == 0
             and MMA_K <= self.block_n <= MAX_TMA_BOX
             and self.stages >= 2
             and self.q_stages in (1, 2)
@@ -166,29 +168,32 @@ class WgmmaAttentionParams(NamedTuple):
             and (not self.pingpong or self.consumers > 1)
             and self.heads_together >= 1
             and self.cluster in (1, 2)
+            and (self.cluster == 1 or item_bytes == ITEM_BYTES)
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
-            and self.registers(value_dim) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
-            and self.smem_bytes(head_dim, value_dim) <= MAX_CTA_SMEM_BYTES
-            and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
+            and self.registers(value_dim, item_bytes) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
+            and self.smem_bytes(head_dim, value_dim, item_bytes) <= MAX_CTA_SMEM_BYTES
+            and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim, item_bytes) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
 
     def candidate(self) -> Candidate:
         return Candidate.of("wgmma_attention", self._asdict())
 
 
-def chunks(columns: int) -> int:
+def chunks(columns: int, item_bytes: int = ITEM_BYTES) -> int:
     """Return in how many chunks rows of so many elements lie in shared memory."""
-    return -(-columns // CHUNK)
+    return -(-columns * item_bytes // (CHUNK * ITEM_BYTES))
 
 
 def takes(sizes: AttentionSizes) -> bool:
-    """Say whether the kernel on wgmma computes such an attention."""
+    """Say whether the kernel on wgmma computes such an attention. TMA takes rows of whole 16 bytes."""
+    is_float8 = sizes.dtype == FLOAT8
+    aligned = 16 // dtype_bytes(sizes.dtype)
     return (
-        sizes.dtype in ("float16", "bfloat16")
-        and sizes.out_dtype == sizes.dtype
+        sizes.dtype in ("float16", "bfloat16", FLOAT8)
+        and sizes.out_dtype in (("float16", "bfloat16") if is_float8 else (sizes.dtype,))
         and math.prod(sizes.mask) < MAX_OFFSET
-        and all(columns % 8 == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
+        and all(columns % aligned == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )
 
 

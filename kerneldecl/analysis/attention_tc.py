@@ -13,7 +13,10 @@ from kerneldecl.analysis.gpu_limits import SM_PARTITIONS, VECTOR_BYTES, WARP_LAN
 from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = ("float16", "bfloat16")
+"""Of queries, keys and values. Not float32: sums of products of TF32 that replace it are NaN where one factor is infinite, for the parts of
+the other may differ in sign."""
+OUT_DTYPES = (*DTYPES, "float32")
 MAX_HEAD_DIM = 256
 HEAD_MULTIPLE = 8
 """Elements of which head dimensions are multiples: those of the columns of one mma.sync."""
@@ -32,16 +35,6 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, sizes: AttentionSizes) -> Rows:
         return cls(sizes.head_dim, sizes.value_dim, sizes.dtype, sizes.out_dtype)
-
-    @property
-    def is_wide(self) -> bool:
-        """Say whether elements have 32 bits: then each is split into two of TF32, and three products replace one."""
-        return self.dtype == "float32"
-
-    @property
-    def mma_dtype(self) -> str:
-        """Return what tensor cores multiply."""
-        return "tfloat32" if self.is_wide else self.dtype
 
     @property
     def item_bytes(self) -> int:
@@ -129,11 +122,10 @@ class AttentionTcParams(NamedTuple):
             and self.block_n >= FRAGMENT
             and self.block_n % FRAGMENT == 0
             and self.stages >= 1
-            # Of float32, nvcc would hold both parts in registers.
-            and self.q_in_registers in ((0,) if rows.is_wide else (0, 1))
+            and self.q_in_registers in (0, 1)
             and self.heads_together >= 1
             and self.ctas_per_sm >= 1
-            and 0 <= self.fma_powers <= (0 if rows.is_wide else 8)
+            and 0 <= self.fma_powers <= 8
             and self.registers(rows) + OTHER_REGISTERS + (BIAS_REGISTERS if has_bias else 0) <= registers
             and smem_bytes <= gpu.smem_per_block_optin_bytes
             and self.ctas_per_sm * (smem_bytes + gpu.smem_reserved_per_block_bytes) <= gpu.smem_per_sm_bytes
@@ -147,8 +139,8 @@ def takes(sizes: AttentionSizes, gpu: Gpu) -> bool:
     """Say whether the kernel on mma.sync computes such an attention on a GPU."""
     return (
         sizes.dtype in DTYPES
-        and sizes.out_dtype in DTYPES
-        and gpu.tensor_rate(Rows.of(sizes).mma_dtype) > 0
+        and sizes.out_dtype in OUT_DTYPES
+        and gpu.tensor_rate(sizes.dtype) > 0
         and max(_elements(sizes)) < MAX_OFFSET
         and all(columns % HEAD_MULTIPLE == 0 and columns <= MAX_HEAD_DIM for columns in (sizes.head_dim, sizes.value_dim))
     )

@@ -35,7 +35,7 @@ from kerneldecl.serial import arch_from_json, to_json
 from kerneldecl.store.keys import build_manifest, digest, key
 from kerneldecl.store.keys import symbol as symbol_of
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.protocol import Store
+from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain.linkers import LINKERS
 
 Json = Mapping[str, Any]
@@ -90,7 +90,7 @@ def build(spec: Spec, candidate: Json, arch: Json, toolchain: Mapping[str, str],
     return {"schedule_digest": scheduled, **built}
 
 
-def _store(spec: Spec) -> Store:
+def _store(spec: Spec) -> BlobStore:
     """Return the workspace's store, with the shared cache behind it where the build uses one."""
     if shared := spec.get("shared"):
         from kerneldecl.store.shared import store_of_worker  # what has no shared cache does not need it
@@ -109,7 +109,7 @@ def _link(content: bytes, path: Path, kind: str) -> None:
             made.with_suffix(suffix).replace(path.with_suffix(suffix))
 
 
-def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store) -> tuple[bytes, dict[str, Any]]:
+def _compiled(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobStore) -> tuple[bytes, dict[str, Any]]:
     """Return the object file, and the fields of a `Trial` that a build record holds."""
     if arch.kind == "cpu":
         content = cpu.compile_object(mod, arch, symbol)
@@ -224,9 +224,10 @@ def extract(
 
     A function has name, the other places in the model that call it, calls, its work and iteration space, rule, attrs (those to be
     declared), identity (those that distinguish its entry from others) and the targets that it is for, none of them for all; one of rule
-    tensor_ir has its IR instead of attributes. `in_parts` says what looks like a larger rule and stays several functions.
+    tensor_ir has its IR instead of attributes. `in_parts` says what looks like a larger rule and stays several functions, and notes which
+    rules have a faster form that does not fit.
     """
-    from kerneldecl.compiler.graph.places import refused_of
+    from kerneldecl.compiler.graph.places import noted_of, refused_of
     from kerneldecl.compiler.model_import import fused_kernels, model_error, read_model
 
     try:
@@ -250,7 +251,7 @@ def extract(
     return {
         "functions": described,
         "left_out": [{"name": name, "reason": reason} for name, reason in left_out.items()],
-        "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod)} for form in forms],
+        "in_parts": [{"targets": list(form.targets), "what": refused_of(form.mod), "noted": noted_of(form.mod)} for form in forms],
     }
 
 

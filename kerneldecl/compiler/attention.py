@@ -30,8 +30,8 @@ LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd")
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
-    """Sizes and kind of one attention, O = softmax(cap(scale Q K^T) + bias) V, for each head."""
+class HeadsSpec:
+    """What every attention has: its heads, their rows, and the order of axes."""
 
     batch: int
     heads: int
@@ -43,10 +43,25 @@ class AttentionSpec:
     value_dim: int
     """Elements of a row of V and O."""
     dtype: str
-    """Of Q, K and V. float8 has a scale each, [1] in float32, after V."""
+    """Of Q, K and V."""
     scale: float
     layout: Layout = "bhsd"
     """Order of axes of Q, K, V and O; packed: Q, K and V are one argument [batch, row, heads of Q, K and V, element], O is bshd."""
+
+    @property
+    def group(self) -> int:
+        """Return how many heads of queries share a head of keys."""
+        return self.heads // self.kv_heads
+
+    def index(self, batch: Any, head: Any, row: Any, column: Any) -> tuple[Any, ...]:
+        """Return the index of an argument's element in the layout; also of an extent in its shape."""
+        return (batch, head, row, column) if self.layout == "bhsd" else (batch, row, head, column)
+
+
+@dataclass(frozen=True)
+class AttentionSpec(HeadsSpec):
+    """O = softmax(cap(scale Q K^T) + bias) V, for each head. Q, K and V of float8 have a scale each, [1] in float32, after V."""
+
     band: Band = EVERYTHING
     """Keys that each query sees."""
     mask: tuple[int, ...] = ()
@@ -61,11 +76,6 @@ class AttentionSpec:
     """Whether the logarithm of the sum of each row's exponentials is a second result, [batch, heads, queries] in float32."""
     out_dtype: str = ""
     """Dtype of O; empty for that of Q, or bfloat16 where that is float8."""
-
-    @property
-    def group(self) -> int:
-        """Return how many heads of queries share a head of keys."""
-        return self.heads // self.kv_heads
 
     @property
     def is_causal(self) -> bool:
@@ -104,13 +114,9 @@ class AttentionSpec:
             out_dtype=self.result_dtype,
         )
 
-    def shape(self, heads: int, rows: int, columns: int) -> tuple[int, int, int, int]:
+    def shape(self, heads: int, rows: int, columns: int) -> tuple[int, ...]:
         """Return the shape of an argument in the layout."""
-        return (self.batch, heads, rows, columns) if self.layout == "bhsd" else (self.batch, rows, heads, columns)
-
-    def index(self, batch: Any, head: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        """Return the index of an argument's element in the layout."""
-        return (batch, head, row, column) if self.layout == "bhsd" else (batch, row, head, column)
+        return self.index(self.batch, heads, rows, columns)
 
     @property
     def arguments(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
@@ -279,8 +285,8 @@ def _candidates(mod: tvm.IRModule, func: Any) -> Iterator[AttentionSpec]:
     shared = {name: getattr(sizes, name) for name in _SHARED}
     own = dict.fromkeys((sizes.keys - sizes.queries, 0)) if sizes.has_alibi else (None,)
     layouts: tuple[Layout, ...] = ("packed",) if sizes.is_packed else LAYOUTS
-    caps = _constants(func, tirx.Div) if sizes.has_softcap else [0.0]
-    for scale, layout, alibi, softcap in itertools.product([1.0, *_constants(func, tirx.Mul)], layouts, own, caps):
+    caps = constants_of(func, tirx.Div) if sizes.has_softcap else [0.0]
+    for scale, layout, alibi, softcap in itertools.product([1.0, *constants_of(func, tirx.Mul)], layouts, own, caps):
         spec = AttentionSpec(
             **shared,
             scale=scale,
@@ -294,7 +300,7 @@ def _candidates(mod: tvm.IRModule, func: Any) -> Iterator[AttentionSpec]:
             yield spec
 
 
-def _constants(func: Any, operation: Any) -> list[float]:
+def constants_of(func: Any, operation: Any) -> list[float]:
     """Return the constants that are operands of an operation."""
     found: list[float] = []
 

@@ -14,31 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import te, tirx
 
-from kerneldecl.compiler.attention import ACCUM_DTYPE, LAYOUTS, Layout
+from kerneldecl.compiler.attention import ACCUM_DTYPE, LAYOUTS, HeadsSpec, constants_of
 from kerneldecl.compiler.canonical import canonical_module, canonical_text, signature_of
 
 
 @dataclass(frozen=True)
-class DecodeSpec:
-    """Sizes and kind of one attention of the last queries of sequences against all of their keys."""
+class DecodeSpec(HeadsSpec):
+    """One attention of the last `queries` tokens of sequences, each of which sees the keys up to its own, of at most `keys`."""
 
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    """The last tokens of each sequence; each sees the keys up to its own."""
-    keys: int
-    """The most keys of a sequence."""
-    head_dim: int
-    """Elements of a row of Q and K."""
-    value_dim: int
-    """Elements of a row of V and O."""
-    dtype: str
-    scale: float
-    layout: Layout = "bhsd"
     page_size: int = 0
     """Keys of a page; 0 for a contiguous cache."""
     pages: int = 0
@@ -47,27 +32,17 @@ class DecodeSpec:
     """Whether there is one cache, and the rows of V are the first elements of the rows of K."""
 
     @property
-    def group(self) -> int:
-        """Return how many heads of queries share a head of keys."""
-        return self.heads // self.kv_heads
-
-    @property
     def table_columns(self) -> int:
         return self.keys // self.page_size
 
-    def shape(self, columns: int) -> tuple[int, int, int, int]:
+    def shape(self, columns: int) -> tuple[int, ...]:
         """Return the shape of Q or O."""
-        rows = (self.heads, self.queries) if self.layout == "bhsd" else (self.queries, self.heads)
-        return (self.batch, *rows, columns)
+        return self.index(self.batch, self.heads, self.queries, columns)
 
-    def index(self, batch: Any, head: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        """Return the index of an element in the layout."""
-        return (batch, head, row, column) if self.layout == "bhsd" else (batch, row, head, column)
-
-    def cache_shape(self, columns: int) -> tuple[int, int, int, int]:
+    def cache_shape(self, columns: int) -> tuple[int, ...]:
         """Return the shape of K or V: sequences or pages, then heads and keys in the order of the layout."""
         outer, rows = (self.pages, self.page_size) if self.page_size else (self.batch, self.keys)
-        return (outer, self.kv_heads, rows, columns) if self.layout == "bhsd" else (outer, rows, self.kv_heads, columns)
+        return self.index(outer, self.kv_heads, rows, columns)
 
     @property
     def arguments(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -165,7 +140,7 @@ def _candidates(func: Any) -> Iterator[DecodeSpec]:
         return
     has_pages, is_latent = len(integers) == 2, ranks[2] != 4
     (q, dtype), (k, _), (o, _) = args[0], args[1], args[-1]
-    for scale, layout in itertools.product(_scales(func), LAYOUTS):
+    for scale, layout in itertools.product([1.0, *constants_of(func, tirx.Mul)], LAYOUTS):
         head, row = (1, 2) if layout == "bhsd" else (2, 1)
         spec = DecodeSpec(
             batch=q[0],
@@ -188,14 +163,3 @@ def _candidates(func: Any) -> Iterator[DecodeSpec]:
 
 _RANKS = ([4, 4, 4, 1, 4], [4, 4, 4, 2, 1, 4], [4, 4, 1, 4], [4, 4, 2, 1, 4])
 """Ranks of the arguments of a computation: with values or without, contiguous or in pages."""
-
-
-def _scales(func: Any) -> list[float]:
-    """Return the constants by which something is multiplied, and 1, which TVM leaves out."""
-    found: list[float] = [1.0]
-
-    def note(product: Any) -> None:
-        found.extend(float(factor.value) for factor in (product.a, product.b) if isinstance(factor, tirx.FloatImm))
-
-    tvm_ffi.structural_map(func.body, [(tirx.Mul, note)], order="pre")
-    return list(dict.fromkeys(found))

@@ -39,7 +39,7 @@ from kerneldecl.compiler.prim_funcs import is_tirx
 from kerneldecl.model import Arch, dtype_bytes
 from kerneldecl.store.keys import digest, key, manifest
 from kerneldecl.store.local import Record
-from kerneldecl.store.protocol import Store
+from kerneldecl.store.protocol import BlobStore
 from kerneldecl.toolchain import nvcc
 from kerneldecl.toolchain.cuda_objects import embed, sized
 from kerneldecl.toolchain.nvcc import Cubin, Usage
@@ -77,7 +77,7 @@ class CudaObject:
     """Launches in order of execution."""
 
 
-def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: Store) -> CudaObject:
+def compile_cuda_object(mod: tvm.IRModule, arch: Arch, symbol: str, store: BlobStore) -> CudaObject:
     """Return the object that holds the scheduled `main` as an exported function named `symbol`.
 
     The cubin of a source that was compiled before is taken from the store. Raise ValueError if something is bound to no threads or
@@ -249,7 +249,7 @@ def _flags(func: Any) -> tuple[str, ...]:
     return (*flags, *nvcc.TIRX_FLAGS) if is_tirx(func) else flags
 
 
-def _cubin(source: str, arch: str, flags: tuple[str, ...], store: Store) -> Cubin:
+def _cubin(source: str, arch: str, flags: tuple[str, ...], store: BlobStore) -> Cubin:
     """Return the source's cubin, from the store if it is known there."""
     compiler = nvcc.compiler_for(arch)
     fields = {"source": digest(nvcc.prepared(source).encode()), "arch": arch, "flags": flags, "nvcc": compiler.version}

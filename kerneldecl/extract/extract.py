@@ -52,7 +52,7 @@ def extract_model(model: str, root: Path, sizes: Mapping[str, Sequence[int]] | N
     _write(root, merged, {dict(function.attrs)["file"]: found["ir"] for function, found in functions.items() if "ir" in found})
     counts = {"new": merged.new, "known": merged.known, "changed": merged.changed, "gone": merged.unused}
     said = {"coverage": _coverage(answer), "fallbacks": expected_fallbacks(root, name, functions)}
-    left = {"left_out": answer["left_out"], "in_parts": [each for each in answer["in_parts"] if each["what"]]}
+    left = {"left_out": answer["left_out"], "in_parts": [each for each in answer["in_parts"] if each["what"] or each["noted"]]}
     return {"schema": 1, "model": name, "file": str(file), **left, **said, **counts}
 
 
@@ -121,14 +121,15 @@ def _targets(root: Path, content: bytes) -> list[dict[str, Any]]:
 
 
 def _in_parts(found: Mapping[str, Any]) -> str:
-    """Return what stays several functions, in a line for each reason."""
-    places: dict[str, list[str]] = {}
-    for each in found["what"]:
-        place, _, reason = each.partition(": ")
-        places.setdefault(reason, []).append(place)
+    """Return what stays several functions, and what is of a more general rule, in a line for each reason."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for word, texts in (("in parts", found["what"]), ("general", found["noted"])):
+        for each in texts:
+            place, _, reason = each.partition(": ")
+            places.setdefault((word, reason), []).append(place)
     targets = f" for {', '.join(found['targets'])}" if found["targets"] else ""
-    rests = {reason: f" and {len(names) - 1} more" if len(names) > 1 else "" for reason, names in places.items()}
-    return "\n".join(f"  in parts {names[0]}{rests[reason]}{targets}: {reason}" for reason, names in places.items())
+    rests = {key: f" and {len(names) - 1} more" if len(names) > 1 else "" for key, names in places.items()}
+    return "\n".join(f"  {key[0]} {names[0]}{rests[key]}{targets}: {key[1]}" for key, names in places.items())
 
 
 def _tables(root: Path, content: bytes) -> list[Table]:

@@ -69,7 +69,12 @@ class Workspace:
 
     @property
     def store(self) -> Store:
-        return self.overlay or self.shared or LocalStore(self.cache)
+        return self.overlay or self.shared or self.own_store
+
+    @property
+    def own_store(self) -> LocalStore:
+        """The store on disk, to which blobs are added; nothing that makes any is run where nothing is to be kept."""
+        return LocalStore(self.cache)
 
 
 def open_workspace(root: Path, sources: Path | None = None) -> Workspace:

@@ -15,6 +15,7 @@ from kerneldecl.analysis.attention_tc import AttentionTcParams, Rows
 from kerneldecl.analysis.gpu_limits import SM_PARTITIONS
 from kerneldecl.analysis.tensor_cores import FRAGMENT
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.attention_tiles import heads_in_l2, is_worth_a_try, keys_of_tiles
 from kerneldecl.policies.gpu.tensor_core_model import LOAD_CYCLES, SUSTAINED_CLOCK, multiplies_per_cycle, start_secs
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 
@@ -28,12 +29,6 @@ BLOCK_N = (32, 48, 64, 80, 96, 112, 128, 160, 192)
 STAGES = (2, 1, 3)
 FMA_POWERS = (0, 1)
 MAX_CTAS_PER_SM = 8
-WIDE_PRODUCTS = 3
-"""TF32 MMAs in place of one float32 multiplication (3xTF32)."""
-SPLIT_CYCLES = 4 / 128
-"""Cycles of an SM to split a float32 into two of TF32."""
-L2_SHARE = 0.4
-"""Part of L2 that the keys and values of heads that are computed together may take."""
 SAME_TILE = 2
 """Proposals of one number of rows and keys at most: their pipelines differ in little."""
 
@@ -82,18 +77,18 @@ def why_not(space: IterSpace, arch: Arch) -> str:
         return "it is no attention"
     if gpu.compute_capability < tensor_cores.first_capability("mma.sync") or not gpu.async_copy:
         return "the GPU has no mma.sync of 16 x 8 x 16 or no cp.async"
-    if sizes.dtype == "float32":
-        return "it is float32: 3xTF32 turns infinities into NaN, which verification refuses"
     if not attention_tc.takes(sizes, gpu):
-        return "tensor cores do not take its dtype, an argument has too many elements, or heads' dimensions are no multiples of 8 up to 256"
+        return (
+            "tensor cores do not take its dtype (nor float32: infinities would become NaN), an argument has too many elements, or heads' "
+            "dimensions are no multiples of 8 up to 256"
+        )
     return ""
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
-    together, rows = _heads_together(sizes, gpu), Rows.of(sizes)
-    most_n = -(-sizes.keys // FRAGMENT) * FRAGMENT
+    together, rows = heads_in_l2(sizes, gpu), Rows.of(sizes)
     for warps, fragments, block_n, stages, fma in itertools.product(WARPS, FRAGMENTS, BLOCK_N, STAGES, FMA_POWERS):
-        if (warps * fragments - 1) * FRAGMENT >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
+        if not is_worth_a_try(sizes, (warps * fragments - 1) * FRAGMENT, block_n, BLOCK_N, FRAGMENT):
             continue
         for q_in_registers in (1, 0):
             residents = (
@@ -101,17 +96,6 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[AttentionTcParams]:
                 for ctas in range(MAX_CTAS_PER_SM, 0, -1)
             )
             yield from itertools.islice((params for params in residents if params.fits(rows, gpu, has_bias=sizes.has_bias)), 1)
-
-
-def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> int:
-    """Return how many heads of queries have keys and values that stay in L2 together: whole groups of those that share them.
-
-    They divide all heads: with a rest, causal tiles would end with few long ones.
-    """
-    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * dtype_bytes(sizes.dtype)
-    kv_heads = sizes.batch * sizes.kv_heads
-    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
-    return sizes.group * next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
 
 
 def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
@@ -133,9 +117,7 @@ def secs(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu) -> float:
 
 def _blocks(sizes: AttentionSizes, params: AttentionTcParams) -> list[int]:
     """Return how many blocks of keys each tile of a head goes through."""
-    tiles = (range(row, min(row + params.block_m, sizes.queries)) for row in range(0, sizes.queries, params.block_m))
-    seen = (sizes.band.keys_of(rows, sizes.keys) for rows in tiles)
-    return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in seen]
+    return [-(-keys.stop // params.block_n) - keys.start // params.block_n for keys in keys_of_tiles(sizes, params.block_m)]
 
 
 def _biases(sizes: AttentionSizes) -> int:
@@ -152,11 +134,7 @@ def block_cycles(sizes: AttentionSizes, params: AttentionTcParams, gpu: Gpu, res
     idle = max(1.0, SM_PARTITIONS / params.warps)
     on_fma = params.fma_powers / 8
     softmax = scores * (SOFTMAX_CYCLES + (1 - on_fma) * POWER_CYCLES + on_fma * FMA_POWER_CYCLES + _biases(sizes) * BIAS_CYCLES)
-    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.mma_dtype, "float32")
-    if rows.is_wide:
-        products *= WIDE_PRODUCTS
-        # Each warp splits all keys and values.
-        softmax += SPLIT_CYCLES * (scores + (params.warps * params.block_n + params.block_m) * row_bytes / rows.item_bytes)
+    products = scores * row_bytes / rows.item_bytes / multiplies_per_cycle(gpu, rows.dtype, "float32")
     read = params.warps * params.block_n * row_bytes
     read += 0 if params.q_in_registers else params.block_m * rows.qk_bytes
     written = params.block_n * row_bytes

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from kerneldecl.analysis import attention, tensor_cores
 from kerneldecl.analysis.attention import AttentionSizes, WgmmaAttentionParams, attention_of
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS
-from kerneldecl.model import Arch, Gpu, IterSpace, Proposal
+from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
+from kerneldecl.policies.gpu.attention_tiles import L2_SHARE, heads_in_l2, is_worth_a_try, keys_of_tiles
 from kerneldecl.policies.gpu.tensor_core_model import SUSTAINED_CLOCK
 from kerneldecl.policies.gpu.time_model import DRAM_SHARE, p_norm
 from kerneldecl.policies.hopper.time_model import GPU_TENSOR_RATE_FRACTION, launch_secs
@@ -33,8 +34,6 @@ OVERLAP = 1
 FMA_POWERS = 0
 """With an eighth of the powers on CUDA cores, kernels were 2 to 12 % slower (3 attentions, H200, 2026-11-23)."""
 MAX_STAGES = 4
-L2_SHARE = 0.4
-"""Part of L2 that the keys and values of heads that are computed together may take."""
 SAME_TILE = 3
 """Proposals of one number of consumers and keys at most: their pipelines differ in little."""
 MANY_WAVES = 16
@@ -96,14 +95,18 @@ def why_not(space: IterSpace, arch: Arch) -> str:
     if arch.the_gpu.compute_capability[0] != tensor_cores.first_capability("wgmma")[0]:
         return "the GPU has no wgmma"
     if not attention.takes(sizes):
-        return "its elements do not have 16 bits, its mask has too many, or heads' dimensions are no multiples of 8 up to 256"
+        return (
+            "its elements do not have 16 bits, or 8 with results of 16; its mask has too many; or rows of heads are no whole 16 bytes, "
+            "or have more than 256 elements"
+        )
     return ""
 
 
 def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
-    most_n = -(-sizes.keys // attention.MMA_K) * attention.MMA_K
-    for (consumers, ctas), block_n, together in itertools.product(CONSUMERS, BLOCK_N, _heads_together(sizes, gpu)):
-        if (consumers - 1) * MMA_TILE_ROWS >= sizes.queries or (block_n >= most_n + min(BLOCK_N) and block_n > min(BLOCK_N)):
+    all_heads, item_bytes, mma_k = sizes.batch * sizes.heads, dtype_bytes(sizes.dtype), _mma_k(sizes)
+    blocks = tuple(block_n for block_n in BLOCK_N if block_n % mma_k == 0)
+    for (consumers, ctas), block_n, together in itertools.product(CONSUMERS, blocks, {heads_in_l2(sizes, gpu), all_heads}):
+        if not is_worth_a_try(sizes, (consumers - 1) * MMA_TILE_ROWS, block_n, blocks, mma_k):
             continue
         for pingpong, cluster in PIPELINES if consumers > 1 else ((0, 1),):
             if cluster > 1 and (consumers != 2 or (not sizes.band.is_full and sizes.group % cluster)):
@@ -112,20 +115,8 @@ def _choices(sizes: AttentionSizes, gpu: Gpu) -> Iterator[WgmmaAttentionParams]:
                 WgmmaAttentionParams(consumers, block_n, stages, q_stages, OVERLAP, pingpong, together, ctas, cluster, FMA_POWERS, pdl=1)
                 for q_stages, stages in itertools.product((2, 1), range(MAX_STAGES, 1, -1))
             )
-            fitting = (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers))
+            fitting = (params for params in rings if params.fits(sizes.head_dim, sizes.value_dim, sizes.bias_registers, item_bytes))
             yield from itertools.islice(fitting, 1)
-
-
-def _heads_together(sizes: AttentionSizes, gpu: Gpu) -> set[int]:
-    """Return how many heads of queries may be computed together: all, and as many as have keys and values that stay in L2 together.
-
-    The latter are whole groups of those that share keys, and divide all heads: with a rest, causal tiles would end with few long ones.
-    """
-    kv_bytes = sizes.keys * (sizes.head_dim + sizes.value_dim) * attention.ITEM_BYTES
-    kv_heads = sizes.batch * sizes.kv_heads
-    fitting = max(1, min(kv_heads, int(gpu.l2_bytes * L2_SHARE / kv_bytes)))
-    dividing = next(count for count in range(fitting, 0, -1) if kv_heads % count == 0)
-    return {dividing * sizes.group, kv_heads * sizes.group}
 
 
 def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float:
@@ -137,14 +128,21 @@ def secs(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> float
     busiest = max(count * per_tile + blocks * per_block for count, blocks in _work(sizes, params, ctas))
     sm_secs = busiest / (gpu.clock_hz * SUSTAINED_CLOCK)
     keys = _keys_seen(sizes, params.block_m) * sizes.batch * sizes.heads
-    columns = sizes.head_dim + sizes.value_dim
+    columns, item_bytes = sizes.head_dim + sizes.value_dim, dtype_bytes(sizes.dtype)
     limit_secs = 2 * keys * params.block_m * columns / (GPU_TENSOR_RATE_FRACTION * gpu.tensor_rate(sizes.dtype))
-    l2_secs = keys * columns * attention.ITEM_BYTES / gpu.l2_bytes_per_s
-    together = -(-params.heads_together // sizes.group) * sizes.keys * columns * attention.ITEM_BYTES
+    l2_secs = keys * columns * item_bytes / gpu.l2_bytes_per_s
+    together = -(-params.heads_together // sizes.group) * sizes.keys * columns * item_bytes
     reloads = -(-tiles // ctas) - 1 if together > gpu.l2_bytes * L2_SHARE else 0
-    kv_bytes = sizes.batch * sizes.kv_heads * sizes.keys * columns * attention.ITEM_BYTES
+    kv_bytes = sizes.batch * sizes.kv_heads * sizes.keys * columns * item_bytes
     dram_secs = (sizes.arguments_bytes + reloads * kv_bytes) / (gpu.dram_bytes_per_s * DRAM_SHARE)
-    return p_norm(sm_secs, limit_secs, l2_secs, dram_secs, exponent=KERNEL_P_NORM) + launch_secs(gpu, has_pdl=bool(params.pdl))
+    launch = launch_secs(gpu, has_pdl=bool(params.pdl))
+    before = launch + _transpose_secs(sizes, gpu) if sizes.dtype == attention.FLOAT8 else 0.0
+    return p_norm(sm_secs, limit_secs, l2_secs, dram_secs, exponent=KERNEL_P_NORM) + launch + before
+
+
+def _transpose_secs(sizes: AttentionSizes, gpu: Gpu) -> float:
+    """Return the time of the kernel that transposes values of float8: it reads and writes them."""
+    return 2 * sizes.batch * sizes.kv_heads * sizes.keys * sizes.value_dim / (gpu.dram_bytes_per_s * DRAM_SHARE)
 
 
 def _work(sizes: AttentionSizes, params: WgmmaAttentionParams, ctas: int) -> Iterable[tuple[int, float]]:
@@ -183,8 +181,7 @@ def _dealt(sizes: AttentionSizes, block_m: int, heads_together: int, ctas: int) 
 
 def _tiles_keys(sizes: AttentionSizes, block_m: int) -> list[int]:
     """Return how many keys each tile of a head sees."""
-    rows = range(0, sizes.queries, block_m)
-    return [max(1, len(sizes.band.keys_of(range(row, min(row + block_m, sizes.queries)), sizes.keys))) for row in rows]
+    return [max(1, len(keys)) for keys in keys_of_tiles(sizes, block_m)]
 
 
 def _keys_seen(sizes: AttentionSizes, block_m: int) -> int:
@@ -202,9 +199,21 @@ def block_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu, 
     cycles = p_norm(consumers * (scores + results), consumers * softmax, alone, exponent=BLOCK_P_NORM)
     if params.consumers > 1 and (not params.pingpong or params.cluster > 1):
         cycles *= FREE_PIPELINE
-    is_aligned = all(columns * attention.ITEM_BYTES % K_TILE_BYTES == 0 for columns in (sizes.head_dim, sizes.value_dim))
+    is_aligned = all(row_bytes % K_TILE_BYTES == 0 for row_bytes in _row_bytes(sizes))
     loads = 0.0 if is_aligned else 2 * params.block_n * resident * UNALIGNED_ROW_CYCLES
     return p_norm(cycles, loads, exponent=2 * BLOCK_P_NORM)
+
+
+def _row_bytes(sizes: AttentionSizes) -> tuple[int, int]:
+    """Return the bytes of rows of keys and values that TMA loads. Those of float8's values, which are transposed, have a chunk's keys."""
+    if sizes.dtype == attention.FLOAT8:
+        return sizes.head_dim, K_TILE_BYTES
+    return sizes.head_dim * attention.ITEM_BYTES, sizes.value_dim * attention.ITEM_BYTES
+
+
+def _mma_k(sizes: AttentionSizes) -> int:
+    """Return how many elements of the reduction one wgmma multiplies."""
+    return attention.MMA_K * attention.ITEM_BYTES // dtype_bytes(sizes.dtype)
 
 
 def _tile_cycles(params: WgmmaAttentionParams) -> float:
@@ -215,6 +224,6 @@ def _tile_cycles(params: WgmmaAttentionParams) -> float:
 def _mma_cycles(sizes: AttentionSizes, params: WgmmaAttentionParams, gpu: Gpu) -> tuple[float, float]:
     """Return the cycles of one consumer's products at a block: scores, results."""
     per_cycle = gpu.tensor_rate(sizes.dtype) / (gpu.sm_count * gpu.clock_hz)
-    steps = math.ceil(sizes.head_dim / attention.MMA_K) * attention.MMA_K
+    steps = math.ceil(sizes.head_dim / _mma_k(sizes)) * _mma_k(sizes)
     pairs = 2 * MMA_TILE_ROWS * params.block_n
     return pairs * steps / per_cycle, pairs * sizes.value_dim / per_cycle

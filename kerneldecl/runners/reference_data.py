@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from kerneldecl.arrays import PERIOD, Array, is_float
+from kerneldecl.arrays import PERIOD, Array, is_float, row_scales
 from kerneldecl.model import Signature
 from kerneldecl.plugins.find import STANDARD, plugin_file, plugin_folders
 from kerneldecl.plugins.load import load_rule
@@ -52,6 +52,12 @@ class ReferenceData:
     """Further sets of inputs, from other seeds, special values among them."""
     is_repeatable: bool = True
     """Whether two calls on the same inputs must give the same bits."""
+    rows_vary: bool = False
+    """Whether errors are relative to the size of their row, where that is larger than that of all results."""
+
+    def scales(self, want: Array, rms: float) -> Array:
+        """Return what errors of an expected output, of which the root mean square is given, are relative to: of all rows, or of each."""
+        return row_scales(want, rms) if self.rows_vary else np.array([rms])
 
     @property
     def sets(self) -> tuple[DataSet, ...]:
@@ -70,7 +76,7 @@ def make_reference_data(spec: WorkloadSpec) -> ReferenceData:
     if defect := vacuous(signature, inputs, expected, rule.flops() if is_own else 0):
         raise ValueError(f"rule {spec['rule']}: {defect}")
     others = tuple(_other_sets(rule, signature, seed, ignores_nan=spec.get("nan") == "ignore"))
-    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable())
+    return ReferenceData(signature, inputs, expected, others, rule.is_repeatable(), rule.rows_vary())
 
 
 def _inputs(rule: Rule, seed: int) -> tuple[Array, ...]:

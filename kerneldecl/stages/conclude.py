@@ -62,7 +62,7 @@ def _blobs(session: Session, task: Task, winner: Trial, before: Known) -> dict[s
     """Return the digests of the winner's blobs, as an earlier record has them or else made now; or why they cannot be made."""
     if won := before.winner(winner):
         return won.blobs
-    rebuilt = session.workspace.store.write_blob(winner_object(task, winner, session.runner))
+    rebuilt = session.workspace.own_store.write_blob(winner_object(task, winner, session.runner))
     described = describe(session, task, winner.candidate)
     return described if isinstance(described, str) else {"object": rebuilt, **described}
 
@@ -82,5 +82,5 @@ def describe(session: Session, task: Task, candidate: Candidate) -> dict[str, st
     (answer,) = in_order(session.runner.run_all([task.describe_request(candidate)], BUILD_SECS, task.priority), 1)
     if "failure" in answer:
         return f"the winner cannot be described: {answer['failure']}"
-    store = session.workspace.store
+    store = session.workspace.own_store
     return {"database": store.write_blob(answer["database"].encode()), "source": store.write_blob(answer["source"].encode())}

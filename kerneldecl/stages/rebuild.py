@@ -34,7 +34,7 @@ def _keep(session: Session, entry: EntryPlan, task: Task, answer: Mapping[str, A
     if "failure" in answer:
         session.fail(action, f"the recorded winner cannot be built: {answer['failure']}")
         return
-    rebuilt = session.workspace.store.write_blob(task.object_path(answer["code_digest"]).read_bytes())
+    rebuilt = session.workspace.own_store.write_blob(task.object_path(answer["code_digest"]).read_bytes())
     described = describe(session, task, tuned.winner)
     if isinstance(described, str):
         session.fail(action, described)

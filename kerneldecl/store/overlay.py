@@ -43,6 +43,3 @@ class Overlay:
 
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         return self.below.read_blob(blob_digest)
-
-    def write_blob(self, content: bytes) -> str:
-        raise NotImplementedError("nothing that makes blobs is run while a command only looks")

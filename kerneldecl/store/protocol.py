@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
 
 
 class Store(Protocol):
-    """Keeps records by key, and blobs by the digest of their content. `store.local.LocalStore` is the workspace's own."""
+    """Keeps records by key, and has blobs by the digest of their content. `store.local.LocalStore`, the workspace's own, takes blobs."""
 
     def read(self, kind: str, record_key: str, *, is_local: bool) -> Record | Miss:
         """Return the record, or why it is a miss: a read never fails.
@@ -49,6 +49,10 @@ class Store(Protocol):
     def read_blob(self, blob_digest: str) -> bytes | Miss:
         """Return the bytes, whose digest was compared, or why they are a miss."""
         ...
+
+
+class BlobStore(Store, Protocol):
+    """A store that takes blobs, too."""
 
     def write_blob(self, content: bytes) -> str:
         """Keep bytes and return their SHA-256."""

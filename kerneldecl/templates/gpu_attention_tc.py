@@ -11,12 +11,11 @@ Parameters:
   block_n         keys of a block: a multiple of 16
   stages          1 or more blocks of keys, and as many of values, in shared memory; with 1 values arrive while scores are multiplied, and
                   keys during the rest
-  q_in_registers  1 has threads hold their rows of queries in registers, 0 has them read these from shared memory for each block, as it must
-                  be with float32
+  q_in_registers  1 has threads hold their rows of queries in registers, 0 has them read these from shared memory for each block
   heads_together  heads of queries whose tiles are computed before those of other heads, so that their keys stay in L2
   ctas_per_sm     CTAs that share an SM
   fma_powers      0 to 8 of each eight powers are computed by CUDA cores, with a relative error of 1.02e-4, instead of by special-function
-                  units, which are the limit where heads are small; 0 with float32
+                  units, which are the limit where heads are small
 
 A thread has fragments * (block_n + value_dim) / 2 registers of scores and results, block_n / 4 of powers, and fragments * head_dim / 4 of
 queries with q_in_registers. Shared memory: block_m * max(head_dim, value_dim) + stages * block_n * (head_dim + value_dim) elements, where

@@ -247,6 +247,13 @@ inline int __float_as_int(float x) {
   std::memcpy(&word, &x, sizeof word);
   return word;
 }
+// Each of four selectors names one of eight bytes, those of the first word first.
+inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selectors) {
+  uint64_t bytes = uint64_t(second) << 32 | first;
+  unsigned found = 0;
+  for (int at = 0; at < 4; at++) found |= unsigned(bytes >> (selectors >> 4 * at & 7) * 8 & 0xff) << 8 * at;
+  return found;
+}
 inline float __int_as_float(int x) {
   float value;
   std::memcpy(&value, &x, sizeof value);

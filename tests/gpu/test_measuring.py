@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.repository import REPOSITORY
 
-from kerneldecl.arrays import numpy_dtype, random_array, relative_error
+from kerneldecl.arrays import numpy_dtype, random_array, relative_error, row_scales
 from kerneldecl.compiler import canonical, cuda
 from kerneldecl.hardware.gpu_lock import gpus_of, held_gpu
 from kerneldecl.model import Arg
@@ -202,9 +202,11 @@ def test_the_gpu_compares_as_numpy_does(dtype: str, count: int) -> None:
         addresses = [gpu.allocate(array.nbytes) for array in (got, want)]
         for array, address in zip((got, want), addresses, strict=True):
             gpu.upload(array, address)
-        rms = checks.rms(addresses[1], want_dtype, count)
-        found = checks.relative_error((addresses[0], dtype), (addresses[1], want_dtype), count, rms)
-        assert found == pytest.approx(relative_error(got, want), rel=1e-9)
+        rms = np.array([checks.rms(addresses[1], want_dtype, count)])
+        of_rows = row_scales(want.reshape(-1, 1000), 0.5) if count == 1000 else np.linspace(0.5, 1.0, count)
+        for scales, expected in ((rms, relative_error(got, want)), (of_rows, relative_error(got, want, of_rows))):
+            found = checks.relative_error((addresses[0], dtype), (addresses[1], want_dtype), count, scales)
+            assert found == pytest.approx(expected, rel=1e-9)
         before = checks.checksum(addresses[1], want.nbytes)
         gpu.upload(np.zeros(1, numpy_dtype(want_dtype)), addresses[1] + want.nbytes - want.itemsize)
         assert (checks.checksum(addresses[1], want.nbytes) == before) == (want[-1] == 0)

@@ -9,15 +9,14 @@ import itertools
 from typing import Any
 
 import pytest
-from support.attention_cases import ATTENTIONS, PLAIN, SMALL, SMS
+from support.attention_cases import ATTENTIONS, PLAIN, SMS
+from support.attention_on_gpu import LENGTHS, at_lengths, attention, large
 from support.gpu_kernels import Case, Checked, given, proposed
 
 pytestmark = pytest.mark.gpu
 
 FIRST = proposed("wgmma_attention", step=20)
 SEVERAL = proposed("wgmma_attention", step=6)
-LENGTHS = ((1, 1), (7, 1000), (63, 63), (64, 65), (65, 64), (1000, 1000), (129, 4097))
-"""Queries, keys."""
 DTYPES = ("float16", "bfloat16", "bfloat16", "float16", "float16")
 HEADS: tuple[dict[str, int], ...] = (
     {"head_dim": 64},
@@ -28,19 +27,8 @@ HEADS: tuple[dict[str, int], ...] = (
 )
 
 
-def attention(name: str, choice: Any, attrs: dict[str, Any], sms: int = 0) -> Case:
-    return Case(name, "attention", SMALL | attrs, choice, sms)
-
-
 EMULATED = [attention(name, given("wgmma_attention", PLAIN | params), attrs, SMS) for name, (attrs, params) in ATTENTIONS.items()]
-PROPOSED = [
-    attention(
-        f"{'-'.join(map(str, head.values()))}-{queries}x{keys}{'-causal' if causal else ''}",
-        FIRST,
-        {"batch": 2, "heads": 6, "kv_heads": 2, "queries": queries, "keys": keys, "causal": causal, "dtype": dtype, **head},
-    )
-    for (head, dtype), (queries, keys), causal in itertools.product(zip(HEADS, DTYPES, strict=True), LENGTHS, (False, True))
-]
+PROPOSED = at_lengths(FIRST, zip(HEADS, DTYPES, strict=True), ({}, {"causal": True}))
 KINDS: dict[str, dict[str, Any]] = {
     "window": {"causal": True, "window": 50},
     "window to both sides": {"window": 33, "align": "start"},
@@ -78,17 +66,26 @@ def of_kind(number: int, kind: str, queries: int, keys: int) -> Case:
 
 
 OF_KINDS = [of_kind(number, kind, *lengths) for number, (kind, lengths) in enumerate(itertools.product(KINDS, LENGTHS))]
-LARGE = [
-    attention("large", SEVERAL, {"batch": 1, "heads": 16, "kv_heads": 4, "queries": 2048, "keys": 2048, "head_dim": 128, **more})
-    for more in (
-        {},
-        {"causal": True},
-        {"head_dim": 64, "layout": "bshd", "causal": True},
-        {"layout": "bshd", "queries": 1999},
-        {"causal": True, "window": 512, "softcap": 30.0},
-        {"mask": True, "alibi": True, "logsumexp": True},
+FLOAT8: dict[str, Any] = {"dtype": "float8_e4m3fn"}
+OF_FLOAT8 = [
+    attention(
+        f"float8-{head_dim}-{queries}x{keys}{'-causal' if causal else ''}",
+        FIRST,
+        {"batch": 2, "heads": 6, "kv_heads": 2, "queries": queries, "keys": keys, "causal": causal, "head_dim": head_dim, **FLOAT8},
     )
+    for head_dim, (queries, keys), causal in itertools.product((64, 128, 256), LENGTHS, (False, True))
+] + [
+    attention(f"float8-{kind}", FIRST, {"heads": 4, "kv_heads": 2, "queries": 1000, "keys": 1000, "head_dim": 128, **FLOAT8, **attrs})
+    for kind, attrs in KINDS.items()
 ]
+LARGE = large(
+    SEVERAL,
+    {"causal": True, "window": 512, "softcap": 30.0},
+    {"mask": True, "alibi": True, "logsumexp": True},
+    FLOAT8,
+    {**FLOAT8, "causal": True, "layout": "bshd", "out_dtype": "float16"},
+    {**FLOAT8, "head_dim": 64},
+)
 
 
 @pytest.mark.parametrize("case", EMULATED, ids=str)
@@ -103,6 +100,11 @@ def test_what_the_policy_proposes(case: Case, check: Checked) -> None:
 
 @pytest.mark.parametrize("case", OF_KINDS, ids=str)
 def test_every_kind_of_attention(case: Case, check: Checked) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", OF_FLOAT8, ids=str)
+def test_attention_in_float8(case: Case, check: Checked) -> None:
     check(case)
 
 

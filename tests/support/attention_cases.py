@@ -29,6 +29,7 @@ PLAIN: dict[str, Value] = {
     "pdl": 1,
 }
 SMALL: dict[str, Any] = {"batch": 1, "heads": 2, "queries": 65, "keys": 130, "head_dim": 64, "dtype": "float16"}
+FLOAT8 = {"dtype": "float8_e4m3fn"}
 ONE = {"consumers": 1, "pingpong": 0}
 ATTENTIONS: dict[str, Case] = {
     "full": ({}, {}),
@@ -94,6 +95,24 @@ ATTENTIONS: dict[str, Case] = {
             "dtype": "bfloat16",
         },
         {"stages": 3, "block_n": 48},
+    ),
+    "float8": ({**FLOAT8, "keys": 97, "queries": 40}, ONE),
+    "float8, heads of 128": (
+        {**FLOAT8, "head_dim": 128, "causal": True, "queries": 130, "keys": 230, "out_dtype": "float16", "logsumexp": True},
+        {"block_n": 96, "overlap": 2, "pingpong": 0},
+    ),
+    "float8, heads of 256": ({**FLOAT8, "head_dim": 256, "heads": 1, "queries": 130, "keys": 150}, {"block_n": 64}),
+    "float8, heads of 48, values of 80": (
+        {**FLOAT8, "head_dim": 48, "value_dim": 80, "keys": 300},
+        {"block_n": 160, "fma_powers": 2, "pdl": 0},
+    ),
+    "float8, packed": (
+        {**FLOAT8, "layout": "packed", "keys": 0, "queries": 70, "heads": 4, "kv_heads": 2, "batch": 2, "causal": True, "window": 30},
+        {"block_n": 32, "q_stages": 2},
+    ),
+    "float8, biased": (
+        {**FLOAT8, "mask": True, "mask_axes": "bqk", "alibi": True, "softcap": 2.0, "logsumexp": True, "layout": "bshd"},
+        {"overlap": 0, "pingpong": 0},
     ),
     "values longer than keys": ({"head_dim": 64, "value_dim": 136, "causal": True}, {"block_n": 48, "q_stages": 2}),
 }

@@ -40,11 +40,6 @@ ATTENTIONS: dict[str, Case] = {
         {"heads_together": 3, "block_n": 64},
     ),
     "powers on CUDA cores": ({"causal": True, "queries": 70}, {"fma_powers": 3}),
-    "float32": ({"dtype": "float32", "causal": True}, {"stages": 1}),
-    "float32, two fragments": (
-        {"dtype": "float32", "head_dim": 40, "value_dim": 24, "keys": 200, "layout": "bshd"},
-        {"fragments": 2, "stages": 3},
-    ),
     "additive mask": ({"mask": True}, {"fragments": 2}),
     "additive and causal mask, bfloat16": ({"mask": True, "causal": True, "dtype": "bfloat16", "keys": 65}, {"stages": 1}),
     "mask of bool for each sequence and key": ({"mask": True, "mask_axes": "bk", "mask_dtype": "bool", "batch": 2}, {}),
@@ -55,8 +50,8 @@ ATTENTIONS: dict[str, Case] = {
     "slopes": ({"alibi": True, "causal": True}, {}),
     "slopes on both sides, softcap": ({"alibi": True, "softcap": 3.0, "heads": 3}, {}),
     "logsumexp": ({"logsumexp": True, "causal": True, "queries": 129, "keys": 65}, {}),
-    "logsumexp of float32, softcap": ({"logsumexp": True, "dtype": "float32", "softcap": 20.0}, {}),
+    "logsumexp, softcap": ({"logsumexp": True, "softcap": 20.0}, {}),
     "packed, GQA": ({"layout": "packed", "heads": 4, "kv_heads": 2, "queries": 65, "keys": 65}, {"q_in_registers": 1}),
     "results of float32": ({"out_dtype": "float32", "head_dim": 40}, {}),
-    "results of bfloat16": ({"dtype": "float32", "out_dtype": "bfloat16"}, {}),
+    "results of bfloat16": ({"out_dtype": "bfloat16"}, {}),
 }

@@ -51,6 +51,8 @@ class Arguments:
     sets: Sequence[Args]
     want: Any
     tolerance: float
+    rows_vary: bool
+    """Whether errors are relative to the size of their row, as `Rule.rows_vary` says."""
     flush: Callable[[], object]
 
     def error(self, call: Call) -> float:
@@ -63,7 +65,7 @@ class Arguments:
         poison(self.sets[0][-1])
         got = call(0)
         torch.cuda.synchronize()
-        error = relative_error(got, self.want)
+        error = relative_error(got, self.want, rows_vary=self.rows_vary)
         # A contender may have narrower outputs than the rule, as torch's GEMV with 4-bit weights.
         limit = max(self.tolerance, dtype_tolerance(str(got.dtype).removeprefix("torch.")))
         if not error <= limit:
@@ -99,7 +101,7 @@ def arguments_of(entry: Entry) -> Arguments:
         for _ in range(copies_of(rule.least_bytes(), l2_bytes))
     ]
     tolerance = entry.workload.tolerance if entry.workload.tolerance is not None else rule.tolerance()
-    return Arguments(sets, want, tolerance, flusher(l2_bytes))
+    return Arguments(sets, want, tolerance, rule.rows_vary(), flusher(l2_bytes))
 
 
 def kernel_call(built: Built, sets: Sequence[Args]) -> Call:

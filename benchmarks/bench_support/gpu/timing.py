@@ -85,8 +85,11 @@ def flusher(l2_bytes: int) -> Callable[[], object]:
 def interleaved(replays: Mapping[str, Replay], rounds: int) -> dict[str, list[float]]:
     """Return each contender's seconds a launch, one for each round; fewer rounds where replays are long, never fewer than 3.
 
+    Without a contender there is nothing to time: rounds of nothing would take no time, and never warm the GPU up.
     Every other round runs in reverse order: no contender always follows the same one, which may have heated the GPU up.
     """
+    if not replays:
+        return {}
     round_secs = math.inf
     for _ in range(MOST_WARM):
         before, rounds_secs = round_secs, list[float]()

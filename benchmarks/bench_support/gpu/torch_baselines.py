@@ -61,10 +61,16 @@ def _terms(rule_name: str, attrs: Attrs) -> int:
     return int(attrs["kh"] * attrs["kw"] * attrs["c"] // attrs["groups"] if rule_name == "conv2d" else attrs["k"])
 
 
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Return the largest |got - want| / (|want| + rms(want)), as kerneldecl.arrays has it; infinity for a NaN."""
+def relative_error(got: Tensor, want: Tensor, *, rows_vary: bool = False) -> float:
+    """Return the largest |got - want| / (|want| + scale), as kerneldecl.arrays has it; infinity for a NaN.
+
+    The scale is the root mean square of `want`, or with `rows_vary` that of the row where it is larger.
+    """
     want = want.double()
-    error = (got.double() - want).abs_() / (want.abs() + want.square().mean().sqrt())
+    scale = want.square().mean().sqrt()
+    if rows_vary:
+        scale = want.square().mean(-1, keepdim=True).sqrt_().clamp_min_(scale)
+    error = (got.double() - want).abs_() / (want.abs() + scale)
     largest = float(error.max())
     return math.inf if math.isnan(largest) else largest
 

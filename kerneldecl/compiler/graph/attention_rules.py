@@ -1,4 +1,4 @@
-"""Owns finding the rule `attention`: whether one is accepted, its masks and its result, and why another is left apart.
+"""Owns finding the rules `attention` and `attention_decode`: whether one is accepted, masks, result, and why another is left apart.
 
 Knows nothing of how attention is written, but of what was found of it, nor of how functions are replaced.
 """
@@ -17,6 +17,7 @@ from tvm.relax import op
 
 from kerneldecl.compiler.graph.attention import Mask, RefusedError, Written, attention_of
 from kerneldecl.compiler.graph.attention_axes import Choice, choices_of, operands_of
+from kerneldecl.compiler.graph.attention_lengths import decode_attrs, decode_use
 from kerneldecl.compiler.graph.attention_masks import Known, kind_of, known_mask, widened
 from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.mask_arguments import Computed, is_seen
@@ -70,9 +71,22 @@ def _used(found: Found, var: relax.Var, written: Written) -> tuple[relax.Var, Us
     last, use = _best(graph, written, choices_of(graph, written, (q, k, v), core), inner)
     if not use.is_accepted(last):
         raise RefusedError("; ".join(use.instance.problems()) or "the rule takes no such sizes")
+    use = _in_cache(found, var, written, use)
     if not found.fuses(use.instance):
         raise RefusedError("there is no fused kernel for it")
     return last, use
+
+
+def _in_cache(found: Found, var: relax.Var, written: Written, use: Use) -> Use:
+    """Return `attention_decode` in place of an attention where the target has a kernel for it, and note why it is not that rule."""
+    attrs = decode_attrs(use)
+    if attrs is None or not found.fuses(replace(use, rule="attention_decode", attrs=attrs).instance):
+        return use
+    try:
+        return decode_use(found.graph, written, use, attrs)
+    except RefusedError as refused:
+        found.noted[var] = f"rule attention, not attention_decode: {refused}"
+        return use
 
 
 def _best(graph: Dataflow, written: Written, choices: Iterator[Choice], inner: set[relax.Var]) -> tuple[relax.Var, Use]:

@@ -19,6 +19,8 @@ RULE = "kerneldecl.rule"
 """Attribute of a PrimFunc: the standard rule that it was made of, and its attributes, as JSON."""
 REFUSED = "kerneldecl.refused"
 """Attribute of a module: what looks like a larger rule and is none, each with its place and the reason."""
+NOTED = "kerneldecl.noted"
+"""Attribute of a module: rules of which another one is a faster form, each with its place and why it is not that."""
 LONGEST = 60
 """Characters of a name."""
 _UNNUMBERED = LONGEST - 4
@@ -33,6 +35,11 @@ def places_of(func: Any) -> list[str]:
 def refused_of(mod: Any) -> list[str]:
     """Return what looks like a larger rule in a module and stays several functions, each with its place and the reason."""
     return [str(each) for each in (mod.attrs or {}).get(REFUSED, ())]
+
+
+def noted_of(mod: Any) -> list[str]:
+    """Return which rules of a module have a faster form that does not fit, each with its place and the reason."""
+    return [str(each) for each in (mod.attrs or {}).get(NOTED, ())]
 
 
 def rule_of(func: Any) -> tuple[str, Mapping[str, Any]] | None:

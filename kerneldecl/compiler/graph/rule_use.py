@@ -42,6 +42,8 @@ class Made:
     dtype: str
     make: Callable[[ViewRewriter, relax.Expr], relax.Expr]
     """Makes it of the source, rewritten."""
+    name: str = ""
+    """What is made, where several rules read it and it is made once; empty where each has its own."""
 
 
 Operand: TypeAlias = relax.Expr | Made
@@ -99,6 +101,8 @@ class Found:
     fuses: Fuses = fuses_nothing
     refused: dict[relax.Var, str] = field(default_factory=dict)
     """Why what looks like a larger rule is none, by the last variable."""
+    noted: dict[relax.Var, str] = field(default_factory=dict)
+    """Why a rule was chosen of which another one is a faster form, by the last variable."""
 
     def add(self, last: relax.Var, use: Use) -> None:
         if use.is_accepted(last):

@@ -19,13 +19,14 @@ from kerneldecl.compiler.graph.dataflow import Dataflow
 from kerneldecl.compiler.graph.element_rules import find_elements, find_gated, find_rotary
 from kerneldecl.compiler.graph.group_norm_rule import find_group_norm
 from kerneldecl.compiler.graph.named_constants import name_of
-from kerneldecl.compiler.graph.places import PLACES, REFUSED, RULE, latest, module_of, parent, place_of_weight, shortened, symbol
+from kerneldecl.compiler.graph.places import NOTED, PLACES, REFUSED, RULE, latest, module_of, parent, place_of_weight, shortened, symbol
 from kerneldecl.compiler.graph.rewriting import graph_pass, static_shape
 from kerneldecl.compiler.graph.row_rules import find_reduction, find_rows
 from kerneldecl.compiler.graph.rule_use import Found, Fuses, Made, Operand, Use, fuses_nothing
 from kerneldecl.compiler.graph.view_rewriting import VIEWS, ViewRewriter
 from kerneldecl.compiler.prim_funcs import OPAQUE
 
+_ATTENTIONS = frozenset({"attention", "attention_decode"})
 _FINDERS = (find_attention, find_contraction, find_group_norm, find_rows, find_reduction, find_rotary, find_gated, find_elements)
 """What finds rules, from the largest to the smallest: what one takes none behind it takes."""
 
@@ -34,8 +35,8 @@ _FINDERS = (find_attention, find_contraction, find_group_norm, find_rows, find_r
 class UseRules(ViewRewriter):
     """Replaces operators by standard rules, so that what is extracted and what is deployed is what a rule lowers to.
 
-    - scores, scale, masks, softmax and context: `attention`, where `fuses` says of the rule that the target has a fused kernel; why others
-      are left apart is the module's attribute "kerneldecl.refused"
+    - scores, scale, masks, softmax and context: `attention`, where `fuses` says of the rule that the target has a fused kernel, or
+      `attention_decode` where the mask says lengths; why others are left apart is the module's attribute "kerneldecl.refused"
     - a matmul of two or three axes, with the transposes of operands and result as its layout or as interleaved heads, and what follows
       it (a scale, a bias, an activation, a residual, a factor) as its epilogue: `matmul`
     - a convolution of NHWC images with the same epilogue: `conv2d`
@@ -53,6 +54,7 @@ class UseRules(ViewRewriter):
         super().__init__(mod)
         self._fuses = functools.cache(fuses)  # layers ask the same
         self._refused: list[str] = []
+        self._noted: list[str] = []
         self._functions: dict[str, relax.GlobalVar] = {}
         self._places: dict[str, list[str]] = defaultdict(list)
 
@@ -61,12 +63,14 @@ class UseRules(ViewRewriter):
         for var, func in fresh.functions_items():
             if str((func.attrs or {}).get(RULE)) in self._places:
                 fresh.update_func(var, func.with_attr(PLACES, self._places[str(func.attrs[RULE])]))
-        return fresh.with_attr(REFUSED, self._refused) if self._refused else fresh
+        said = {name: texts for name, texts in ((REFUSED, self._refused), (NOTED, self._noted)) if texts}
+        return fresh.with_attrs(said) if said else fresh
 
     def begin(self, func: relax.Function) -> None:
         super().begin(func)
         self._found = Found(Dataflow.of(func), {}, set(), self._fuses)
         self._scopes: dict[relax.Var, str] = {}
+        self._shared: dict[tuple[relax.Expr, str], relax.Expr] = {}
         self._found.refused |= dynamic_attentions(self._found.graph)
         for find in _FINDERS:
             for var in list(self._found.graph.values):
@@ -76,9 +80,10 @@ class UseRules(ViewRewriter):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         use = self._found.uses.get(binding.var)
-        if binding.var in self._found.refused:
-            read = latest(self._scopes, relax.analysis.free_vars(binding.value))
-            self._refused.append(f"{shortened(module_of(read, 'attention')) or 'attention'}: {self._found.refused[binding.var]}")
+        for texts, reasons in ((self._refused, self._found.refused), (self._noted, self._found.noted)):
+            if binding.var in reasons:
+                read = latest(self._scopes, relax.analysis.free_vars(binding.value))
+                texts.append(f"{shortened(module_of(read, 'attention')) or 'attention'}: {reasons[binding.var]}")
         if use is None:
             self._scopes[binding.var] = latest(self._scopes, relax.analysis.free_vars(binding.value))
             if binding.var not in self._found.taken:
@@ -97,7 +102,14 @@ class UseRules(ViewRewriter):
             super().visit_var_binding_(relax.VarBinding(binding.var, self.builder_.normalize(reshaped)))
 
     def _operand(self, operand: Operand) -> relax.Expr:
-        return operand.make(self, self.visit_expr(operand.source)) if isinstance(operand, Made) else self.visit_expr(operand)
+        if not isinstance(operand, Made):
+            return self.visit_expr(operand)
+        if not operand.name:
+            return operand.make(self, self.visit_expr(operand.source))
+        key = operand.source, operand.name
+        if key not in self._shared:
+            self._shared[key] = operand.make(self, self.visit_expr(operand.source))
+        return self._shared[key]
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         shape = static_shape(call)
@@ -123,10 +135,10 @@ class UseRules(ViewRewriter):
 
     def _place(self, use: Use, last: relax.Var) -> str:
         """Return the path of a function's weights; for one without weights that of what it reads, and its rule."""
-        place = "" if use.rule == "attention" else place_of_weight(map(name_of, use.sources[1:]))
+        place = "" if use.rule in _ATTENTIONS else place_of_weight(map(name_of, use.sources[1:]))
         read = latest(self._scopes, (each for each in use.sources if isinstance(each, relax.Var)))
         self._scopes[last] = parent(place) if place else read
-        if use.rule == "attention":
+        if use.rule in _ATTENTIONS:
             return shortened(module_of(read, "attention") or "attention")
         return shortened(place or f"{read}.{self._word(use, last)}".lstrip("."))
 

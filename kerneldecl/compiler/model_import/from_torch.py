@@ -19,6 +19,7 @@ import tvm
 from kerneldecl.compiler.graph.named_constants import bind_params
 from kerneldecl.compiler.model_import.model_error import IMPORT_ERRORS, ModelError, last_line
 from kerneldecl.compiler.model_import.torch_attention import attention
+from kerneldecl.compiler.model_import.torch_caches import CACHES
 from kerneldecl.compiler.model_import.torch_constants import constant_values
 from kerneldecl.compiler.model_import.torch_contractions import CONTRACTIONS
 from kerneldecl.compiler.model_import.torch_dims import named_dims
@@ -26,7 +27,7 @@ from kerneldecl.compiler.model_import.torch_dtypes import with_torch_dtypes
 from kerneldecl.compiler.model_import.torch_reductions import REDUCTIONS
 
 _KEPT = ("scaled_dot_product_attention", "_scaled_dot_product_attention_math", "rms_norm")
-_OWN = {**CONTRACTIONS, **REDUCTIONS, "scaled_dot_product_attention.default": attention}
+_OWN = {**CONTRACTIONS, **REDUCTIONS, **CACHES, "scaled_dot_product_attention.default": attention}
 
 
 def from_torch(path: Path, dims: Sequence[str] = ()) -> tvm.IRModule:

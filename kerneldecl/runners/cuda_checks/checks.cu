@@ -67,10 +67,10 @@ DEVICE double element(const void* array, int dtype, u64 at) {
 DEVICE bool is_finite(double value) { return value - value == 0; }
 
 // The error of one element, as in arrays.relative_error.
-DEVICE double error_of(double got, double want, double rms, bool any_for_nan) {
+DEVICE double error_of(double got, double want, double scale, bool any_for_nan) {
   if (got == want || (got != got && want != want)) return 0;
   if (any_for_nan && (want != want || (got != got && !is_finite(want)))) return 0;
-  const double error = fabs(got - want) / (fabs(want) + rms);
+  const double error = fabs(got - want) / (fabs(want) + scale);
   return error == error ? error : from_bits(0x7ff0000000000000ull);
 }
 
@@ -116,9 +116,10 @@ extern "C" __global__ __launch_bounds__(256) void finite_counts(const void* want
 }
 
 extern "C" __global__ __launch_bounds__(256) void largest_errors(
-    const void* got, int got_dtype, const void* want, int want_dtype, u64 count, double rms, int any_for_nan, double* partial) {
+    const void* got, int got_dtype, const void* want, int want_dtype, u64 count, const double* scales, u64 columns, int any_for_nan, double* partial) {
   double largest = 0;
-  for EACH(at, count) largest = larger(largest, error_of(element(got, got_dtype, at), element(want, want_dtype, at), rms, any_for_nan));
+  for EACH(at, count)
+    largest = larger(largest, error_of(element(got, got_dtype, at), element(want, want_dtype, at), scales[at / columns], any_for_nan));
   leave(largest, partial, [](double a, double b) { return larger(a, b); });
 }
 
@@ -153,8 +154,10 @@ extern "C" void finite_counts(const void* want, int dtype, u64 count, u64* found
   for (u64 at = 0; at < count; ++at) *found += is_finite(element(want, dtype, at));
 }
 
-extern "C" void largest_errors(const void* got, int got_dtype, const void* want, int want_dtype, u64 count, double rms, int any_for_nan, double* largest) {
-  for (u64 at = 0; at < count; ++at) *largest = larger(*largest, error_of(element(got, got_dtype, at), element(want, want_dtype, at), rms, any_for_nan));
+extern "C" void largest_errors(
+    const void* got, int got_dtype, const void* want, int want_dtype, u64 count, const double* scales, u64 columns, int any_for_nan, double* largest) {
+  for (u64 at = 0; at < count; ++at)
+    *largest = larger(*largest, error_of(element(got, got_dtype, at), element(want, want_dtype, at), scales[at / columns], any_for_nan));
 }
 
 extern "C" void checksums(const u64* words, u64 count, u64* sum) {

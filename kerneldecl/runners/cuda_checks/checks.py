@@ -10,10 +10,11 @@ driver compiles them when they are first needed.
 from __future__ import annotations
 
 import math
-from ctypes import c_double, c_int, c_ulonglong
+from ctypes import c_int, c_ulonglong
 from pathlib import Path
 from typing import Any
 
+from kerneldecl.arrays import Array
 from kerneldecl.runners.cuda_device import Device, download_as
 
 PTX = Path(__file__).with_name("checks.ptx")
@@ -33,6 +34,8 @@ class Checks:
         names = ("square_sums", "finite_counts", "largest_errors", "checksums", "other_bytes", "copy")
         self._functions = device.functions(PTX.read_bytes(), names)
         self._partial = device.allocate(_BLOCKS * 8)
+        self._scales = device.allocate(8)
+        self._scales_bytes = 8
 
     def _launch(self, name: str, *arguments: Any) -> None:
         self._device.launch(self._functions[name], _BLOCKS, _THREADS, [*arguments, c_ulonglong(self._partial)])
@@ -48,11 +51,23 @@ class Checks:
         self._launch("square_sums", *array)
         return math.sqrt(float(self._results("float64").sum()) / finite) if finite else 0.0
 
-    def relative_error(self, got: tuple[int, str], want: tuple[int, str], count: int, rms: float, *, any_for_nan: bool = False) -> float:
-        """Return the largest |got - want| / (|want| + rms), infinity for a NaN; both arrays are given as address and dtype."""
+    def relative_error(self, got: tuple[int, str], want: tuple[int, str], count: int, scales: Array, *, any_for_nan: bool = False) -> float:
+        """Return the largest |got - want| / (|want| + scale), infinity for a NaN; both arrays are given as address and dtype.
+
+        `scales` are float64, of as many rows of equal length.
+        """
         arrays = (c_ulonglong(got[0]), c_int(DTYPES.index(got[1])), c_ulonglong(want[0]), c_int(DTYPES.index(want[1])))
-        self._launch("largest_errors", *arrays, c_ulonglong(count), c_double(rms), c_int(any_for_nan))
+        rows = c_ulonglong(self._placed(scales)), c_ulonglong(max(1, count // scales.size))
+        self._launch("largest_errors", *arrays, c_ulonglong(count), *rows, c_int(any_for_nan))
         return float(self._results("float64").max())
+
+    def _placed(self, scales: Array) -> int:
+        """Upload scales, each time anew: a kernel under test may have overwritten them."""
+        if scales.nbytes > self._scales_bytes:
+            self._device.release(self._scales)
+            self._scales, self._scales_bytes = self._device.allocate(scales.nbytes), scales.nbytes
+        self._device.upload(scales, self._scales)
+        return self._scales
 
     def checksum(self, address: int, size_bytes: int) -> int:
         """Return a number that changes with any byte; the size is rounded up to a multiple of 8 bytes."""

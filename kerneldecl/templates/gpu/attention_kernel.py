@@ -13,12 +13,13 @@ from tvm.script import tirx as T
 
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.tensor_cores import FRAGMENT
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel, narrow
+from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.gpu.attention_products import add_results, compute_scores, hold_queries
 from kerneldecl.templates.gpu.attention_tile import WORDS, Fragment, Smem, Tile, Warp, load_first, load_rows
 from kerneldecl.templates.hopper.attention_bias import Rows
 from kerneldecl.templates.hopper.attention_softmax import Softmax, finish_rows, next_softmax, rescale, store_sums, to_operand
 from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.shared.fused_attention import narrow
 
 
 def _clear(warp: Warp) -> None:
@@ -39,8 +40,7 @@ def _take_scores(warp: Warp, block: Any) -> None:
     for number, (softmax, results, operand, _) in enumerate(warp.fragments):
         next_softmax(softmax, Rows(kernel, warp.tile, warp.first_row(number), (0, warp.lane)), block, is_masked)
         rescale(softmax, results, kernel.results)
-        if not kernel.rows.is_wide:
-            to_operand(softmax, operand)
+        to_operand(softmax, operand)
 
 
 @T.inline
@@ -71,7 +71,7 @@ def _take_block(warp, matrices, slot, number):
 def _go_through_blocks(warp):
     """Go through the blocks of keys, from the last that the tile sees to the first."""
     params = T.meta_var(warp.kernel.params)
-    matrices = T.alloc_local((8 if warp.kernel.rows.is_wide else 4,), "uint32")
+    matrices = T.alloc_local((4,), "uint32")
     slot = T.alloc_local((1,), "int32")
     load_first(warp)
     _clear(warp)
@@ -141,7 +141,7 @@ def _store_results(warp):
 def _fragment(kernel: AttentionTcKernel) -> Fragment:
     """Return the registers of a fragment of rows."""
     scores, results = T.alloc_local((kernel.scores,), "float32"), T.alloc_local((kernel.results,), "float32")
-    operand = T.alloc_local((8 if kernel.rows.is_wide else kernel.scores // 2,), "uint32")
+    operand = T.alloc_local((kernel.scores // 2,), "uint32")
     queries = T.alloc_local((4 * (kernel.score_steps if kernel.params.q_in_registers else 1),), "uint32")
     reference, factor = T.alloc_local((2,), "float32"), T.alloc_local((2,), "float32")
     total, partial = T.alloc_local((4,), "float32"), T.alloc_local((4,), "float32")

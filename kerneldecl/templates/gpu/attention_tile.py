@@ -79,7 +79,7 @@ class Warp(NamedTuple):
         kernel, spec = self.kernel, self.kernel.spec
         is_packed, arguments = spec.layout == "packed", kernel.arguments
         q, k, v = (arguments["QKV" if is_packed else name] for name in "QKV")
-        first_of_k, first_of_v = (spec.heads, spec.heads + spec.kv_heads) if is_packed else (0, 0)
+        first_of_k, first_of_v = kernel.first_heads
         real = spec.head_dim // kernel.piece
         return (
             Copy(q, 0, spec.queries, kernel.qk_pieces, real),
@@ -108,12 +108,7 @@ class Tile:
     @T.inline
     def _place(self, block):
         kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
-        rows, heads, together = T.meta_var((kernel.row_tiles, kernel.all_heads, kernel.heads_together))
-        first = T.meta_var(block // (rows * together) * together)
-        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
-        place = T.meta_var(block % (rows * together))
-        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
-        flat = T.meta_var(first + place % size)
+        tile, flat = T.meta_var(kernel.place(block, (kernel.row_tiles, kernel.all_heads), kernel.heads_together))
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
         self.row = tile * params.block_m

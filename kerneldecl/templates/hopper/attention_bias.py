@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
-from kerneldecl.templates.hopper.attention_config import LOG2_E, AttentionKernel
+from kerneldecl.templates.shared.fused_attention import LOG2_E, FusedAttention
 
 CAP_SOURCE = """
 __device__ __forceinline__ float tvm_attention_cap(float score, float factor, float cap) {
@@ -30,7 +29,7 @@ class Rows(NamedTuple):
     Element i of its scores is in row `i % 4 // 2` of the two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel | AttentionTcKernel
+    kernel: FusedAttention
     tile: Any
     first_row: Any
     """The consumer's first row."""
@@ -62,7 +61,9 @@ def prepare(softmax: Any, rows: Rows, block: Any, is_masked: Any) -> None:
     `is_masked` is a bool, or a condition that is evaluated for each block.
     """
     if rows.kernel.spec.sizes.has_bias:
-        _add_bias(softmax.scores, rows, block)
+        _add_bias(softmax, rows, block)
+    elif softmax.scales is not None:
+        _negate(softmax)
     if isinstance(is_masked, bool):
         if is_masked:
             _mask(softmax.scores, rows, block)
@@ -80,13 +81,21 @@ def _mask(scores: Any, rows: Rows, block: Any) -> None:
         T.buffer_store(scores, T.Select(is_seen, scores[i], tirx.const(float("-inf"), "float32")), [i])
 
 
-def _add_bias(scores: Any, rows: Rows, block: Any) -> None:
-    spec = rows.kernel.spec
+def _negate(softmax: Any) -> None:
+    """Negate scores whose scale, of float8, is negative: it is known at run time, and softmax takes its magnitude."""
+    with T.If(softmax.scales[1] < T.float32(0)), T.Then():
+        for i in range(softmax.kernel.scores):
+            T.buffer_store(softmax.scores, -softmax.scores[i], [i])
+
+
+def _add_bias(softmax: Any, rows: Rows, block: Any) -> None:
+    spec, scores = rows.kernel.spec, softmax.scores
+    scale = spec.scale if softmax.scales is None else softmax.scales[1]
     slope = None if spec.alibi is None else rows.kernel.argument("slopes")[rows.tile.head]
     origin = block * rows.kernel.params.block_n + rows.first_column
     for i in range(rows.kernel.scores):
         column, r = i // 4 * 8 + i % 2, i % 4 // 2
-        value = _capped(spec.scale, spec.softcap, scores[i])
+        value = _capped(scale, spec.softcap, scores[i])
         if slope is not None:
             distance = T.cast(rows.row(r) + spec.alibi - origin, "float32") - T.float32(column)
             value = value - slope * T.fabs(distance)
@@ -95,10 +104,11 @@ def _add_bias(scores: Any, rows: Rows, block: Any) -> None:
         T.buffer_store(scores, value, [i])
 
 
-def _capped(scale: float, cap: float, score: Any) -> Any:
+def _capped(scale: Any, cap: float, score: Any) -> Any:
+    is_known = isinstance(scale, float)
     if not cap:
-        return score * T.float32(scale)
-    factor = T.float32(2 * LOG2_E * scale / cap)
+        return score * (T.float32(scale) if is_known else scale)
+    factor = T.float32(2 * LOG2_E * scale / cap) if is_known else scale * T.float32(2 * LOG2_E / cap)
     return T.cuda.func_call("tvm_attention_cap", score, factor, T.float32(cap), source_code=CAP_SOURCE, return_type="float32")
 
 

@@ -9,33 +9,53 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kerneldecl.analysis.attention import CHUNK, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
+from kerneldecl.analysis.attention import CHUNK, FLOAT8, ITEM_BYTES, MMA_K, WgmmaAttentionParams, chunks
 from kerneldecl.analysis.hopper_limits import K_TILE_BYTES, MMA_TILE_ROWS, SWIZZLE_ROWS
 from kerneldecl.analysis.tensor_cores import PTX_TYPES
-from kerneldecl.compiler.attention import AttentionSpec
-from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap
+from kerneldecl.model import dtype_bytes
+from kerneldecl.templates.hopper.operands import DESCRIPTOR_UNIT, SWIZZLES, TensorMap, io_dtype
+from kerneldecl.templates.shared.fused_attention import FusedAttention, narrow
 
 ROW_UNITS = K_TILE_BYTES // DESCRIPTOR_UNIT
 """A row of a chunk in the units of wgmma's descriptors."""
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class AttentionKernel:
+class AttentionKernel(FusedAttention):
     """One kernel: persistent CTAs take tiles of queries, and go through the blocks of keys from the last that these see to the first."""
 
-    func_params: tuple[Any, ...]
-    """Buffers of the arguments, in the order of `spec.arguments`."""
-    spec: AttentionSpec
     params: WgmmaAttentionParams
     sm_count: int
 
     @property
+    def is_float8(self) -> bool:
+        return self.spec.dtype == FLOAT8
+
+    @property
+    def item_bytes(self) -> int:
+        return dtype_bytes(self.spec.dtype)
+
+    @property
+    def chunk_columns(self) -> int:
+        """Return how many elements of a row of Q or K a chunk has."""
+        return K_TILE_BYTES // self.item_bytes
+
+    @property
     def qk_chunks(self) -> int:
-        return chunks(self.spec.head_dim)
+        return chunks(self.spec.head_dim, self.item_bytes)
 
     @property
     def v_chunks(self) -> int:
+        """Return the chunks of a block of values: of columns, or of keys where values are transposed."""
+        return chunks(self.params.block_n, self.item_bytes) if self.is_float8 else self.o_chunks
+
+    @property
+    def v_rows(self) -> int:
+        """Return the rows of a chunk of values: keys, or columns where values are transposed."""
+        return self.spec.value_dim if self.is_float8 else self.params.block_n
+
+    @property
+    def o_chunks(self) -> int:
         return chunks(self.spec.value_dim)
 
     @property
@@ -45,8 +65,8 @@ class AttentionKernel:
 
     @property
     def q_elements(self) -> int:
-        """Return the elements of the place of a consumer's rows of queries, where its results go as well."""
-        return max(self.qk_chunks, self.v_chunks) * MMA_TILE_ROWS * CHUNK
+        """Return the elements of 16 bits of the place of a consumer's rows of queries, where its results go as well."""
+        return max(self.qk_chunks, self.o_chunks) * MMA_TILE_ROWS * CHUNK
 
     @property
     def k_elements(self) -> int:
@@ -54,19 +74,7 @@ class AttentionKernel:
 
     @property
     def v_elements(self) -> int:
-        return self.v_chunks * self.params.block_n * CHUNK
-
-    @property
-    def row_tiles(self) -> int:
-        return -(-self.spec.queries // self.params.block_m)
-
-    @property
-    def key_blocks(self) -> int:
-        return -(-self.spec.keys // self.params.block_n)
-
-    @property
-    def all_heads(self) -> int:
-        return self.spec.batch * self.spec.heads
+        return self.v_chunks * self.v_rows * CHUNK
 
     @property
     def shares_heads(self) -> bool:
@@ -106,55 +114,54 @@ class AttentionKernel:
         return self.params.block_n // self.params.cluster
 
     @property
-    def scale_log2(self) -> float:
-        """Return what scores are multiplied by before powers of two are taken of them: biased ones are scaled before."""
-        return (1.0 if self.spec.sizes.has_bias else self.spec.scale) * LOG2_E
-
-    @property
-    def masks_first_block(self) -> bool:
-        """Say whether the block that a tile begins with, which has the last keys, has some that not all rows see."""
-        return not self.spec.band.is_full or self.spec.keys % self.params.block_n != 0
-
-    # ---- registers of a consumer thread
-
-    @property
-    def scores(self) -> int:
-        return self.params.block_n // 2
-
-    @property
-    def results(self) -> int:
-        return self.spec.value_dim // 2
-
-    @property
     def stored_blocks(self) -> int:
         """Return how many blocks of 16 columns a consumer stores: whole chunks where queries do not fill the place of results."""
-        return self.v_chunks * (CHUNK // 16) if self.v_chunks > self.qk_chunks else -(-self.spec.value_dim // 16)
+        return self.o_chunks * (CHUNK // 16) if self.o_chunks > self.qk_chunks else -(-self.spec.value_dim // 16)
 
     # ---- instructions
 
     @property
+    def mma_k(self) -> int:
+        """Return how many elements of the reduction one wgmma multiplies: 32 bytes of them."""
+        return MMA_K * ITEM_BYTES // self.item_bytes
+
+    @property
     def score_mma(self) -> str:
         kind = PTX_TYPES[self.spec.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.params.block_n}k{MMA_K}.f32.{kind}.{kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.params.block_n}k{self.mma_k}.f32.{kind}.{kind}"
 
     @property
     def value_mma(self) -> str:
         kind = PTX_TYPES[self.spec.dtype]
-        return f"wgmma.mma_async.sync.aligned.m64n{self.spec.value_dim}k{MMA_K}.f32.{kind}.{kind}"
+        return f"wgmma.mma_async.sync.aligned.m64n{self.spec.value_dim}k{self.mma_k}.f32.{kind}.{kind}"
+
+    @property
+    def score_orders(self) -> tuple[int, ...]:
+        """Return wgmma's operands for 16-bit Q and K alone: whether their reduction is not contiguous."""
+        return () if self.is_float8 else (0, 0)
+
+    @property
+    def value_orders(self) -> tuple[int, ...]:
+        return () if self.is_float8 else (1,)
 
     @property
     def narrow(self) -> str:
-        """Return the conversion of two float32 to a register."""
-        return f"cvt.rn.{'bf16' if self.spec.dtype == 'bfloat16' else 'f16'}x2.f32"
+        """Return the conversion of two float32 to a register of results, and of powers that are not float8."""
+        return narrow(self.spec.result_dtype)
+
+    @property
+    def operands(self) -> int:
+        """Return the registers of a block's powers, rounded."""
+        return self.scores * self.item_bytes // 4
 
     @property
     def score_steps(self) -> int:
         """Return how many wgmmas multiply rows of queries and keys."""
-        return -(-self.spec.head_dim // MMA_K)
+        return -(-self.spec.head_dim // self.mma_k)
 
     @property
     def value_steps(self) -> int:
-        return self.params.block_n // MMA_K
+        return self.params.block_n // self.mma_k
 
     @property
     def rows_descriptor(self) -> tuple[int, int, int]:
@@ -163,54 +170,68 @@ class AttentionKernel:
 
     @property
     def values_descriptor(self) -> tuple[int, int, int]:
-        """Return those of V, whose rows are reduced: chunks of columns follow each other."""
+        """Return those of V, whose rows are reduced, unless it is transposed: chunks of columns follow each other."""
+        if self.is_float8:
+            return self.rows_descriptor
         return self.params.block_n * ROW_UNITS, SWIZZLE_ROWS * ROW_UNITS, SWIZZLES[K_TILE_BYTES]
 
     def q_offset(self, step: int) -> int:
         """Return where a step of the reduction begins in a consumer's rows of queries, in units of descriptors."""
-        return step * MMA_K // CHUNK * MMA_TILE_ROWS * ROW_UNITS + step * MMA_K % CHUNK * ITEM_BYTES // DESCRIPTOR_UNIT
+        return self._offset(step, MMA_TILE_ROWS)
 
     def k_offset(self, step: int) -> int:
-        return step * MMA_K // CHUNK * self.params.block_n * ROW_UNITS + step * MMA_K % CHUNK * ITEM_BYTES // DESCRIPTOR_UNIT
+        return self._offset(step, self.params.block_n)
 
     def v_offset(self, step: int) -> int:
-        return step * MMA_K * ROW_UNITS
+        return self._offset(step, self.v_rows) if self.is_float8 else step * MMA_K * ROW_UNITS
+
+    def _offset(self, step: int, rows: int) -> int:
+        """Return where a step begins where the reduction is contiguous, in chunks of so many rows."""
+        first, columns = step * self.mma_k, self.chunk_columns
+        return first // columns * rows * ROW_UNITS + first % columns * self.item_bytes // DESCRIPTOR_UNIT
 
     # ---- memory
 
-    def argument(self, name: str) -> Any:
-        """Return the buffer of an argument."""
-        return self.func_params[[argument[0] for argument in self.spec.arguments].index(name)]
-
     @property
     def first_heads(self) -> tuple[int, int]:
-        """Return the first heads of K and of V in their argument."""
-        spec = self.spec
-        return (spec.heads, spec.heads + spec.kv_heads) if spec.layout == "packed" else (0, 0)
+        """Return the first heads of K and of V in what their tensor maps are of."""
+        k, v = super().first_heads
+        return k, 0 if self.is_float8 else v
 
     def map(self, name: str, rows: int, columns: int, box_rows: int) -> TensorMap:
         """Return the tensor map of an argument: boxes of so many rows of one chunk."""
         buffer = self.argument(name)
         heads = int(buffer.shape[1 if self.spec.layout == "bhsd" else 2])
         along_row, along_head = (columns, rows * columns) if self.spec.layout == "bhsd" else (heads * columns, columns)
-        strides = tuple(stride * ITEM_BYTES for stride in (along_row, along_head, heads * rows * columns))
+        item_bytes = dtype_bytes(str(buffer.dtype))
         return TensorMap(
             buffer=buffer,
-            dtype=self.spec.dtype,
+            dtype=io_dtype(str(buffer.dtype)),
             dims=(columns, rows, heads, self.spec.batch),
-            strides_bytes=strides,
-            box=(CHUNK, box_rows, 1, 1),
+            strides_bytes=tuple(stride * item_bytes for stride in (along_row, along_head, heads * rows * columns)),
+            box=(K_TILE_BYTES // item_bytes, box_rows, 1, 1),
             swizzle=SWIZZLES[K_TILE_BYTES],
         )
 
-    @property
-    def maps(self) -> tuple[TensorMap, TensorMap, TensorMap, TensorMap]:
-        """Return the tensor maps of Q, K, V and O."""
+    def values_map(self, transposed: Any) -> TensorMap:
+        """Return the tensor map of values transposed, [batch, head, column, key]: boxes of all columns of 128 keys."""
+        batch, heads, columns, keys = (int(extent) for extent in transposed.shape)
+        return TensorMap(
+            buffer=transposed,
+            dtype="uint8",
+            dims=(keys, columns, heads, batch),
+            strides_bytes=(keys, keys * columns, keys * columns * heads),
+            box=(K_TILE_BYTES, columns, 1, 1),
+            swizzle=SWIZZLES[K_TILE_BYTES],
+        )
+
+    def maps(self, transposed: Any) -> tuple[TensorMap, TensorMap, TensorMap, TensorMap]:
+        """Return the tensor maps of Q, K, V (or V transposed, where that is given) and O."""
         spec = self.spec
         q, k, v = ("QKV",) * 3 if spec.layout == "packed" else "QKV"
         return (
             self.map(q, spec.queries, spec.head_dim, MMA_TILE_ROWS),
             self.map(k, spec.keys, spec.head_dim, self.box_rows),
-            self.map(v, spec.keys, spec.value_dim, self.box_rows),
+            self.map(v, spec.keys, spec.value_dim, self.box_rows) if transposed is None else self.values_map(transposed),
             self.map("O", spec.queries, spec.value_dim, MMA_TILE_ROWS),
         )

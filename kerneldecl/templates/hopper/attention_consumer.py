@@ -22,8 +22,10 @@ from kerneldecl.templates.hopper.attention_softmax import (
     await_sums,
     finish_rows,
     first_softmax,
+    load_scales,
     next_softmax,
     rescale,
+    scale_results,
     store_sums,
     to_operand,
 )
@@ -100,8 +102,7 @@ def _start_scores(consumer):
             step > 0,
             1,
             1,
-            0,
-            0,
+            *kernel.score_orders,
         )
     T.ptx.wgmma.commit_group.sync.aligned()
 
@@ -122,7 +123,7 @@ def _start_results(consumer):
             tirx.const(True, "bool"),
             1,
             1,
-            1,
+            *kernel.value_orders,
         )
     T.ptx.wgmma.commit_group.sync.aligned()
 
@@ -192,7 +193,7 @@ def _go_through_blocks(consumer, rows, tile):
     kernel, softmax = T.meta_var((consumer.kernel, consumer.softmax))
     lower, upper = T.meta_var(kernel.spec.band)
     _finish_scores(consumer, 0)
-    first_softmax(softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+    first_softmax(softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
     to_operand(softmax, consumer.operand)
     first_whole, end = meta_vars(tile.whole_blocks(rows.first_row))
     if lower is not None:
@@ -260,11 +261,11 @@ def _go_through_two_ahead(consumer, rows, tile):
     whole = T.meta_var((first_whole, end))
     _finish_scores(consumer, 0)
     if tile.blocks - tile.first == 1:
-        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
         to_operand(consumer.softmax, consumer.operand)
     else:
         _start_scores(other)
-        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.masks_first_block)
+        first_softmax(consumer.softmax, rows, tile.blocks - 1, kernel.has_unseen_keys)
         await_sums(consumer.softmax)
         _finish_scores(other, 0)
         to_operand(consumer.softmax, consumer.operand)
@@ -301,6 +302,8 @@ def _process_tile(consumer, store_map, tile, is_first):
     finish_rows(softmax)
     if kernel.spec.has_logsumexp:
         store_sums(softmax, kernel.argument("logsumexp"), tile, first_row, consumer.lanes)
+    if kernel.is_float8:
+        scale_results(softmax)
     _finish_results(consumer, 0)
     store_results(consumer, store_map, tile)
 
@@ -313,13 +316,16 @@ def consume(kernel, smem, store_map, cta, place):
     scores = T.alloc_local((kernel.scores,), "float32")
     other_scores = T.meta_var(T.alloc_local((kernel.scores,), "float32") if params.overlap == 2 else None)
     results = T.alloc_local((kernel.results,), "float32")
-    operand = T.alloc_local((kernel.scores // 2,), "uint32")
+    operand = T.alloc_local((kernel.operands,), "uint32")
     reference = T.alloc_local((2,), "float32")
     total = T.alloc_local((4,), "float32")
     factor = T.alloc_local((2,), "float32")
     partial = T.alloc_local((4,), "float32")
     grows = T.alloc_local((1,), "int32")
-    softmax = T.meta_var(Softmax(kernel, scores, reference, total, factor, partial, grows))
+    scales = T.meta_var(T.alloc_local((3,), "float32") if kernel.is_float8 else None)
+    softmax = T.meta_var(Softmax(kernel, scores, reference, total, factor, partial, grows, scales))
+    if kernel.is_float8:
+        load_scales(softmax)
     q = T.uint64(0)
     k = T.uint64(0)
     v = T.uint64(0)

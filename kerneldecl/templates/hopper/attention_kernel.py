@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 from kerneldecl.templates.hopper.attention_config import AttentionKernel
 from kerneldecl.templates.hopper.attention_consumer import consume
 from kerneldecl.templates.hopper.attention_producer import Smem, prefetch_first, produce
+from kerneldecl.templates.hopper.attention_transpose import transposed_of, transposing
 from kerneldecl.templates.hopper.epilogue import meta_vars
 from kerneldecl.templates.hopper.tma import ENCODE
 
@@ -57,7 +58,7 @@ def _run(kernel, maps, ids):
     """Have a CTA's first warpgroup be the producer, and the others consumers."""
     params = T.meta_var(kernel.params)
     cta, (group, warp, lane) = T.meta_var(ids)
-    dtype = T.meta_var(kernel.spec.dtype)
+    dtype = T.meta_var(kernel.spec.result_dtype)  # of 16 bits, in which places are counted
     pool = T.SMEMPool()
     q = pool.alloc((params.q_stages * params.consumers, kernel.q_elements), dtype, align=1024)
     k = pool.alloc((params.stages, kernel.k_elements), dtype, align=1024)
@@ -94,8 +95,10 @@ def _run(kernel, maps, ids):
 def build(kernel: AttentionKernel) -> tvm.IRModule:
     """Return a module whose `main` is the kernel, on the attention's parameters."""
     params = kernel.params
-    q_args, k_args, v_args, o_args = (tensor_map.args for tensor_map in kernel.maps)
-    dtype = kernel.spec.dtype
+    transposed = transposed_of(kernel) if kernel.is_float8 else None
+    maps = kernel.maps(transposed)
+    q_args, k_args, v_args, o_args = (tensor_map.args for tensor_map in maps)
+    dtype, o_dtype = maps[0].dtype, maps[3].dtype
 
     # The names of tensor maps are arguments on the host, and so part of the digest under which measurements are kept.
     @T.prim_func(check_well_formed=False)
@@ -107,7 +110,7 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
         values_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed(ENCODE, values_map, dtype, *v_args)
         results_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed(ENCODE, results_map, dtype, *o_args)
+        T.call_packed(ENCODE, results_map, o_dtype, *o_args)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": params.ctas_per_sm})
@@ -120,5 +123,8 @@ def build(kernel: AttentionKernel) -> tvm.IRModule:
         lane = T.lane_id([32])
         _run(kernel, (queries_map, keys_map, values_map, results_map), ((block // params.cluster, rank), (group, warp, lane)))
 
-    func = tirx.PrimFunc(list(kernel.func_params), main.body).with_attr({"global_symbol": "main", "tirx.noalias": True})
+    body = main.body
+    if transposed is not None:
+        body = tirx.SeqStmt([tirx.AllocBuffer(transposed), transposing(kernel, transposed), body])
+    func = tirx.PrimFunc(list(kernel.arguments.values()), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

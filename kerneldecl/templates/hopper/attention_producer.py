@@ -52,16 +52,12 @@ class Tile:
     @T.inline
     def _place(self, cluster, rank, wave):
         kernel, spec, params = T.meta_var((self.kernel, self.kernel.spec, self.kernel.params))
-        rows, heads, together = T.meta_var((*kernel.grid, kernel.heads_together))
         # Every other wave goes backwards, so that the cluster with the longest tile of one has the shortest of the next.
         self.linear = wave * kernel.clusters + T.Select(wave % 2 == 0, cluster, kernel.clusters - 1 - cluster)
-        first = T.meta_var(self.linear // (rows * together) * together)
-        size = T.meta_var(together if heads % together == 0 else T.min(together, heads - first))
-        place = T.meta_var(self.linear % (rows * together))
-        tile = T.meta_var(rows - 1 - place // size if spec.is_causal else place // size)
+        tile, head = T.meta_var(kernel.place(self.linear, kernel.grid, kernel.heads_together))
         row_rank, head_rank = T.meta_var((0, rank) if kernel.shares_heads else (rank, 0))
         row_step, head_step = T.meta_var((1, params.cluster) if kernel.shares_heads else (params.cluster, 1))
-        flat = T.meta_var((first + place % size) * head_step + head_rank)
+        flat = T.meta_var(head * head_step + head_rank)
         self.head = flat % spec.heads
         self.batch = flat // spec.heads
         self.row = (tile * row_step + row_rank) * params.block_m
@@ -90,12 +86,12 @@ class Tile:
 
 @T.inline
 def _load_boxes(stage, tensor_map, barrier, at, chunk_elements):
-    """Have one thread start the loads of a tile's chunks; `at` is the row, head and batch."""
-    buffer, index, count = meta_vars(stage)
+    """Have one thread start the loads of a tile's chunks of so many columns each; `at` is the row, head and batch."""
+    buffer, index, count, columns = meta_vars(stage)
     row, head, batch = meta_vars(at)
     for chunk in T.unroll(count):
         T.ptx[LOAD.format(4, "")](
-            buffer.ptr_to([index, chunk * chunk_elements]), T.address_of(tensor_map), chunk * CHUNK, row, head, batch, barrier
+            buffer.ptr_to([index, chunk * chunk_elements]), T.address_of(tensor_map), chunk * columns, row, head, batch, barrier
         )
 
 
@@ -111,7 +107,9 @@ def _load_rows(kernel, ring, tensor_map, state, at):
     empty.wait(state.stage, state.phase)
     full.arrive(state.stage, count * elements * ITEM_BYTES)
     if kernel.params.cluster == 1:
-        _load_boxes((buffer, state.stage, count), tensor_map, full.ptr_to([state.stage]), (row, head, batch), elements)
+        _load_boxes(
+            (buffer, state.stage, count, kernel.chunk_columns), tensor_map, full.ptr_to([state.stage]), (row, head, batch), elements
+        )
     else:
         first = T.meta_var(rank * kernel.box_rows)
         for chunk in T.unroll(count):
@@ -129,6 +127,35 @@ def _load_rows(kernel, ring, tensor_map, state, at):
 
 
 @T.inline
+def _load_transposed(kernel, smem, tensor_map, state, at):
+    """Have one thread load a block of values that are transposed: its columns, and keys up to a whole chunk; `at` is as in _load_rows."""
+    row, head, batch = meta_vars(at[:3])
+    elements = T.meta_var(kernel.v_rows * CHUNK)
+    smem.v_empty.wait(state.stage, state.phase)
+    smem.v_full.arrive(state.stage, kernel.v_chunks * elements * ITEM_BYTES)
+    for chunk in T.unroll(kernel.v_chunks):
+        T.ptx[LOAD.format(4, "")](
+            smem.v.ptr_to([state.stage, chunk * elements]),
+            T.address_of(tensor_map),
+            row + chunk * kernel.chunk_columns,
+            0,
+            head,
+            batch,
+            smem.v_full.ptr_to([state.stage]),
+        )
+    state.advance()
+
+
+@T.inline
+def _load_values(kernel, smem, tensor_map, state, at):
+    """Have one thread load a block of values; `at` is as in _load_rows."""
+    if kernel.is_float8:
+        _load_transposed(kernel, smem, tensor_map, state, at)
+    else:
+        _load_rows(kernel, (smem.v, smem.v_full, smem.v_empty, kernel.v_chunks), tensor_map, state, at)
+
+
+@T.inline
 def _load_queries(kernel, smem, tensor_map, state, tile):
     """Have one thread load each consumer's rows of queries once its results have left their place."""
     consumers = T.meta_var(kernel.params.consumers)
@@ -137,7 +164,9 @@ def _load_queries(kernel, smem, tensor_map, state, tile):
         at = T.meta_var((tile.row + consumer * MMA_TILE_ROWS, tile.head, tile.batch))
         smem.q_empty.wait(index, state.phase)
         smem.q_full.arrive(index, kernel.q_bytes)
-        _load_boxes((smem.q, index, kernel.qk_chunks), tensor_map, smem.q_full.ptr_to([index]), at, MMA_TILE_ROWS * CHUNK)
+        _load_boxes(
+            (smem.q, index, kernel.qk_chunks, kernel.chunk_columns), tensor_map, smem.q_full.ptr_to([index]), at, MMA_TILE_ROWS * CHUNK
+        )
     state.advance()
 
 
@@ -155,10 +184,11 @@ def prefetch_first(kernel, maps, cta):
     for chunk in T.unroll(kernel.qk_chunks):
         for consumer in T.unroll(kernel.params.consumers):
             row = T.meta_var(tile.row + consumer * MMA_TILE_ROWS)
-            T.ptx[PREFETCH.format(4)](T.address_of(q_map), chunk * CHUNK, row, tile.head, tile.batch)
-        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * CHUNK, first, k_head + kv_head, tile.batch)
-    for chunk in T.unroll(kernel.v_chunks):
-        T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, v_head + kv_head, tile.batch)
+            T.ptx[PREFETCH.format(4)](T.address_of(q_map), chunk * kernel.chunk_columns, row, tile.head, tile.batch)
+        T.ptx[PREFETCH.format(4)](T.address_of(k_map), chunk * kernel.chunk_columns, first, k_head + kv_head, tile.batch)
+    if not kernel.is_float8:  # values that are transposed come from the preceding kernel
+        for chunk in T.unroll(kernel.v_chunks):
+            T.ptx[PREFETCH.format(4)](T.address_of(v_map), chunk * CHUNK, first, v_head + kv_head, tile.batch)
 
 
 @T.inline
@@ -170,7 +200,6 @@ def produce(kernel, smem, maps, cta):
     k_state = PipelineState(params.stages, 1)
     v_state = PipelineState(params.stages, 1)
     keys = T.meta_var((smem.k, smem.k_full, smem.k_empty, kernel.qk_chunks))
-    values = T.meta_var((smem.v, smem.v_full, smem.v_empty, kernel.v_chunks))
     for wave in T.serial(kernel.waves):
         tile = Tile(kernel, cta, wave)
         if tile.exists():
@@ -180,5 +209,5 @@ def produce(kernel, smem, maps, cta):
             for i in T.serial(tile.blocks - 1 - tile.first):
                 row = T.meta_var((tile.blocks - 2 - i) * params.block_n)
                 _load_rows(kernel, keys, k_map, k_state, (row, k_head, tile.batch, cta[1]))
-                _load_rows(kernel, values, v_map, v_state, (row + params.block_n, v_head, tile.batch, cta[1]))
-            _load_rows(kernel, values, v_map, v_state, (tile.first * params.block_n, v_head, tile.batch, cta[1]))
+                _load_values(kernel, smem, v_map, v_state, (row + params.block_n, v_head, tile.batch, cta[1]))
+            _load_values(kernel, smem, v_map, v_state, (tile.first * params.block_n, v_head, tile.batch, cta[1]))

@@ -12,14 +12,27 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from kerneldecl.templates.gpu.attention_config import AttentionTcKernel
 from kerneldecl.templates.hopper.attention_bias import prepare
-from kerneldecl.templates.hopper.attention_config import AttentionKernel
+from kerneldecl.templates.hopper.epilogue import meta_vars
+from kerneldecl.templates.shared.fused_attention import LOG2_E, FusedAttention
 
 ALL_LANES = 0xFFFFFFFF
 MAX_POWER_LOG2 = 8
 """How far a maximum may grow, as a power of two, before earlier results shrink to it. Powers are 256 at most then, which float16 holds as
 precisely as 1; results shrink seldom, in a warp where any row's must."""
+FLOAT8_POWER_LOG2, FLOAT8_GROWTH_LOG2 = 6, 2
+"""The power that a reference itself has in float8, and how far a maximum may grow. Powers are 256 at most, of 448, and those of up to 2^-15
+of the largest are not zero."""
+LEAST_SCALE = 1e-30
+"""Least scale of scores in float8: with zero, minus infinity would become NaN."""
+FLOAT8_SOURCE = """
+__device__ __forceinline__ unsigned tvm_attention_float8(float first, float second, float third, float fourth) {
+  unsigned short low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(second), "f"(first));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(fourth), "f"(third));
+  return low | (unsigned)high << 16;
+}
+"""
 EXP2_SOURCE = """
 __device__ __forceinline__ float tvm_attention_exp2(float x) {
   float at_least = fmaxf(x, -127.0f);
@@ -56,7 +69,7 @@ class Softmax(NamedTuple):
     Element i of the scores is in row `i % 4 // 2` of the thread's two, at column `i // 4 * 8 + i % 2` from the thread's first one.
     """
 
-    kernel: AttentionKernel | AttentionTcKernel
+    kernel: FusedAttention
     scores: Any
     reference: Any
     """What is subtracted from the scores of each row: their maximum, or what it was `MAX_POWER_LOG2` ago."""
@@ -68,6 +81,25 @@ class Softmax(NamedTuple):
     """Maxima of a block, of even and odd elements of both rows."""
     grows: Any
     """Whether earlier results shrink, in any row of the warp."""
+    scales: Any = None
+    """Of float8: what scores are multiplied by before powers of two are taken, and before biases, and results; None for other dtypes."""
+
+    @property
+    def scale_log2(self) -> Any:
+        has_scales = self.scales is not None and not self.kernel.spec.sizes.has_bias
+        return self.scales[0] if has_scales else T.float32(self.kernel.scale_log2)
+
+    @property
+    def power_log2(self) -> int:
+        """Return the logarithm of a reference's own power."""
+        return 0 if self.scales is None else FLOAT8_POWER_LOG2
+
+    def is_near(self, r: int) -> Any:
+        """Return whether a row's maximum has not grown too far. One of NaN has: the row's reference becomes NaN, and so do its results."""
+        grown = self.partial[r] - self.reference[r]
+        if self.scales is None:
+            return grown <= T.float32(MAX_POWER_LOG2 / self.kernel.scale_log2)
+        return grown * self.scale_log2 <= T.float32(FLOAT8_GROWTH_LOG2)
 
 
 def finite(reference: Any) -> Any:
@@ -101,7 +133,7 @@ def _replace_by_powers(softmax: Softmax) -> None:
     """Replace each score by its power; of neighbours, those that CUDA cores compute come between others."""
     kernel, scores = softmax.kernel, softmax.scores
     for i in range(kernel.scores):
-        power = scores[i] * T.float32(kernel.scale_log2) + softmax.partial[i % 4 // 2]
+        power = scores[i] * softmax.scale_log2 + softmax.partial[i % 4 // 2]
         is_on_fma = (i + 1) * kernel.params.fma_powers // 8 > i * kernel.params.fma_powers // 8
         value = (
             T.cuda.func_call("tvm_attention_exp2", power, source_code=EXP2_SOURCE, return_type="float32") if is_on_fma else T.exp2(power)
@@ -112,9 +144,12 @@ def _replace_by_powers(softmax: Softmax) -> None:
 @T.inline
 def _raise(softmax):
     """Turn scores into powers of two of their distance to the rows' references."""
-    kernel, partial = T.meta_var((softmax.kernel, softmax.partial))
+    partial = T.meta_var(softmax.partial)
     for r in T.unroll(2):
-        partial[r] = finite(softmax.reference[r]) * T.float32(-kernel.scale_log2)
+        if softmax.scales is None:
+            partial[r] = finite(softmax.reference[r]) * T.float32(-softmax.kernel.scale_log2)
+        else:
+            partial[r] = T.float32(softmax.power_log2) - finite(softmax.reference[r]) * softmax.scale_log2
     _replace_by_powers(softmax)
 
 
@@ -142,14 +177,12 @@ def next_softmax(softmax, rows, block, is_masked):
     kernel, reference, partial, total = T.meta_var((softmax.kernel, softmax.reference, softmax.partial, softmax.total))
     prepare(softmax, rows, block, is_masked)
     _find_highest(softmax)
-    limit = T.meta_var(T.float32(MAX_POWER_LOG2 / kernel.scale_log2))
-    # A maximum of NaN counts as grown: the row's reference becomes NaN, and so do its results.
-    grows = T.meta_var(T.Not(T.And(partial[0] - reference[0] <= limit, partial[1] - reference[1] <= limit)))
+    grows = T.meta_var(T.Not(T.And(softmax.is_near(0), softmax.is_near(1))))
     softmax.grows[0] = T.cuda.any_sync(T.uint32(ALL_LANES), T.cast(grows, "int32"))
     if softmax.grows[0] != 0:
         for r in T.unroll(2):
             partial[r] = highest_of(reference[r], partial[r])
-            softmax.factor[r] = T.exp2((reference[r] - finite(partial[r])) * T.float32(kernel.scale_log2))
+            softmax.factor[r] = T.exp2((reference[r] - finite(partial[r])) * softmax.scale_log2)
             reference[r] = partial[r]
         for i in T.unroll(4):
             total[i] = total[i] * softmax.factor[i // 2]
@@ -175,10 +208,41 @@ def rescale(softmax, results, count):
 
 @T.inline
 def to_operand(softmax, operand):
-    """Round powers to wgmma's operand A, whose elements threads hold where they hold the scores."""
+    """Round powers to wgmma's operand A, whose elements threads hold where they hold the scores.
+
+    In float8 a thread holds four neighbours of operand A, but pairs of scores in blocks of eight keys: `attention_transpose` orders values'
+    keys so that two pairs are four neighbours.
+    """
     kernel, scores = T.meta_var((softmax.kernel, softmax.scores))
-    for i in T.unroll(kernel.scores // 2):
-        T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+    if softmax.scales is None:
+        for i in T.unroll(kernel.scores // 2):
+            T.ptx[kernel.narrow](operand[i], scores[i * 2 + 1], scores[i * 2])
+    else:
+        for i in T.unroll(kernel.scores // 4):
+            first = T.meta_var(i // 2 * 8 + i % 2 * 2)
+            operand[i] = T.cuda.func_call(
+                "tvm_attention_float8",
+                *[scores[first + at] for at in (0, 1, 4, 5)],
+                source_code=FLOAT8_SOURCE,
+                return_type="uint32",
+            )
+
+
+@T.inline
+def load_scales(softmax):
+    """Load the scales of float8, and multiply those of scores."""
+    kernel, scales = T.meta_var((softmax.kernel, softmax.scales))
+    q_scale, k_scale, v_scale = meta_vars([kernel.argument(name) for name in ("q_scale", "k_scale", "v_scale")])
+    scales[1] = q_scale[0] * k_scale[0] * T.float32(kernel.spec.scale)
+    scales[0] = highest_of(T.fabs(scales[1]) * T.float32(LOG2_E), T.float32(LEAST_SCALE))
+    scales[2] = v_scale[0]
+
+
+@T.inline
+def scale_results(softmax):
+    """Have results multiplied by the scale of float8's values."""
+    for r in T.unroll(2):
+        softmax.factor[r] = softmax.factor[r] * softmax.scales[2]
 
 
 @T.inline
@@ -199,6 +263,11 @@ def finish_rows(softmax):
         factor[r] = T.Select(total[r * 2] == T.float32(0), T.float32(0), T.float32(1) / total[r * 2])
 
 
+def _log2_of_sum(softmax: Softmax, r: int) -> Any:
+    reference = finite(softmax.reference[r]) * softmax.scale_log2
+    return T.log2(softmax.total[r * 2]) + (reference if softmax.scales is None else reference - T.float32(softmax.power_log2))
+
+
 @T.inline
 def store_sums(softmax, sums, tile, first_row, lanes):
     """Have one thread of each row store the logarithm of the row's sum: minus infinity where it sees no key."""
@@ -206,6 +275,6 @@ def store_sums(softmax, sums, tile, first_row, lanes):
     warp, lane = T.meta_var(lanes)
     for r in T.unroll(2):
         row = T.meta_var(first_row + warp * 16 + lane // 4 + r * 8)
-        log2 = T.meta_var(T.log2(softmax.total[r * 2]) + finite(softmax.reference[r]) * T.float32(kernel.scale_log2))
+        log2 = T.meta_var(_log2_of_sum(softmax, r))
         if (lane % 4 == 0) & (row < kernel.spec.queries):
             sums[tile.batch, tile.head, row] = log2 * T.float32(math.log(2))

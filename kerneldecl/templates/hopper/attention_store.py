@@ -52,7 +52,7 @@ def store_results(consumer, store_map, tile):
     T.ptx.fence.proxy.async_.shared__cta()
     T.cuda.warpgroup_sync(CONSUMER_BARRIER + consumer.index)
     if (warp == 0) & (lane == 0):
-        for chunk in T.unroll(kernel.v_chunks):
+        for chunk in T.unroll(kernel.o_chunks):
             T.ptx[TMA_STORE.format(4)](
                 T.address_of(store_map),
                 chunk * CHUNK,

@@ -13,7 +13,7 @@ from support.attention_cases import attributes
 from support.repository import REPOSITORY
 
 from kerneldecl.analysis.band import Band
-from kerneldecl.arrays import Array
+from kerneldecl.arrays import Array, finite_rms, numpy_dtype, relative_error, row_scales
 from kerneldecl.plugins.load import load_rule
 from kerneldecl.rule import Rule
 
@@ -113,6 +113,33 @@ def test_blocks_of_rows_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(type(made)._compute.__globals__, "BLOCK_ELEMENTS", 23)
     for one, other in zip(whole, made.reference(*inputs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def with_rounded_powers(made: Any, inputs: list[Array], *, own: int = 0) -> Array:
+    """Return what exact arithmetic gives of powers that are rounded to 16 bits, as tensor cores take them, rounded once more."""
+    dtype = numpy_dtype(made.dtype)
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    out = np.empty(q.shape)
+    for b, h in np.ndindex(*q.shape[:2]):
+        kv = h * made.kv_heads // made.heads
+        scores = q[b, h] @ k[b, kv].T * made.head_dim**-0.5
+        scores[np.triu_indices(made.queries, 1 + own)] = -np.inf
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[b, h] = powers.astype(dtype).astype(np.float64) @ v[b, kv] / powers.sum(axis=1, keepdims=True)
+    return out.astype(dtype)
+
+
+def test_rounded_powers_pass_in_rows_of_few_keys_too() -> None:
+    """Values of few keys cancel, and leave an error that is large beside the mean of all results, which are means of many keys."""
+    made = rule(batch=1, heads=6, kv_heads=3, queries=1500, head_dim=128, causal=True, dtype="bfloat16")
+    inputs = made.inputs(np.random.default_rng(6))
+    want = made.reference(*inputs)
+    scales = row_scales(want, finite_rms(want))
+    assert made.rows_vary()
+    assert relative_error(with_rounded_powers(made, inputs), want) > made.tolerance()
+    assert relative_error(with_rounded_powers(made, inputs), want, scales) < made.tolerance() / 2
+    assert relative_error(with_rounded_powers(made, inputs, own=1), want, scales) > 10 * made.tolerance()
+    assert not rule(batch=1, heads=4, queries=8, head_dim=8).rows_vary()
 
 
 def reference_with(made: Rule, name: str, place: tuple[Any, ...], value: float) -> Array:

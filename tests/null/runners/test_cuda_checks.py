@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kerneldecl.arrays import Array, numpy_dtype, poisoned, random_array, relative_error
+from kerneldecl.arrays import Array, numpy_dtype, poisoned, random_array, relative_error, row_scales
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arg
 from kerneldecl.runners.cuda_checks.checks import DTYPES, PTX
@@ -74,10 +74,11 @@ def rms_of(checks: ctypes.CDLL, want: Array) -> float:
     return math.sqrt(total.value / finite.value) if finite.value else 0.0
 
 
-def error_of(checks: ctypes.CDLL, got: Array, want: Array, *, any_for_nan: bool = False) -> float:
+def error_of(checks: ctypes.CDLL, got: Array, want: Array, scales: Array | None = None, *, any_for_nan: bool = False) -> float:
     largest = ctypes.c_double()
-    sizes = ctypes.c_uint64(want.size), ctypes.c_double(rms_of(checks, want))
-    checks.largest_errors(*of(got), *of(want), *sizes, ctypes.c_int(any_for_nan), ctypes.byref(largest))
+    scales = np.array([rms_of(checks, want)]) if scales is None else scales
+    rows = ctypes.c_void_p(scales.ctypes.data), ctypes.c_uint64(want.size // scales.size)
+    checks.largest_errors(*of(got), *of(want), ctypes.c_uint64(want.size), *rows, ctypes.c_int(any_for_nan), ctypes.byref(largest))
     return largest.value
 
 
@@ -93,6 +94,14 @@ def test_the_error_is_that_of_numpy(checks: ctypes.CDLL, got_dtype: str, want_dt
     for disturbance in (0.0, 1e-3, 3.0):
         want = (got.astype(np.float64) + disturbance * rng.standard_normal(got.shape)).astype(want_dtype)
         assert close(error_of(checks, got, want), relative_error(got, want))
+
+
+def test_rows_have_scales_of_their_own_as_in_numpy(checks: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(0)
+    want = rng.standard_normal((3, 7, 40)) * np.logspace(-3, 0, 7)[:, None]
+    got = (want + 1e-3 * rng.standard_normal(want.shape)).astype(np.float16)
+    scales = row_scales(want, 0.5)
+    assert close(error_of(checks, got, want, scales), relative_error(got, want, scales))
 
 
 @pytest.mark.parametrize("dtype", [*EIGHT_BITS, *SIXTEEN_BITS])

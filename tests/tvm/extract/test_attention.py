@@ -84,6 +84,8 @@ def test_targets_have_entries_for_the_model_as_they_deploy_it(tmp_path: Path) ->
         "context": ["narrow"],
     }
     assert "  in parts attention for narrow: there is no fused kernel for it" in extracted_text(summary)
+    noted = [{"targets": ["wide"], "what": [], "noted": ["a.attention: rule attention", "b.attention: rule attention"]}]
+    assert "  general a.attention and 1 more for wide: rule attention" in extracted_text(summary | {"in_parts": noted})
 
 
 @pytest.mark.slow

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from emulation import EmulationError, emulate, host
-from support.attention_cases import SMALL
+from emulation import EmulationError
+from support import emulated_attention
 from support.attention_tc_cases import ATTENTIONS, ONE, PLAIN
 from support.compilers import needs_nvcc
+from support.emulated_attention import error, flawed, growing_scores, rule_of
 from support.thinned import only
 
 import kerneldecl
-from kerneldecl.arrays import numpy_dtype, relative_error
 from kerneldecl.compiler import canonical
 from kerneldecl.compiler.cuda import cuda_source
 from kerneldecl.compiler.iter_space import iter_space
-from kerneldecl.plugins.load import load_arch, load_rule
+from kerneldecl.plugins.load import load_arch
 from kerneldecl.policies import gpu_attention_tc as policy
 from kerneldecl.templates import gpu_attention_tc
 from kerneldecl.toolchain import nvcc
@@ -39,45 +38,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def rule_of(attrs: dict[str, Any]) -> Any:
-    return load_rule(ROOT, "attention").of(ROOT, SMALL | attrs)
-
-
-def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1) -> Sequence[Any]:
-    """Return what the kernel makes of the inputs on the emulated GPU; it must leave them as they are."""
-    rule = rule_of(attrs)
-    mod = gpu_attention_tc.apply(canonical.lower(rule), PLAIN | params, H200)
-    assert mod is not None
-    places = [np.full(out.shape, np.nan, numpy_dtype(out.dtype)) for out in rule.signature().outputs]
-    after = emulate(mod["main"], *inputs, *places, seed=seed)
-    assert all(one.tobytes() == other.tobytes() for one, other in zip(after, inputs, strict=False))
-    return after[len(inputs) :]
+def results(attrs: dict[str, Any], params: dict[str, Any], inputs: list[Any], seed: int = 1) -> list[Any]:
+    return emulated_attention.results(gpu_attention_tc, attrs, PLAIN | params, H200, inputs, seed)
 
 
 @needs_nvcc
 @pytest.mark.parametrize("name", only(("bshd, GQA, bfloat16", "causal window"), ATTENTIONS))
 def test_right_results(name: str) -> None:
     attrs, params = ATTENTIONS[name]
-    rule = rule_of(attrs)
-    inputs = rule.inputs(np.random.default_rng(0))
-    expected = rule.reference(*inputs)
-    got = results(attrs, params, inputs, seed=len(name))
-    for one, other in zip(got, expected if isinstance(expected, Sequence) else [expected], strict=True):
-        is_finite = np.isfinite(other)
-        assert (np.isfinite(one) == is_finite).all()
-        assert relative_error(one[is_finite], other[is_finite]) <= rule.tolerance()
+    inputs = rule_of(attrs).inputs(np.random.default_rng(0))
+    assert error(attrs, inputs, results(attrs, params, inputs, seed=len(name))) <= 1
 
 
 @needs_nvcc
 @pytest.mark.slow
 def test_growing_scores_shrink_earlier_results() -> None:
-    """Blocks are taken from the last to the first, and scores of up to 1e4 grow towards the first keys: each block outgrows the last."""
     attrs = {"queries": 64, "keys": 192, "heads": 1}
-    rule = rule_of(attrs)
-    q, k, v = rule.inputs(np.random.default_rng(0))
-    q[..., 0], k[..., 0] = 100, np.linspace(800, -800, 192, dtype=np.float16)
-    [got] = results(attrs, ONE, [q, k, v])
-    assert relative_error(got, rule.reference(q, k, v)) <= rule.tolerance()
+    inputs = growing_scores(attrs)
+    assert error(attrs, inputs, results(attrs, ONE, inputs)) <= 1
 
 
 @needs_nvcc
@@ -88,7 +66,7 @@ def test_rows_that_see_no_key_are_zero() -> None:
     mask[:7], mask[9, 1:], mask[:, 32:] = -np.inf, -np.inf, -np.inf
     [got] = results(attrs, {}, [*inputs, mask])
     assert (got[:, :, :7] == 0).all()
-    assert relative_error(got, rule_of(attrs).reference(*inputs, mask)) <= rule_of(attrs).tolerance()
+    assert error(attrs, [*inputs, mask], [got]) <= 1
 
 
 @needs_nvcc
@@ -102,15 +80,7 @@ def test_rows_that_see_no_key_are_zero() -> None:
     ids=["no barrier", "copies are not waited for"],
 )
 def test_a_missing_wait_is_noticed(flaw: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = host.lower
-
-    def lower(func: Any, change: Callable[[Any], Any]) -> host.Lowered:
-        lowered = sound(func, change)
-        flawed = replace(lowered, source=flaw(lowered.source))
-        assert flawed.source != lowered.source
-        return flawed
-
-    monkeypatch.setattr(host, "lower", lower)
+    flawed(monkeypatch, flaw)
     attrs = {"queries": 65, "keys": 300, "heads": 1}
     with pytest.raises(EmulationError, match=words):
         results(attrs, {"warps": 4}, rule_of(attrs).inputs(np.random.default_rng(0)))
@@ -132,8 +102,7 @@ def test_the_first_proposals_do_not_spill(name: str, arch: str) -> None:
 @pytest.mark.parametrize(
     ("attrs", "params"),
     [
-        ({"dtype": "float32"}, {"fma_powers": 1}),
-        ({"dtype": "float32"}, {"q_in_registers": 1}),
+        ({"dtype": "float32"}, {}),
         ({"dtype": "float8_e4m3fn"}, {}),
         ({"head_dim": 68}, {}),
         ({"head_dim": 264}, {}),
