@@ -267,7 +267,9 @@ def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], ar
 
 
 REPLAY = """
-import sys, json, tvm
+import sys
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
+import json, tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 from kerneldecl.compiler.intrinsics.mma import register_all
 from kerneldecl.compiler.canonical import module_digest
