@@ -13,7 +13,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
-from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
+from kerneldecl.compiler.graph.empty_tensors import EmptyTensors
 from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
@@ -24,6 +24,7 @@ from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.order_shapes import OrderShapes
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
+from kerneldecl.compiler.graph.scans_and_sorts import ExpandScansAndSorts
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
 from kerneldecl.compiler.graph.simplify_indices import SimplifyIndices
 from kerneldecl.compiler.graph.use_rules import UseRules
@@ -36,7 +37,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
     """
     return (
         relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
-        EmptyReductions(),
+        EmptyTensors(),
         ExpandAttention(),
         FoldIndices(),
         RecognizePatterns(),
@@ -60,6 +61,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         UseRules(fuses),
         SplitGroupNorms(),
         AccumulateInFloat32(),  # what no rule does
+        ExpandScansAndSorts(),
         SeparateGates(),  # by views, which NormalizeViews would remove
         relax.transform.DeadCodeElimination(),
     )
