@@ -79,9 +79,12 @@ def fakes(space: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
 
 @pytest.fixture(scope="session")
 def built_real(tmp_path_factory: pytest.TempPathFactory) -> Space:
-    """Return a workspace that the real command has built; not to be changed, but to be copied."""
+    """Return a workspace that the real command has built; not to be changed, but to be copied.
+
+    One job here and in other fixtures: each imports TVM, which takes longer than to compile a few small kernels.
+    """
     real = Space(tmp_path_factory.mktemp("real")).write(REAL)
-    real.run("build")
+    real.run("build", "--jobs", "1")
     return real
 
 

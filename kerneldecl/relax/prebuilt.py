@@ -5,6 +5,7 @@ Knows nothing of models.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,8 +90,8 @@ def read_prebuilt(artifact: str | Path, target: tvm.target.Target) -> Prebuilt:
     folder, manifest = checked_artifact(artifact)
     if reason := _why_not_usable(manifest, target):
         raise ArtifactError(f"{folder}: {reason}")
-    register_intrinsics()
-    return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, manifest))
+    vector_math.register()
+    return Prebuilt(folder, f"{manifest['name']} {manifest['version']}", _kernels(folder, json.dumps(manifest)))
 
 
 def register_intrinsics() -> None:
@@ -122,7 +123,10 @@ def _value(attrs: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ",".join(sorted(map(str, value)))
 
 
-def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
+@functools.lru_cache(maxsize=2)
+def _kernels(folder: Path, text: str) -> tuple[Kernel, ...]:
+    """Return the kernels of a manifest's text, which has the digest of every file: a compilation asks once for each attention and again."""
+    manifest = json.loads(text)
     entries: dict[str, list[str]] = {}
     for entry in manifest["entries"]:
         entries.setdefault(entry["symbol"], []).append(entry["name"])
@@ -135,6 +139,8 @@ def _kernels(folder: Path, manifest: Mapping[str, Any]) -> tuple[Kernel, ...]:
 
 def _scheduled(folder: Path, files: Collection[str], entries: Mapping[str, Sequence[str]]) -> dict[str, Kernel]:
     present = [name for name in (DATABASE, WITH_INTRINSICS) if f"{name}/{WORKLOADS}" in files]
+    if WITH_INTRINSICS in present:
+        register_intrinsics()  # to parse them takes seconds
     databases = [JSONDatabase(work_dir=str(folder / name)) for name in present]
     found: dict[str, Kernel] = {}
     for record in (record for database in databases for record in database.get_all_tuning_records()):

@@ -50,7 +50,7 @@ def test_load_finds_the_one_target_below_a_folder(real: Space) -> None:
 def test_a_failed_build_names_the_entries(real: Space) -> None:
     real.edit("policies/plain.py", "(0, 1)", "()")
     with pytest.raises(TuningError, match="relu@host: no policy proposes a candidate for it"):
-        kerneldecl.build(real.root)
+        kerneldecl.build(real.root, jobs=1)
 
 
 CALL = """
@@ -92,7 +92,7 @@ def triple(X: T.Buffer((8, 4), "float32"), Y: T.Buffer((8, 4), "float32")):
             + '\n[[workload]]\nname = "triple"\nrule = "tensor_ir"\nfile = "kernels/triple.py"\n'
         }
     )
-    artifact = kerneldecl.build(real.root)["host"]
+    artifact = kerneldecl.build(real.root, jobs=1)["host"]
     x, y = RNG.standard_normal((8, 4), np.float32), np.empty((8, 4), np.float32)
     artifact["triple"](x, y)
     np.testing.assert_array_equal(y, x * 3)

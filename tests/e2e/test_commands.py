@@ -216,6 +216,7 @@ def test_renaming_an_entry_only_links(real: Space) -> None:
     assert re.match(r"4 entries: 4 up to date\nartifact for host: .*/dist/mini-0.1.0/host\n", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_comment_in_a_rule_tunes_nothing(real: Space) -> None:
     from kerneldecl.plugins.find import plugin_file
 
@@ -253,6 +254,7 @@ def test_a_kernel_that_is_wrong_is_found(real: Space, tmp_path: Path) -> None:
     assert "3 of 4 kernels correct" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_builds_from_the_same_records_are_byte_equal(built_real: Space, tmp_path: Path) -> None:
     clones = [built_real.copy_of(tmp_path / name, "cache/record", "cache/local") for name in ("first", "a/deeper/second")[:1]]
     clones.append(built_real.copy_of(tmp_path / "another" / "place", "cache/record", "cache/local"))

@@ -73,7 +73,7 @@ def _vit(models: Any) -> Any:
 
 
 def _swin(models: Any) -> Any:
-    sizes = {"patch_size": [4, 4], "embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    sizes = {"patch_size": [4, 4], "embed_dim": 32, "depths": [2, 1], "num_heads": [2, 4], "window_size": [4, 4]}
     return models.SwinTransformer(num_classes=CLASSES, **sizes)
 
 

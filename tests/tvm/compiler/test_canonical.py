@@ -108,6 +108,7 @@ def test_a_function_survives_the_trip_through_json() -> None:
 
 LOWER = """
 import sys
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 from pathlib import Path
 from kerneldecl.compiler import canonical, cpu
 from kerneldecl.hardware.host import detect

@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     """Return a workspace that was built without its GPU."""
     space = Space(tmp_path_factory.mktemp("traceless")).write(FILES)
-    space.run("build")
+    space.run("build", "--jobs", "1")
     return space
 
 

@@ -57,7 +57,7 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
         torch.export.save(program(1), made.root / "small.pt2")
         torch.export.save(program(2), made.root / "other.pt2")
     made.run("extract", "small.pt2")
-    made.run("build")
+    made.run("build", "--jobs", "1")
     made.run("compile", "small.pt2")
     return made
 
@@ -123,7 +123,7 @@ def test_an_onnx_model_agrees_with_onnxruntime(tmp_path: Path) -> None:
     made = Space(tmp_path).write({"workloads.toml": WORKLOADS})
     save(model, tmp_path / "net.onnx")
     made.run("extract", "net.onnx")
-    made.run("build")
+    made.run("build", "--jobs", "1")
     made.run("compile", "net.onnx")
     assert "1 of 1 outputs agree with onnxruntime" in made.run("verify", "net.so", "--against", "net.onnx").stdout
 
@@ -162,7 +162,7 @@ def test_a_model_is_made_half_precision(tmp_path: Path, source: str, dtype: str)
     if source.endswith(".onnx"):
         assert by_rule["softmax"]["dtype"] == dtype
         assert by_rule["softmax"].get("accum_dtype", "float32") == "float32"
-    made.run("build")
+    made.run("build", "--jobs", "1")
     report = made.run("compile", source, "--dtype", dtype).stdout
     assert "miss" not in report, "what is compiled is what was extracted"
     library = Path(source).with_suffix(".so").name

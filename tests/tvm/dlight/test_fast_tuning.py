@@ -118,6 +118,7 @@ STOCK = """
 import sys
 import numpy as np
 sys.modules["kerneldecl"] = None
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
 import tvm
 from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
@@ -205,6 +206,7 @@ def nobodys(shape: tuple[int, ...]) -> Any:
     return te.create_prim_func([x, te.compute(shape, lambda *at: x[at] + mask, name="Y")], index_dtype_override="int64")
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_costs_no_other_one(tmp_path: Path) -> None:
     tune = ApplyFastTuning(topk=1, target="host", meta_database_dir=tmp_path)
     assert is_scheduled(tune(module(odd=nobodys((64,))))) == {"odd": False}

@@ -79,7 +79,7 @@ def test_an_architecture_computes_what_torch_does(name: str, tmp_path: Path) -> 
     assert ATTENTION.get(name, set()) <= attentions
     assert bool(attentions) == (name in ATTENTION)
     assert not {each["rule"] for each in entries} & ({"softmax"} if name in ATTENTION else set()), "none is left in parts"
-    build(tmp_path)
+    build(tmp_path, jobs=1)
     errors = {(dtype, kind): error_of(deployed(tmp_path, f"{dtype}.{kind}", given[dtype]), exact) for dtype in DTYPES for kind in FILES}
     wrong = {case: error for case, error in errors.items() if not error <= 2 * max(theirs[case[0]], ROUNDING[case[0]])}
     assert not wrong, (errors, theirs)

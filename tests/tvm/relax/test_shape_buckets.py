@@ -133,7 +133,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space.write({"rows.json": tvm.ir.save_json(Rows)})
     space.run("extract", "rows.json", "--dim", "n=1,8")
     space.edit("workloads.toml", "\n[target.host]", "\n[defaults]\ntop_k = 1\n\n[target.host]")
-    space.run("build")
+    space.run("build", "--jobs", "1")
     return space
 
 

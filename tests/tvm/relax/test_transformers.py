@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,16 @@ def saved(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dic
     return paths
 
 
+Functions = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def functions_of(saved: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Functions:
+    """Return a function that gives the functions of a model by its file, which is read and lowered once for all tests."""
+    folder = tmp_path_factory.mktemp("extracted")
+    return functools.cache(lambda file: extract(str(folder), str(saved[file]))["functions"])
+
+
 class _FirstOutput(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -111,8 +123,9 @@ def expected_of(made: dict[str, Any], file: str) -> Any:
 
 
 def run(mod: tvm.IRModule, inputs: tuple[Any, ...]) -> Any:
-    with tvm.target.Target("llvm"):
-        machine = relax.VirtualMachine(relax.build(mod, "llvm"), tvm.cpu())
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    with target:
+        machine = relax.VirtualMachine(relax.build(mod, target), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in inputs))
     return (result if hasattr(result, "numpy") else result[0]).numpy().astype("float32")
 
@@ -135,8 +148,8 @@ def test_every_prefix_of_the_passes_computes_the_same(made: dict[str, Any], save
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", FILES)
-def test_work_is_done_by_standard_rules(saved: dict[str, Path], tmp_path: Path, file: str) -> None:
-    functions = extract(str(tmp_path), str(saved[file]))["functions"]
+def test_work_is_done_by_standard_rules(functions_of: Functions, file: str) -> None:
+    functions = functions_of(file)
     work = {each["name"]: each["work"]["flops"] * each["calls"] for each in functions}
     standard = sum(work[each["name"]] for each in functions if each["rule"] != "tensor_ir")
     assert standard >= 0.95 * sum(work.values())
@@ -146,8 +159,8 @@ def test_work_is_done_by_standard_rules(saved: dict[str, Path], tmp_path: Path, 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", FILES)
-def test_names_are_short_places_in_the_model(saved: dict[str, Path], tmp_path: Path, file: str) -> None:
-    found, again = (extract(str(tmp_path), str(saved[file]))["functions"] for _ in range(2))
+def test_names_are_short_places_in_the_model(functions_of: Functions, saved: dict[str, Path], tmp_path: Path, file: str) -> None:
+    found, again = functions_of(file), extract(str(tmp_path), str(saved[file]))["functions"]
     names = [each["name"] for each in found]
     assert names == [each["name"] for each in again]
     assert len(set(names)) == len(names)
@@ -162,8 +175,8 @@ def test_names_are_short_places_in_the_model(saved: dict[str, Path], tmp_path: P
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("file", "transposes"), [("bert.pt2", 0), ("bert.onnx", 0), ("vit.pt2", 0), ("vit.onnx", 0), ("llama.pt2", 1)])
-def test_attention_needs_no_transposes(saved: dict[str, Path], tmp_path: Path, file: str, transposes: int) -> None:
-    functions = extract(str(tmp_path), str(saved[file]))["functions"]
+def test_attention_needs_no_transposes(functions_of: Functions, file: str, transposes: int) -> None:
+    functions = functions_of(file)
     moves = [each for each in functions if each["rule"] == "transpose" or "transpose" in each["name"]]
     assert len(moves) == transposes, "Llama has one behind attention, whose heads share keys"
     (context,) = (each["attrs"] for each in functions if each["name"].endswith("context"))
@@ -172,8 +185,8 @@ def test_attention_needs_no_transposes(saved: dict[str, Path], tmp_path: Path, f
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_gates_and_rotary_embeddings_are_standard_rules(saved: dict[str, Path], tmp_path: Path) -> None:
-    functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["llama.pt2"]))["functions"]}
+def test_gates_and_rotary_embeddings_are_standard_rules(functions_of: Functions) -> None:
+    functions = {each["name"]: each for each in functions_of("llama.pt2")}
     gate, up = (functions[f"layers.0.mlp.{name}_proj"]["attrs"].get("epilogue", ()) for name in ("gate", "up"))
     assert sorted([*gate, *up]) == ["mul", "silu"]
     queries, keys = (each["attrs"] for each in functions.values() if each["rule"] == "rotary")
@@ -182,8 +195,8 @@ def test_gates_and_rotary_embeddings_are_standard_rules(saved: dict[str, Path], 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_encoder_layer_is_eight_standard_functions(saved: dict[str, Path], tmp_path: Path) -> None:
-    functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["bert.pt2"]))["functions"]}
+def test_an_encoder_layer_is_eight_standard_functions(functions_of: Functions) -> None:
+    functions = {each["name"]: each for each in functions_of("bert.pt2")}
     epilogues = {name: each["attrs"].get("epilogue") for name, each in functions.items() if each["rule"] == "matmul"}
     assert {name.removeprefix("encoder.layer.0."): steps for name, steps in epilogues.items()} == {
         "attention.self.query": ("bias",),
@@ -199,8 +212,8 @@ def test_an_encoder_layer_is_eight_standard_functions(saved: dict[str, Path], tm
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_keys_of_grouped_queries_are_not_repeated(saved: dict[str, Path], tmp_path: Path) -> None:
-    functions = {each["name"]: each for each in extract(str(tmp_path), str(saved["llama.pt2"]))["functions"]}
+def test_keys_of_grouped_queries_are_not_repeated(functions_of: Functions) -> None:
+    functions = {each["name"]: each for each in functions_of("llama.pt2")}
     scores = functions["layers.0.self_attn.scores"]["attrs"]
     assert (scores["batch"], scores["m"], scores["n"], scores["k"]) == (2, 32, 16, 16), "two heads of keys, each for two of queries"
     assert scores["epilogue"] == ("scale", "add"), "the causal mask is added in the same kernel"
@@ -294,7 +307,7 @@ def test_a_model_deployed_with_schedules_computes_what_torch_does(
     extract_model(str(saved[file]), tmp_path)
     declared = tmp_path / "workloads.toml"
     declared.write_text(declared.read_text().replace("\ntags = ", "\ntop_k = 1\ntags = "))
-    build(tmp_path)
+    build(tmp_path, jobs=1)
     (artifact,) = tmp_path.glob("dist/*/host")
     target = target_of(artifact)
     passes = pipeline(artifact, target, "schedule")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tvm
 from support.spaces import Space, clean_environment
+from support.thinned import only
 from tvm import relax
 
 from kerneldecl.arrays import Array
@@ -46,7 +47,7 @@ shape = [4, 8]
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an artifact that the models here use no kernel of, or one."""
     space = Space(tmp_path_factory.mktemp("relu")).write({"workloads.toml": WORKLOADS})
-    space.run("build")
+    space.run("build", "--jobs", "1")
     return space.artifact()
 
 
@@ -150,7 +151,7 @@ def test_weights_of_another_export_and_missing_ones_are_refused(artifact: Path, 
         load_model(library)
 
 
-@pytest.mark.parametrize("way", ["exported again", "written over"])
+@pytest.mark.parametrize("way", only(("written over",), ["exported again", "written over"]))
 def test_a_library_at_the_path_of_a_loaded_one_is_the_new_one(artifact: Path, tmp_path: Path, way: str) -> None:
     weight, x = random(64, 32), random(4, 64)
     library = export(linear(weight), artifact, tmp_path / "model.so")

@@ -120,8 +120,9 @@ def test_another_computation_than_the_named_one_is_no_reference(own: Space, tmp_
         reference_of(**asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_artifact_proves_itself_where_its_workspace_is_not(own: Space, tmp_path: Path) -> None:
-    own.run("build")
+    own.run("build", "--jobs", "1")
     elsewhere = Space(tmp_path / "elsewhere")
     elsewhere.root.mkdir()
     found = json.loads(elsewhere.run("verify", str(own.artifact()), "--json").stdout)["artifacts"][0]

@@ -93,7 +93,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space = Space(tmp_path_factory.mktemp("own")).write(FILES)
-    told = space.run("build").stderr
+    told = space.run("build", "--jobs", "1").stderr
     assert "wrong@host: specialize(variant=0) of own/functions.py: wrong: relative error" in told
     return space
 
@@ -135,7 +135,7 @@ def test_the_object_is_rebuilt_from_the_record_and_the_file(built: Space, tmp_pa
     for path in (again.root / "cache" / "blob").rglob("*"):
         if path.is_file():
             path.unlink()
-    assert "3 built" in again.run("build").stdout
+    assert "3 built" in again.run("build", "--jobs", "1").stdout
     assert again.artifact_files() == built.artifact_files()
 
 

@@ -20,14 +20,14 @@ from kerneldecl.templates import wgmma_matmul
 from kerneldecl.templates.shared.fast_math import ABSOLUTE_ERROR, RELATIVE_ERROR
 
 ROOT = REPOSITORY
-SIZE = 256
-"""Squared, as many as there are 16-bit floats."""
-TILES = PLAIN | {"block_n": 128, "stages": 2, "raster_group": 1}
+M, N = 4096, 16
+"""Their product is as many as there are 16-bit floats; so few columns, as each float costs N multiplications."""
+TILES = PLAIN | {"block_n": N, "stages": 2, "raster_group": 1}
 EXACT = {"gelu": lambda x: 0.5 * x * math.erfc(-x * math.sqrt(0.5)), "silu": lambda x: x / (1 + math.exp(min(-x, 700)))}
 
 
 def kernel_of(activation: str, dtype: str, out_dtype: str) -> Any:
-    attrs = {"m": SIZE, "n": SIZE, "k": SIZE, "layout": "nt", "dtype": dtype, "out_dtype": out_dtype, "epilogue": [activation]}
+    attrs = {"m": M, "n": N, "k": N, "layout": "nt", "dtype": dtype, "out_dtype": out_dtype, "epilogue": [activation]}
     mod = canonical.lower(load_rule(ROOT, "matmul").of(ROOT, attrs))
     return wgmma_matmul.apply(mod, TILES, load_arch(ROOT, "h200"))
 
@@ -36,12 +36,12 @@ def kernel_of(activation: str, dtype: str, out_dtype: str) -> Any:
 @pytest.mark.parametrize(("dtype", "activation"), every(2, ["float16", "bfloat16"], EXACT))
 def test_every_16_bit_float_is_as_good_as_rounded_once(activation: str, dtype: str) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    bits = np.arange(2**16, dtype="uint16").reshape(SIZE, SIZE)
+    bits = np.arange(2**16, dtype="uint16").reshape(M, N)
     with np.errstate(invalid="ignore"):
         x = np.where(np.isfinite(bits.view(kind)), bits, bits.dtype.type(0)).view(kind)
     kernel = Kernel(kernel_of(activation, dtype, dtype)["main"])
     assert f"kd_quick_{activation}" in kernel.source
-    result = kernel(x, np.eye(SIZE).astype(kind), np.zeros((SIZE, SIZE), kind))[-1].astype("float64")
+    result = kernel(x, np.eye(N).astype(kind), np.zeros((M, N), kind))[-1].astype("float64")
     exact = np.vectorize(EXACT[activation])(x.astype("float64"))
     ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), ml_dtypes.finfo(kind).smallest_normal))) - ml_dtypes.finfo(kind).nmant)
     allowed = ulp / 2 + np.maximum(RELATIVE_ERROR * np.abs(exact), ABSOLUTE_ERROR)

@@ -111,10 +111,15 @@ def test_gpus_without_asynchronous_copies_are_left_to_others() -> None:
     assert policy.propose(space, load_arch(ROOT, "t4"), 20) == ()
 
 
-@pytest.mark.parametrize("gpu", ["a100-80gb", "l4", "rtx-4090", "h200", "b200"])
-@pytest.mark.parametrize("size", [(1, 128, 128), (4096, 4096, 128), (4096, 11008, 128), (16384, 16384, 256), (28672, 8192, 512)])
-def test_what_the_policy_proposes_applies(gpu: str, size: tuple[int, int, int]) -> None:
-    n, k, group = size
+@pytest.mark.parametrize(
+    ("n", "k", "group", "gpu"),
+    every(
+        5,
+        [(1, 128, 128), (4096, 4096, 128), (4096, 11008, 128), (16384, 16384, 256), (28672, 8192, 512)],
+        ["a100-80gb", "l4", "rtx-4090", "h200", "b200"],
+    ),
+)
+def test_what_the_policy_proposes_applies(n: int, k: int, group: int, gpu: str) -> None:
     arch, mod = load_arch(ROOT, gpu), canonical.lower(gemm({"n": n, "k": k, "group": group}))
     proposals = policy.propose(iter_space(mod), arch, 1000)
     assert policy.propose(iter_space(mod), arch, 20) == proposals[:20]

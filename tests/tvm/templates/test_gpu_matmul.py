@@ -245,7 +245,7 @@ def test_fragments_of_an_image_stay_in_registers(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ["t4", "h200"])
+@pytest.mark.parametrize("arch", at({0}, ["t4", "h200"]))
 def test_accumulators_of_cuda_cores_stay_in_registers(arch: str, tmp_path: Path) -> None:
     params = {**SIMT, "block_m": 128, "block_n": 128, "thread_m": 8, "stages": 1}
     assert_no_stack(gpu_matmul_simt, matmul(1024, 1024, 1024, dtype="float32", layout="nt"), params, load_arch(ROOT, arch), tmp_path)
@@ -267,7 +267,9 @@ def assert_no_stack(template: Any, mod: tvm.IRModule, params: dict[str, Any], ar
 
 
 REPLAY = """
-import sys, json, tvm
+import sys
+sys.modules["torch"] = None  # which tvm_ffi imports where it is installed: it takes seconds
+import json, tvm
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 from kerneldecl.compiler.intrinsics.mma import register_all
 from kerneldecl.compiler.canonical import module_digest

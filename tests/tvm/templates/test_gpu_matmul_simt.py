@@ -55,7 +55,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("name", "attrs"),
-    every(2, [*(("matmul", attrs) for attrs in MATMULS), *(("conv2d", attrs) for attrs in CONVOLUTIONS)]),
+    every(3, [*(("matmul", attrs) for attrs in MATMULS), *(("conv2d", attrs) for attrs in CONVOLUTIONS)]),
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
 def test_schedules_compute_the_reference_within_bounds(name: str, attrs: dict[str, Any]) -> None:

@@ -51,23 +51,18 @@ def random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 
 
 OF_EACH_KIND = (
-    "nn",
-    "tt",
     "context of interleaved heads",
     "prefetched by clusters",
-    "int8",
     "e4m3",
     "odd k of e5m2",
     "odd k, ping-pong",
     "odd sizes, tt",
-    "staggered in clusters",
     "gelu behind the second MMA tile, staggered",
     "three consumers",
     "split-K, swapped",
     "scales of int8",
     "float16 accumulators, nn",
     "tfloat32, nn",
-    "packed, nn",
     "packed int8, one operand transposed",
     "stream-K of two waves",
 )

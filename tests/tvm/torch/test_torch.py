@@ -80,6 +80,7 @@ def test_torch_compile_sees_new_weights(module: Any) -> None:
         assert close(compiled(x), module(x))
 
 
+@pytest.mark.slow
 def test_a_graph_that_does_not_fit_is_left_to_torch(module: Any) -> None:
     compiled = torch.compile(module, backend=kerneldecl_torch.backend, dynamic=False)
     x = torch.randn(4, 32)
