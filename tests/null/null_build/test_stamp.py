@@ -5,6 +5,7 @@ Knows nothing of what a full plan finds, except that the short ways must agree w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
+from support.fakes import ARCH, POLICY, RULE, TEMPLATE, FakeLinker, FakeRunner
 from support.spaces import FAKES, Space, clean_environment
 
+from kerneldecl import api
 from kerneldecl.null_build.quick_plan import quick_plan
 from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp, surroundings
 
@@ -367,6 +369,17 @@ def test_a_build_during_which_the_file_is_edited_leaves_no_stamp(fakes: Space, m
     monkeypatch.setattr(FakeRunner, "_answer", answer_late)
     assert fakes.command("build", runner=FakeRunner()).code == 0
     assert is_fresh(str(fakes.root)) is None
+
+
+def test_nor_does_one_from_python_that_reads_the_workspace_itself(fakes: Space) -> None:
+    """It plans with the file as it was, and would stamp the file as it is."""
+    runner, workspace = FakeRunner(), fakes.open()
+    append("workloads.toml", "# edited\n")(fakes)
+    linkers = dict.fromkeys(("cpu", "cuda"), FakeLinker())
+    done = api.run_build(workspace, (), api.Options(), lambda _: None, runners=lambda: contextlib.nullcontext(runner), linkers=linkers)
+    assert not done.failures
+    assert is_fresh(str(fakes.root)) is None
+    assert quick_plan(fakes.root) is None
 
 
 def test_a_build_of_some_entries_leaves_no_stamp(fakes: Space) -> None:
