@@ -6,6 +6,7 @@ Knows nothing of what a full plan finds, except that the short ways must agree w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -380,6 +381,14 @@ def test_nor_does_one_from_python_that_reads_the_workspace_itself(fakes: Space) 
     assert not done.failures
     assert is_fresh(str(fakes.root)) is None
     assert quick_plan(fakes.root) is None
+
+
+def test_a_stamp_is_of_kerneldecl_as_it_was_when_the_build_began(built: Space) -> None:
+    with api.frozen_workspace(built.root) as now:
+        for workspace, entries in ((dataclasses.replace(now, surroundings="another version"), None), (now, 3)):
+            linkers = dict.fromkeys(("cpu", "cuda"), FakeLinker())
+            assert not api.run_build(workspace, (), api.Options(), lambda _: None, linkers=linkers).failures
+            assert is_fresh(str(built.root)) == entries
 
 
 def test_a_build_of_some_entries_leaves_no_stamp(fakes: Space) -> None:

@@ -197,6 +197,13 @@ def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World,
     assert tune.reason.startswith(f"tune: {line} ")
 
 
+def test_an_attribute_that_leaves_the_computation_as_it_was_may_be_one_of_the_inputs() -> None:
+    world, scaled = World().complete(), replace(WORKLOAD, attrs=(("n", 8), ("input_scale", 1e-3)))
+    made = world.do("lower", scaled).plan(scaled)
+    assert [action.kind for action in made.misses] == ["tune", "build", "link"]
+    assert [name for name, _, _ in made.entries[0].action("tune").changed] == ["search.reference"]
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -103,7 +103,7 @@ def test_every_defect_of_a_record_is_a_miss_with_a_reason(store: LocalStore, def
     found = read(store)
     assert isinstance(found, Miss)
     assert reason in found.reason
-    assert path.name in found.reason
+    assert found.reason.startswith(f"{store.root.name}/record/link/{path.name} ")
     assert len(store_stats(store)["damaged"]) == 1
 
 
