@@ -135,6 +135,7 @@ def test_a_tuned_entry_is_to_be_linked() -> None:
 def test_a_complete_workspace_has_nothing_to_do() -> None:
     made = World().complete().plan()
     assert made.misses == ()
+    assert [action.kind for action in made.actions] == ["lower", "propose", "tune", "build", "link"]
     assert {action.reason for action in made.actions} == {""}
     assert all(entry.is_done for entry in made.entries)
 
