@@ -44,7 +44,9 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space = Space(tmp_path_factory.mktemp("fresh")).write(FAKES)
     space.write({"policies/_lanes.py": "LANES = (1, 2, 4, 8)\n", "policies/deep/more.py": "MORE = ()\n"})
     space.write({"policies/plain.py": imports + POLICY.replace("(1, 2, 4, 8)", "LANES + MORE")})
-    space.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}"})
+    unused = "\n\ndef unused():\n    import near.more\n"
+    space.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}{unused}"})
+    space.write({"near/more.py": "MORE = 1\n"})
     assert space.command("build", runner=FakeRunner()).code == 0
     return space
 
@@ -159,6 +161,7 @@ CHANGES: dict[str, Edit] = {
     "file below a policy edited": append("policies/deep/more.py"),
     "template edited": append("templates/unrolled.py"),
     "neighbour of a template edited": append("templates/_words.py"),
+    "what a template imports from elsewhere edited": append("near/more.py"),
     "arch edited": append("archs/test-cpu.toml"),
     "arch added": lambda space: space.write({"archs/other.toml": ARCH}),
     "record truncated": truncate("cache/record/tune/*.json"),
@@ -333,12 +336,13 @@ def test_the_quick_plan_says_what_the_full_plan_says(built: Space, edit: Edit) -
         (lambda space: space.edit("workloads.toml", '"small"', '"tiny"'), True),
         (remove("dist/*/box/lib/*.so"), True),
         (lambda space: space.edit("workloads.toml", "n = 64", "n = 0"), False),
+        (append("workloads.toml", "= =\n"), False),
         (lambda space: space.edit("workloads.toml", '"large"', '"small"'), False),
         (lambda space: space.edit("workloads.toml", '"1.0"', '"1.1"'), False),
         (append("rules/scale.py"), False),
         (remove("cache/record/tune/*.json"), False),
     ],
-    ids=["nothing", "comment", "extent", "name", "library", "mistake", "one name twice", "version", "rule", "record"],
+    ids=["nothing", "comment", "extent", "name", "library", "mistake", "no TOML", "one name twice", "version", "rule", "record"],
 )
 def test_the_quick_plan_is_made_where_the_memo_holds_and_only_there(built: Space, edit: Edit, is_quick: bool) -> None:
     time.sleep(0.01)

@@ -47,7 +47,10 @@ def test_a_new_entry_in_a_clone_has_no_record(clone: Space) -> None:
     assert reasons(clone, "lower") == {"new": "no record of new yet"}
 
 
-@pytest.mark.parametrize("lock", ["", "entry = 3", "[[entry]]\nname = 3\n", '[[entry]]\nname = "small@box"\nkey = 3\n', "\udc80"])
+NO_LOCKS = ("", "entry = 3", "[[entry]]\nname = 3\n", '[[entry]]\nkey = "0"\n', '[[entry]]\nname = "small@box"\nkey = 3\n', "\udc80")
+
+
+@pytest.mark.parametrize("lock", [*NO_LOCKS, f"entry = {'[' * 5000}"], ids=lambda lock: lock[:40])
 def test_a_lock_that_is_none_tells_nothing(clone: Space, lock: str) -> None:
     (clone.root / "workloads.lock").write_bytes(lock.encode(errors="surrogateescape"))
     clone.edit("workloads.toml", "n = 64", "n = 65")
