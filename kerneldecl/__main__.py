@@ -26,7 +26,7 @@ def main() -> int:
 
         return run()
     if not any(option in sys.argv for option in _QUIET):
-        sys.stdout.write(f"{entries} entries: {entries} up to date\n")
+        sys.stdout.write(f"{entries} {'entry' if entries == 1 else 'entries'}: {entries} up to date\n")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from kerneldecl import flow
 from kerneldecl.artifact.load import Artifact, load
 from kerneldecl.declare.select import select
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import ToolchainError, TuningError
 from kerneldecl.hardware import host
 from kerneldecl.hardware.can_measure import why_not_measured_here
@@ -157,7 +158,7 @@ def _measured(entry: bundle.Entry, next_task: Task | None, runner: LocalRunner, 
 
     outcome = bundle.measure_entry(entry, runner, store, on_progress, next_task)
     winner = outcome.trials[0] if outcome.policy else None
-    text = f"{winner.candidate} {winner.run_secs * 1e6:.4g} us" if winner else why_no_winner(outcome.trials)
+    text = f"{winner.candidate} {duration(winner.run_secs)}" if winner else why_no_winner(outcome.trials)
     finished = Finished(name, "measure", text, has_failed=winner is None)
     say(finished)
     return finished

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, json_option, patterns_argument, print_result
+from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import ExitCode
 
 _BUILD_FLAGS = ("retune", "locked", "no_measure", "require_measured", "as_json")
@@ -34,7 +35,7 @@ def build(settings: Settings, /, patterns: tuple[str, ...], **options: Any) -> i
     """Build what is out of date, and link the artifacts."""
     if not (patterns or any(options[name] for name in _BUILD_FLAGS)) and (count := _nothing_to_do(settings.root)):
         if not settings.quiet:
-            print(f"{count} entries: {count} up to date")
+            print(f"{counted(count, 'entry', 'entries')}: {count} up to date")
         return ExitCode.DONE
     from kerneldecl.api import frozen_workspace, run_build
     from kerneldecl.cli import summary

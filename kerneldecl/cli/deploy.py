@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from kerneldecl.cli.options import Settings, json_option, opened, print_result
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import DeclarationError, ExitCode, Problem, TuningError
 
 _LIMIT_SECS = 3600.0
@@ -159,19 +160,15 @@ def comparison_text(found: Mapping[str, Any]) -> str:
 
 def bench_text(found: Mapping[str, Any]) -> str:
     """Return times and shares as text."""
-    lines = [f"{found['model']}: {_time(found['secs'])} a call"]
+    lines = [f"{found['model']}: {duration(found['secs'])} a call"]
     if found["graph_secs"]:
-        lines.append(f"in a CUDA graph: {_time(found['graph_secs'])}")
+        lines.append(f"in a CUDA graph: {duration(found['graph_secs'])}")
     if found["torch_secs"]:
         best = min(found["secs"], found["graph_secs"] or found["secs"])
-        lines.append(f"torch (eager): {_time(found['torch_secs'])}, torch / ours {found['torch_secs'] / best:.2f}")
+        lines.append(f"torch (eager): {duration(found['torch_secs'])}, torch / ours {found['torch_secs'] / best:.2f}")
     elif found["why_no_torch"]:
         lines.append(f"torch: not timed, {found['why_no_torch']}")
     lines += [
-        f"  {row['share']:6.1%} {_time(row['secs']):>10}  {row['calls']:>3} x {row['entry'] or row['name']}" for row in found["kernels"]
+        f"  {row['share']:6.1%} {duration(row['secs']):>10}  {row['calls']:>3} x {row['entry'] or row['name']}" for row in found["kernels"]
     ]
     return "\n".join(lines)
-
-
-def _time(secs: float) -> str:
-    return f"{secs * 1e3:.3f} ms" if secs >= 1e-3 else f"{secs * 1e6:.1f} us"

@@ -73,7 +73,7 @@ def _version(tool: str, declared: str) -> Check:
 
 
 def _pair() -> Check:
-    result = subprocess.run([sys.executable, "-c", _PAIR], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([sys.executable, "-P", "-c", _PAIR], capture_output=True, text=True, timeout=120, check=False)
     if result.returncode == 0:
         return Check("tvm with tvm_ffi", True, "serialise and read back IR")
     last_line = (result.stderr.strip().splitlines() or [""])[-1]

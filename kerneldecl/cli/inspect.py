@@ -8,6 +8,8 @@ from __future__ import annotations
 import click
 
 from kerneldecl.cli.options import Settings, chosen_entries, json_option, opened, patterns_argument, print_plan, print_result
+from kerneldecl.cli.table import window
+from kerneldecl.diagnostics.units import counted
 from kerneldecl.errors import StaleError
 
 
@@ -29,7 +31,11 @@ def check(settings: Settings, patterns: tuple[str, ...], stale: bool, as_json: b
     workspace = opened(settings)
     chosen = chosen_entries(workspace, patterns)
     if not stale:
-        print_result(as_json, {"schema": 1, "entries": len(chosen)}, lambda found: f"{found['entries']} entries declared, no mistakes")
+        print_result(
+            as_json,
+            {"schema": 1, "entries": len(chosen)},
+            lambda _: f"{counted(len(chosen), 'entry', 'entries')} declared, no mistakes",
+        )
         return
     ahead, lock = look_ahead(workspace, frozenset(chosen) if patterns else None), lock_on_disk(workspace)
     plan, entries = ahead.plan, [entry for entry in ahead.plan.entries if entry.entry in set(chosen)]
@@ -102,11 +108,11 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
     chosen = chosen_entries(workspace, (entry,) if entry else ())
     entries = [e for e in planned if e.entry in set(chosen)]
     if entry is None:
-        print_result(as_json, report.query_json(entries), report.query_text)
+        print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))
         return
     last = read_state(workspace.cache / LAST_BUILD).failed
     found = [report.show_json(e, trials_from_json(last.get(e.entry, {}).get("trials", ()))) for e in entries]
-    print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(map(report.show_text, found)))
+    print_result(as_json, found if len(found) > 1 else found[0], lambda _: "\n\n".join(report.show_text(each, window()) for each in found))
 
 
 @click.command()
@@ -114,11 +120,11 @@ def show(settings: Settings, entry: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def query(settings: Settings, pattern: str, as_json: bool) -> None:
-    """List the entries that a pattern selects, with rule, keys and winner."""
+    """List the entries that a pattern selects, with times and winners; --json has their rules, attributes, tags and keys, too."""
     from kerneldecl.cli import report
     from kerneldecl.stages.session import make_plan
 
     workspace = opened(settings)
     chosen = set(chosen_entries(workspace, (pattern,)))
     entries = [e for e in make_plan(workspace).entries if e.entry in chosen]
-    print_result(as_json, report.query_json(entries), report.query_text)
+    print_result(as_json, report.query_json(entries), lambda found: report.query_text(found, window()))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.errors import printable_lines
 from kerneldecl.tuning.events import Event, Finished, Note, Printed, Started, Step
 
@@ -70,8 +71,8 @@ class Lines:
 
 
 def step_text(step: Step) -> str:
-    """Return the progress of an entry: `qkv@host: verified 7 of 20, best 812 us`."""
-    best = f", best {step.best_secs * 1e6:.4g} us" if step.best_secs else ""
+    """Return the progress of an entry: `qkv@host: verified 7 of 20, first runs from 812 us`."""
+    best = f", first runs from {duration(step.best_secs)}" if step.best_secs else ""  # what wins is what a race of many runs finds
     return f"{step.entry}: {step.doing} {step.done} of {step.total}{best}"
 
 

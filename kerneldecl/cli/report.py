@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.summary import TRY_AGAIN
+from kerneldecl.cli.table import folded, table, wrapped
+from kerneldecl.diagnostics.units import amount, counted, duration
 from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
@@ -21,6 +23,8 @@ from kerneldecl.store.results import Lowered
 SCHEMA = 1
 _MOST_CAUSES = 20
 """Causes of one action that `why` prints."""
+_WIDE = 120
+"""Columns of a window that has room for rates beside their shares."""
 Json = dict[str, Any]
 
 
@@ -62,7 +66,12 @@ def plan_text(actions: Sequence[Action], steps: Mapping[str, Steps]) -> str:
     done = len(entries - by_entry.keys())
     waiting = sum(action.state is State.WAITING for action in misses)
     follow = f", {waiting} may follow" * bool(waiting)
-    return "\n".join([*lines, f"{len(entries)} entries: {done} up to date; {len(misses) - waiting} actions to run{follow}"])
+    return "\n".join(
+        [
+            *lines,
+            f"{counted(len(entries), 'entry', 'entries')}: {done} up to date; {counted(len(misses) - waiting, 'action')} to run{follow}",
+        ]
+    )
 
 
 def _bracketed(steps: Mapping[str, Steps], entry: str) -> str:
@@ -183,44 +192,66 @@ def _candidate_json(trial: Trial, roofline: Roofline) -> Json:
     return {**fields, "run_secs": trial.run_secs, **spread, "gflop_per_s": flops / 1e9, "gb_per_s": moved / 1e9, **shares}
 
 
-def show_text(json: Json) -> str:
-    """Return the entry's candidates as a table, best first, the failed ones with their reasons last."""
-    head = f"{json['entry']}: {json['rule']} " + " ".join(f"{name}={_short(value)}" for name, value in json["attrs"].items())
+def show_text(json: Json, width: int = 0) -> str:
+    """Return the entry's candidates as a table, the winner first and marked, then by time, the failed ones with their reasons last.
+
+    The table takes `width` columns, 0 for any; its candidates have the parameters alone in which they differ.
+    """
+    given = [f"{name}={_short(value)}" for name, value in json["attrs"].items() if value]
+    head = wrapped(f"{json['entry']}: {' '.join([json['rule'], *given])}", width)
     if not json["tuned"]:
         tried = [f"  failed  {c['candidate']}  {c['verdict']}" for c in json["candidates"]]
         told = ["in the last build:", *tried, TRY_AGAIN.replace("ENTRY", json["entry"])] if tried else []
-        return "\n".join([head, f"not tuned yet: {json['reason']}", *told])
-    verified = [c for c in json["candidates"] if c["run_secs"]]
-    failed = [c for c in json["candidates"] if not c["run_secs"]]
-    width = max(len(c["candidate"]) for c in json["candidates"])
-    lines = [head, f"{json['symbol']}, policy {json['policy']}, {json['flops']:.4g} flop, {json['least_bytes']:.4g} bytes at least"]
+        return "\n".join([*head, f"not tuned yet: {json['reason']}", *told])
+    work = f"{amount(json['flops'], 'FLOP')}, at least {amount(json['least_bytes'], 'B')} of memory traffic"
+    lines = [*head, f"policy {json['policy']}; {work}", f"symbol {json['symbol']}"]
     if use := json["tensor_cores"]:
         lines.append(f"tensor cores: {use if use == 'used' else f'not used: {use}'}")
     if json["traceless"]:
         lines.append("the winner is a PrimFunc without a schedule trace")
     if path := json["specialize"]:
         lines.append(f"{SPECIALIZE}(…) are the custom kernels of {path}")
-    lines.append("")
-    lines.append(f"   #  {'candidate':<{width}}  predicted  measured us  GFLOP/s   GB/s  of peak  of bandwidth    error")
-    for rank, c in enumerate(verified, start=1):
-        times = f"{c['predicted_secs'] * 1e6:9.4g}  {c['run_secs'] * 1e6:11.4g}  {c['gflop_per_s']:7.4g}  {c['gb_per_s']:5.4g}"
-        lines.append(
-            f"{rank:4}  {c['candidate']:<{width}}  {times}  {c['peak_share']:6.0%}  {c['bandwidth_share']:11.0%}  {_error(c['error'])}"
-        )
-    tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
+    return "\n".join([*lines, "", *_candidates_text(json, width)])
+
+
+def _candidates_text(json: Json, width: int) -> list[str]:
+    verified = [c for c in json["candidates"] if c["run_secs"]]
+    failed = [c for c in json["candidates"] if not c["run_secs"]]
     if json["unmeasured"]:
-        lines += [f"      {c['candidate']:<{width}}  {c['predicted_secs'] * 1e6:9.4g}  {c['verdict']}" for c in failed]
-        lines.append("the first is linked: its policy ranks it first; it has not been measured yet")
-        return "\n".join(lines)
+        expected: list[tuple[str, ...]] = [(duration(c["predicted_secs"]),) for c in failed]
+        verdicts = ", ".join(dict.fromkeys(c["verdict"] for c in failed))
+        lines = _with_candidates(("predicted",), expected, failed, width)
+        return [*lines, f"{counted(len(failed), 'candidate')}: {verdicts}", "the first is linked: its policy ranks it first"]
+    rates = ("FLOP/s", "B/s") if not width or width >= _WIDE else ()
+    rows = [_row(c, rates) for c in verified]
+    lines = _with_candidates(("time", "predicted", *rates, "of peak", "DRAM", "error"), rows, verified, width)
+    tied = f"{json['tied']} more within noise of the fastest; the policy's first wins" if json["tied"] else "none within noise of it"
     lines.append(f"{len(verified)} verified, {len(failed)} failed; {tied}")
     if json["measured"]:
         lines.append(f"{json['measured']} candidates measured: the best of them is linked, and stays until the others are measured")
-    lines += [f"  failed  {c['candidate']:<{width}}  {c['verdict']}" for c in failed]
-    return "\n".join(lines)
+    return lines + [line for c in failed for line in wrapped(f"  failed  {c['candidate']}  {c['verdict']}", width)]
+
+
+def _with_candidates(head: Sequence[str], rows: Sequence[tuple[str, ...]], candidates: Sequence[Json], width: int) -> list[str]:
+    """Return the table of candidates, the first marked as the winner, with what they share above it."""
+    found, room = folded([c["candidate"] for c in candidates]), width and width - 2
+    wide = table((*head, *found.names), [(*row, *cells) for row, cells in zip(rows, found.rows, strict=True)], 0, is_named=False)
+    if room and max(map(len, wide)) > room:
+        found = found.in_one_column
+        wide = table((*head, *found.names), [(*row, *cells) for row, cells in zip(rows, found.rows, strict=True)], room, is_named=False)
+    marks = ("  ", "* ", *["  "] * len(wide))
+    shared = (part for line in found.shared for part in wrapped(line, width))
+    return [*shared, *(mark + line for mark, line in zip(marks, wide, strict=False))]
+
+
+def _row(candidate: Json, rates: Sequence[str]) -> tuple[str, ...]:
+    values = [amount(candidate[field] * 1e9, unit) for field, unit in zip(("gflop_per_s", "gb_per_s"), rates, strict=False)]
+    shares = f"{candidate['peak_share']:.0%}", f"{candidate['bandwidth_share']:.0%}"
+    return duration(candidate["run_secs"]), duration(candidate["predicted_secs"]), *values, *shares, _error(candidate["error"])
 
 
 def _error(error: float | None) -> str:
-    return "not verified by today's reference" if error is None else f"{error:7.1e}"
+    return "not verified by today's reference" if error is None else f"{error:.1e}"
 
 
 def _short(value: Any) -> str:
@@ -247,11 +278,11 @@ def _entry_json(entry: EntryPlan) -> Json:
     }
 
 
-def query_text(json: Json) -> str:
-    width = max(len(entry["entry"]) for entry in json["entries"])
+def query_text(json: Json, width: int = 0) -> str:
+    """Return a line for each entry with time and winner, which is wrapped in a window of `width` columns; 0 for no window."""
     rows = []
     for entry in json["entries"]:
         note = "  (expected, not measured)" if entry["unmeasured"] else f"  ({entry['measured']} measured)" * bool(entry["measured"])
-        found = f"{entry['run_secs'] * 1e6:10.4g} us  {entry['winner']}{note}" if entry["winner"] else f"{'not tuned':>10}"
-        rows.append(f"{entry['entry']:<{width}}  {entry['rule']:<12}  {found}")
-    return "\n".join(rows)
+        found = (duration(entry["run_secs"]), f"{entry['winner']}{note}") if entry["winner"] else ("not tuned", "")
+        rows.append((entry["entry"], *found))
+    return "\n".join(table((), rows, width))

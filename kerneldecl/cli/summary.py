@@ -9,6 +9,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
+from kerneldecl.diagnostics.units import counted
 from kerneldecl.planning.action import Kind
 from kerneldecl.planning.fallbacks import fallback_shares, share_text
 from kerneldecl.stages.session import Session
@@ -67,7 +68,7 @@ def build_text(found: dict[str, Any]) -> str:
     parts += [f"{len(found['unmeasured'])} unmeasured"] * bool(found["unmeasured"])
     parts += [f"{len(found['partly_measured'])} partly measured"] * bool(found["partly_measured"])
     parts += [f"{len(found['unverified'])} unverified"] * bool(found["unverified"])
-    lines = [f"{found['entries']} entries: {', '.join(parts)}"]
+    lines = [f"{counted(found['entries'], 'entry', 'entries')}: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     if any(failure["reason"].startswith("none of ") for failure in found["failed"]):
         lines.append(f"`kerneldecl show ENTRY` lists its candidates; {TRY_AGAIN}")
@@ -94,7 +95,7 @@ def measured_text(found: dict[str, Any]) -> str:
     """Return the results of measuring a bundle."""
     parts = [f"{found['measured']} measured", *[f"{found['measured_before']} measured before"] * bool(found["measured_before"])]
     parts += [f"{len(found['failed'])} failed"] * bool(found["failed"])
-    lines = [f"{found['entries']} entries: {', '.join(parts)}"]
+    lines = [f"{counted(found['entries'], 'entry', 'entries')}: {', '.join(parts)}"]
     lines += [f"failed {failure['entry']}: {failure['reason']}" for failure in found["failed"]]
     by_reference: dict[str, list[str]] = {}
     for entry, reference in found["references"].items():

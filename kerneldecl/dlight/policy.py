@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kerneldecl.diagnostics.messages import show, unknown
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.dlight.device import CUDA, Target
 from kerneldecl.dlight.tensorize import Tags, output_dims, space_of, why_not
 from kerneldecl.model import Arch, Candidate, Proposal, Value
@@ -34,7 +35,7 @@ class Config:
         return dict(self.candidate.params)
 
     def __repr__(self) -> str:
-        return f"{self.candidate!s}, {self.predicted_secs * 1e6:.4g} us expected"
+        return f"{self.candidate!s}, {duration(self.predicted_secs)} expected"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.candidate.to_json(), "predicted_secs": self.predicted_secs}

@@ -5,6 +5,7 @@ Knows nothing of how the winner was found.
 
 from __future__ import annotations
 
+from kerneldecl.diagnostics.units import duration
 from kerneldecl.hardware.can_measure import why_not_measured_here
 from kerneldecl.model import Candidate, Trial
 from kerneldecl.planning.plan import EntryPlan
@@ -44,7 +45,7 @@ def conclude(session: Session, entry: EntryPlan, task: Task, outcome: Outcome) -
     device = _device(session, task, winner, source)
     _make_way(session, entry)
     write_result(session.workspace.store, action.manifest, task, outcome, blobs, device)
-    figure = f"{winner.run_secs * 1e6:.4g} us" if winner.samples else f"{winner.predicted_secs * 1e6:.4g} us expected, not measured"
+    figure = duration(winner.run_secs) if winner.samples else f"{duration(winner.predicted_secs)} expected, not measured"
     session.report(Finished(entry.entry, "tune" if winner.samples else "rank", f"{winner.candidate} {figure}"))
     return True
 

@@ -9,10 +9,12 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.spaces import REAL, Space
+from support.spaces import REAL, Space, clean_environment
 from support.thinned import at
 
 from kerneldecl.hardware.host import detect
@@ -78,7 +80,8 @@ def test_show_tells_of_every_candidate(shown: Space) -> None:
         assert candidate["gflop_per_s"] == pytest.approx(json_["flops"] / candidate["run_secs"] / 1e9)
         assert 0 <= candidate["error"] <= json_["tolerance"]
     text = shown.run("show", "gemm").stdout
-    assert "plain(parallel=0)" in text
+    assert "all plain\n" in text
+    assert {line.split()[-1] for line in text.splitlines() if " us " in line} == {"0", "1"}
     assert "2 verified, 0 failed" in text
 
 
@@ -126,6 +129,17 @@ def test_the_doctor_looks_at_tools_and_machine(shown: Space) -> None:
     assert {"python", "tvm", "tvm_ffi", "tvm with tvm_ffi", "C++ compiler", "host", "disk"} <= rows.keys()
     assert rows["tvm with tvm_ffi"]["is_ok"]
     assert detect().model in rows["host"]["found"]
+
+
+def test_modules_in_the_working_folder_are_not_imported(real: Space) -> None:
+    """A clone may hold a tvm.py; `-P` is what the installed command does, which Python starts by its own path."""
+    trap = "import pathlib; pathlib.Path('trapped').touch(); raise SystemExit(__name__)\n"
+    real.write({f"{name}.py": trap for name in ("tvm", "tvm_ffi", "numpy", "ml_dtypes", "psutil", "pydantic")})
+    environment = {**clean_environment(), "PYTHONSAFEPATH": ""}
+    for command in (["doctor"], ["build", "relu"]):
+        done = subprocess.run([sys.executable, "-P", "-m", "kerneldecl", *command], cwd=real.root, env=environment, check=False)
+        assert done.returncode == 0
+    assert not (real.root / "trapped").exists()
 
 
 def test_a_machine_without_a_compiler_is_told_what_to_do(shown: Space, tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ class _Walk:
         name = str(call.op.name).removeprefix("relax.")
         if name in {"multiply", "divide"}:
             return self._unscaled(call, name)
+        if self.softcap is not None and name in {"add", "subtract", "where"}:
+            raise RefusedError("its mask is applied before its softcap")
         if name in {"add", "subtract"}:
             first, other = call.args if name == "subtract" or self._is_product(call.args[0]) else call.args[::-1]
             self.masks.append(Mask(other, "added", shape, self.scale if name == "add" else -self.scale))

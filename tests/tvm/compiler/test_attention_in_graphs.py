@@ -243,6 +243,11 @@ def two_masks(emit: Emit, q: Any, k: Any, v: Any, first: Any, second: Any) -> An
     return softmax_of(emit, emit(op.add(emit(op.add(scaled(emit, q, k), first)), second)), v)
 
 
+def masked_then_capped(emit: Emit, q: Any, k: Any, v: Any) -> Any:
+    masked = emit(op.where(const(LOWER, "bool"), scaled(emit, q, k), const(INF)))
+    return softmax_of(emit, emit(op.multiply(emit(op.tanh(emit(op.divide(masked, const(5.0))))), const(5.0))), v)
+
+
 def clipped(emit: Emit, q: Any, k: Any, v: Any) -> Any:
     return softmax_of(emit, emit(op.exp(scaled(emit, q, k))), v)
 
@@ -252,6 +257,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Any], str]] = {
     "scores returned": (scores_returned, [HEADS] * 3, "scores are used elsewhere, too"),
     "a tensor as scale": (scaled_by_a_tensor, ROW_MASKS, "scores are scaled by more than a number"),
     "two masks": (two_masks, [*ROW_MASKS, (1, H, S, S)], "it has several masks that are neither causal nor a window"),
+    "mask before softcap": (masked_then_capped, [HEADS] * 3, "its mask is applied before its softcap"),
     "another operator": (clipped, [HEADS] * 3, "scores pass through exp"),
     "negative scale": (lambda emit, q, k, v: softmax_of(emit, emit(op.multiply(scores_of(emit, q, k), const(-1.0))), v), [HEADS] * 3,
                        "scale -1.0 is negative"),

@@ -1,0 +1,91 @@
+"""Owns tables of text: columns that are aligned, a last column that is wrapped to the window, parameters folded to what differs.
+
+Knows nothing of what stands in them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_GAP = "  "
+_LEAST_WIDTH = 24
+"""Columns that the last one gets in any window."""
+_CANDIDATE = re.compile(r"([\w.]+)\((.*)\)")
+
+
+def window() -> int:
+    """Return the columns of the terminal that standard output is; 0 for a file or a pipe, whose lines are not wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, is_named: bool = True) -> list[str]:
+    """Return the lines of a table of `width` columns at most, 0 for any: the last column to the left, and the first if it names rows.
+
+    An empty head is left out.
+    """
+    cells = [*[tuple(head)] * bool(head), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    room = max(width - before, _LEAST_WIDTH) if width else 0
+    lines = []
+    for row in cells:
+        aligned = (
+            cell.ljust(wide) if at == 0 and is_named else cell.rjust(wide)
+            for at, (cell, wide) in enumerate(zip(row, widths[:-1], strict=False))
+        )
+        first, *more = wrapped(row[-1], room)
+        lines += [_GAP.join([*aligned, first]).rstrip(), *(" " * before + line for line in more)]
+    return lines
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return text in lines of a width, 0 for any; a longer word stays whole."""
+    if not width:
+        return [text]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Candidates, with the parameters alone in which those of a template differ."""
+
+    shared: tuple[str, ...]
+    """A line for each template with the parameters that its candidates share."""
+    names: tuple[str, ...]
+    """Heads of the columns in which the candidates stand: parameters where all are of one template, else one column."""
+    rows: tuple[tuple[str, ...], ...]
+    """Cells of each candidate in these columns."""
+
+    @property
+    def in_one_column(self) -> Folded:
+        if len(self.names) < 2:
+            return self
+        rows = ((" ".join(f"{name}={value}" for name, value in zip(self.names, row, strict=True)),) for row in self.rows)
+        return Folded(self.shared, ("candidate",), tuple(rows))
+
+
+def folded(candidates: Sequence[str]) -> Folded:
+    """Return candidates such as `gemm(m=1 n=2)` without what all of a template share. Other texts stay whole."""
+    split = [(match[1], tuple(match[2].split())) if (match := _CANDIDATE.fullmatch(each)) else (each, ()) for each in candidates]
+    shared: dict[str, tuple[str, ...]] = {}
+    for template, parameters in split:
+        shared[template] = tuple(each for each in shared.get(template, parameters) if each in parameters)
+    counts = Counter(template for template, _ in split)
+    rest = [tuple(each for each in parameters if each not in shared[template]) for template, parameters in split]
+    names = {tuple(each.partition("=")[0] for each in parameters) for parameters in rest}
+    if len(counts) == 1 and len(split) > 1 and len(names) == 1 and any(rest):
+        rows = [tuple(each.partition("=")[2] for each in parameters) for parameters in rest]
+        return Folded((f"all {' '.join((split[0][0], *shared[split[0][0]]))}",), names.pop(), tuple(rows))
+    several = {template for template, count in counts.items() if count > 1 and shared[template]}
+    short = [
+        f"{template}({' '.join(parameters)})" if template in several else whole
+        for (template, _), parameters, whole in zip(split, rest, candidates, strict=True)
+    ]
+    lines = tuple(f"all {template} have {' '.join(shared[template])}" for template in counts if template in several)
+    return Folded(lines, ("candidate",), tuple((each,) for each in short))
