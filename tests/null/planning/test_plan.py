@@ -124,6 +124,7 @@ def test_an_entry_with_candidates_is_to_be_tuned() -> None:
     assert states(made)["tune"] == (False, "these candidates were never measured")
     assert states(made)["build"] == (False, "waits for tune")
     assert made.entries[0].action("tune").key != ""
+    assert "names" not in made.entries[0].action("tune").manifest, "its lower record does not tell of any"
 
 
 def test_a_tuned_entry_is_to_be_linked() -> None:
@@ -256,6 +257,15 @@ def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, f
     assert isinstance(before, Record)
     world.records[place] = replace(before, result={**before.result, **fields})
     assert [action.kind for action in world.plan().misses] == ["link"]
+
+
+def test_an_artifact_tells_figures_by_their_names() -> None:
+    world = World().complete()
+    (place,) = [place for place in world.records if place[0] == "lower"]
+    for name in ("flops", "least_bytes"):
+        world.records[place] = Record(place[1], "", {**LOWERED, name: 9.0})
+        assert [action.kind for action in world.plan().misses] == ["link"]
+        world.do("link")
 
 
 def test_a_tolerance_is_judged_and_linked_anew() -> None:
