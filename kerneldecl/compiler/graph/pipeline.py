@@ -24,6 +24,7 @@ from kerneldecl.compiler.graph.normalize_views import NormalizeViews
 from kerneldecl.compiler.graph.order_shapes import OrderShapes
 from kerneldecl.compiler.graph.recognize_patterns import RecognizePatterns
 from kerneldecl.compiler.graph.rule_use import Fuses, fuses_nothing
+from kerneldecl.compiler.graph.scans_and_sorts import ExpandScansAndSorts
 from kerneldecl.compiler.graph.shapes import SimplifyShapes
 from kerneldecl.compiler.graph.simplify_indices import SimplifyIndices
 from kerneldecl.compiler.graph.use_rules import UseRules
@@ -60,6 +61,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
         UseRules(fuses),
         SplitGroupNorms(),
         AccumulateInFloat32(),  # what no rule does
+        ExpandScansAndSorts(),
         SeparateGates(),  # by views, which NormalizeViews would remove
         relax.transform.DeadCodeElimination(),
     )
