@@ -13,7 +13,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
-from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
+from kerneldecl.compiler.graph.empty_tensors import EmptyTensors
 from kerneldecl.compiler.graph.expand_attention import ExpandAttention
 from kerneldecl.compiler.graph.float32_accumulation import AccumulateInFloat32
 from kerneldecl.compiler.graph.fold_indices import FoldIndices
@@ -37,7 +37,7 @@ def graph_passes(fuses: Fuses = fuses_nothing) -> tuple[tvm.transform.Pass, ...]
     """
     return (
         relax.transform.CanonicalizeBindings(),  # an element of a tuple is what it was made of
-        EmptyReductions(),
+        EmptyTensors(),
         ExpandAttention(),
         FoldIndices(),
         RecognizePatterns(),

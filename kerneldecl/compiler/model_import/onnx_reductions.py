@@ -1,6 +1,6 @@
 """Owns the converters of ONNX's reductions that TVM's importer gets wrong: extremes, statistics of a batch.
 
-Knows nothing of files. Sums over nothing are a pass's matter (EmptyReductions).
+Knows nothing of files. Sums over nothing are a pass's matter (EmptyTensors).
 
 Each returns None where TVM's own converter is right.
 """

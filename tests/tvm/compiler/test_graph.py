@@ -18,7 +18,7 @@ from kerneldecl.compiler.graph.channels_last import ChannelsLast
 from kerneldecl.compiler.graph.constants import FoldConstants
 from kerneldecl.compiler.graph.convolutions import MergePadding, SplitPadding
 from kerneldecl.compiler.graph.elementwise import OrderOperands, SeparateGates, SimplifyClips, VectorBiases
-from kerneldecl.compiler.graph.empty_reductions import EmptyReductions
+from kerneldecl.compiler.graph.empty_tensors import EmptyTensors
 from kerneldecl.compiler.graph.group_norms import SplitGroupNorms
 from kerneldecl.compiler.graph.pipeline import GRAPH_PASSES
 from kerneldecl.compiler.graph.places import rule_of
@@ -245,14 +245,28 @@ SPLIT = {"call_tir": 2, "strided_slice": 2, "reshape": 2, "multiply": 1, "add": 
     [(relax.op.sum, 0), (relax.op.prod, 1), (relax.op.max, -np.inf), (relax.op.min, np.inf), (relax.op.mean, np.nan)],
 )
 def test_a_reduction_over_nothing_has_its_value(reduce: Callable[..., Any], expected: float) -> None:
-    mod = EmptyReductions()(module(lambda _, x: reduce(x, [1], keepdims=True), (2, 0, 3)))
+    mod = EmptyTensors()(module(lambda _, x: reduce(x, [1], keepdims=True), (2, 0, 3)))
     assert operators(mod) == {}
     np.testing.assert_array_equal(result(mod, np.zeros((2, 0, 3), "float32")), np.full((2, 1, 3), expected, "float32"))
 
 
 def test_a_gemm_over_nothing_is_zero_and_one_of_no_rows_stays() -> None:
-    assert operators(EmptyReductions()(module(lambda _, x: relax.op.matmul(x, random(0, 4)), (2, 0)))) == {}
-    assert operators(EmptyReductions()(module(lambda _, x: relax.op.matmul(x, random(5, 4)), (0, 5)))) == {"matmul": 1}
+    assert operators(EmptyTensors()(module(lambda _, x: relax.op.matmul(x, random(0, 4)), (2, 0)))) == {}
+    assert operators(EmptyTensors()(module(lambda _, x: relax.op.matmul(x, random(5, 4)), (0, 5)))) == {"matmul": 1}
+
+
+@pytest.mark.parametrize(("parts", "left"), [((2, 0), {}), ((0, 2, 0, 1), {"concat": 1}), ((0, 0), {"concat": 1})])
+def test_a_concatenation_leaves_out_what_has_no_elements(parts: Sequence[int], left: dict[str, int]) -> None:
+    def build(builder: relax.BlockBuilder, x: Any) -> Any:
+        sliced = [builder.emit(relax.op.strided_slice(x, [1], [0], [extent])) for extent in parts]
+        return builder.emit(relax.op.concat(sliced, 1))
+
+    mod = module(build, (3, 4))
+    after = EmptyTensors()(mod)
+    assert {name: count for name, count in operators(after).items() if name == "concat"} == left
+    x = np.arange(12, dtype="float32").reshape(3, 4)
+    if any(parts):
+        np.testing.assert_array_equal(result(after, x), result(mod, x))
 
 
 def test_a_length_that_the_model_computes_is_there_before_what_has_it() -> None:
