@@ -128,7 +128,7 @@ def _kernels(records: Iterable[TuneResult]) -> dict[str, TuneResult]:
     """Return the record that each symbol's kernel comes from, sorted by symbol.
 
     Searches with other settings may have found several kernels of one computation. A symbol can stand for one: the
-    fastest of those that are within everyone's tolerance, measured ones before others.
+    fastest of those that are within everyone's tolerance, measured ones before others, and of these the verified ones.
     """
     by_symbol: dict[str, list[TuneResult]] = {}
     for record in records:
@@ -138,10 +138,9 @@ def _kernels(records: Iterable[TuneResult]) -> dict[str, TuneResult]:
 
 def _best(records: Sequence[TuneResult]) -> TuneResult:
     strictest = min(record.tolerance for record in records)
-    measured = [record for record in records if record.is_measured]
-    # Where nobody has measured any, each is as good as its policy expects.
-    right = [record for record in measured if record.error is not None and record.error <= strictest] or records
-    return min(right, key=lambda record: (record.run_secs, record.key))
+    # One without an error is not known to be wrong; the strictest entry's own is none that is.
+    right = [record for record in records if record.error is None or record.error <= strictest]
+    return min(right, key=lambda record: (not record.is_measured, not record.is_verified, record.run_secs, record.key))
 
 
 def _write_library(linked: Linked, records: Sequence[TuneResult], store: Store, folder: Path, linker: Linker) -> str:

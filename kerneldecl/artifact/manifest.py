@@ -23,6 +23,7 @@ DATABASE, WITH_INTRINSICS = "database", "database_intrinsics"
 """Folders of the database that stock TVM opens, and of the one whose schedules name tensor intrinsics, which may be absent."""
 TUNING_RECORDS, WORKLOADS = "database_tuning_record.json", "database_workload.json"
 """Files of a database, as TVM names them."""
+OTHER_KERNELS = "the artifact holds other kernels"
 _NO_DIGEST = "0" * 64
 _SYMBOL = re.compile(r"kd_[0-9a-f]{20}")
 
@@ -42,7 +43,7 @@ def artifact_defect(folder: Path, key: str = "") -> str:
     if isinstance(manifest, str):
         return manifest
     if key and manifest["key"] != key:
-        return "the artifact holds other kernels"
+        return OTHER_KERNELS
     with Inside(folder) as inside:
         for name, expected in manifest["files"].items():
             try:

@@ -98,6 +98,7 @@ def _hits(rows: Sequence[memo.Row]) -> list[Action]:
 def _links(
     root: Path, document: Mapping[str, Any], rows: Sequence[memo.Row], planned: Sequence[EntryPlan], linked: Mapping[str, str]
 ) -> list[Action]:
+    from kerneldecl.artifact.manifest import OTHER_KERNELS, artifact_defect, artifact_folder
     from kerneldecl.planning.plan import LinkPast, link_action
 
     name, version = document["artifact"]["name"], document["artifact"]["version"]
@@ -113,10 +114,13 @@ def _links(
             of_target[entry.workload.name] = entry.link_digest
 
     def past(target: str) -> LinkPast:
-        key = linked.get(target, "")
-        return LinkPast(
-            lambda of: "" if of == key else "the artifact holds other kernels", lambda new: _difference(root, target, key, new, planned)
-        )
+        key, folder = linked.get(target, ""), artifact_folder(root, name, version, target)
+
+        def defect(of: str) -> str:
+            # The memo has no key of an artifact that is not as it was left: then its files are looked at.
+            return ("" if of == key else OTHER_KERNELS) if key else artifact_defect(folder, of)
+
+        return LinkPast(defect, lambda new: _difference(root, target, key, new, planned))
 
     return [link_action((name, version, target), digests, waiting.get(target, []), past(target)) for target, digests in entries.items()]
 

@@ -341,6 +341,7 @@ BUNDLES: Mapping[str, Edit] = {
     "space of other types": in_part("lowered", space={"blocks": [], "inputs": [1], "outputs": []}),
     "arch that is detected": in_part("arch", is_detected=True),
     "arch that is a CPU": in_part("arch", kind="cpu"),
+    "arch of a CPU": in_part("arch", kind="cpu", gpu=None),
     "arch of other figures": figure("l2_bytes", "many"),
     "arch with an unknown figure": figure("evil", 1),
     "toolchain that is a list": lambda found, *_: found["entries"][0].update(toolchain=[]),

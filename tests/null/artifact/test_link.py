@@ -15,11 +15,13 @@ import pytest
 from support.fakes import DieRunner, FakeLinker
 from support.spaces import ENTRIES, HEAD, Space
 
+from kerneldecl.artifact import link
 from kerneldecl.artifact import manifest as manifests
 from kerneldecl.artifact.archive import ARCHIVE, read_member
 from kerneldecl.artifact.load import load
 from kerneldecl.errors import ArtifactError, ToolchainError
 from kerneldecl.store.keys import digest
+from kerneldecl.store.results import TuneResult
 
 Damage = Callable[[Path], object]
 
@@ -58,6 +60,29 @@ def test_the_manifest_tells_of_every_entry(built: Space) -> None:
     assert (large["unmeasured"], large["measured"]) == (False, "")
     assert large["provenance"]["host"] == os.uname().nodename
     assert read_member(built.artifact("box") / ARCHIVE, f"{large['symbol']}.py").startswith(b"# Y[i] = X[i] * 3.0")
+
+
+def record(key: str, run_secs: float, error: float | None, tolerance: float = 1e-4, *, is_measured: bool = True) -> TuneResult:
+    fields = {"symbol": "kd_0", "tolerance": tolerance, "error": error, "run_secs": run_secs, "is_measured": is_measured}
+    return TuneResult(key, fields)
+
+
+@pytest.mark.parametrize(
+    ("records", "linked"),
+    [
+        ((record("a", 2e-3, 0.0), record("b", 1e-3, 0.0)), "b"),
+        ((record("b", 1e-3, 0.0), record("a", 1e-3, 0.0)), "a"),
+        ((record("a", 2e-3, 1e-4), record("b", 1e-3, 2e-4, 0.5)), "a"),
+        ((record("a", 2e-3, 0.0), record("guessed", 1e-3, None, is_measured=False)), "a"),
+        ((record("unverified", 2e-3, None), record("guessed", 1e-3, None, is_measured=False)), "unverified"),
+        ((record("unverified", 1e-3, None), record("b", 2e-3, 0.0)), "b"),
+        ((record("guessed", 2e-3, None, is_measured=False), record("wrong", 1e-3, 2e-4, 0.5)), "guessed"),
+        ((record("a", 2e-3, None, is_measured=False), record("b", 1e-3, None, is_measured=False)), "b"),
+    ],
+    ids=["faster", "equal", "at the tolerance", "guessed", "unverified", "verified", "known to be wrong", "nobody measured"],
+)
+def test_of_several_kernels_of_one_computation_the_best_known_one_is_linked(records: Sequence[TuneResult], linked: str) -> None:
+    assert {symbol: chosen.key for symbol, chosen in link._kernels(records).items()} == {"kd_0": linked}
 
 
 def test_the_database_has_a_line_for_each_record(built: Space) -> None:

@@ -5,6 +5,8 @@ Knows nothing of what a full plan finds, except that the short ways must agree w
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -16,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.fakes import ARCH, POLICY, RULE, TEMPLATE, FakeRunner
+from support.fakes import ARCH, POLICY, RULE, TEMPLATE, FakeLinker, FakeRunner
 from support.spaces import FAKES, Space, clean_environment
 
+from kerneldecl import api
 from kerneldecl.null_build.quick_plan import quick_plan
 from kerneldecl.null_build.stamp import STAMP, context, is_fresh, restamp, surroundings
 
@@ -41,7 +44,9 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Space:
     space = Space(tmp_path_factory.mktemp("fresh")).write(FAKES)
     space.write({"policies/_lanes.py": "LANES = (1, 2, 4, 8)\n", "policies/deep/more.py": "MORE = ()\n"})
     space.write({"policies/plain.py": imports + POLICY.replace("(1, 2, 4, 8)", "LANES + MORE")})
-    space.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}"})
+    unused = "\n\ndef unused():\n    import near.more\n"
+    space.write({"templates/_words.py": 'TIMES = "times"\n', "templates/unrolled.py": f"from ._words import TIMES\n{TEMPLATE}{unused}"})
+    space.write({"near/more.py": "MORE = 1\n"})
     assert space.command("build", runner=FakeRunner()).code == 0
     return space
 
@@ -156,6 +161,7 @@ CHANGES: dict[str, Edit] = {
     "file below a policy edited": append("policies/deep/more.py"),
     "template edited": append("templates/unrolled.py"),
     "neighbour of a template edited": append("templates/_words.py"),
+    "what a template imports from elsewhere edited": append("near/more.py"),
     "arch edited": append("archs/test-cpu.toml"),
     "arch added": lambda space: space.write({"archs/other.toml": ARCH}),
     "record truncated": truncate("cache/record/tune/*.json"),
@@ -286,8 +292,8 @@ def both_plans(space: Space) -> tuple[object, object]:
     return quick, full
 
 
-def states(plan: object) -> list[tuple[str, str, str, str]]:
-    return sorted((a["workload"], a["target"], a["kind"], a["state"]) for a in plan["actions"])  # type: ignore[index]
+def states(plan: object) -> list[tuple[str, ...]]:
+    return sorted((a["workload"], a["target"], a["kind"], a["state"], a["reason"]) for a in plan["actions"])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +315,7 @@ def states(plan: object) -> list[tuple[str, str, str, str]]:
         remove("cache/record/tune/*.json"),
         remove("dist/*/box/lib/*.so"),
         truncate("dist/*/box/lib/*.so"),
+        rewrite("dist/*/box/lib/*.so"),
         truncate("cache/memo.json"),
         lambda space: shutil.rmtree(space.root / "dist"),
     ],
@@ -329,12 +336,13 @@ def test_the_quick_plan_says_what_the_full_plan_says(built: Space, edit: Edit) -
         (lambda space: space.edit("workloads.toml", '"small"', '"tiny"'), True),
         (remove("dist/*/box/lib/*.so"), True),
         (lambda space: space.edit("workloads.toml", "n = 64", "n = 0"), False),
+        (append("workloads.toml", "= =\n"), False),
         (lambda space: space.edit("workloads.toml", '"large"', '"small"'), False),
         (lambda space: space.edit("workloads.toml", '"1.0"', '"1.1"'), False),
         (append("rules/scale.py"), False),
         (remove("cache/record/tune/*.json"), False),
     ],
-    ids=["nothing", "comment", "extent", "name", "library", "mistake", "one name twice", "version", "rule", "record"],
+    ids=["nothing", "comment", "extent", "name", "library", "mistake", "no TOML", "one name twice", "version", "rule", "record"],
 )
 def test_the_quick_plan_is_made_where_the_memo_holds_and_only_there(built: Space, edit: Edit, is_quick: bool) -> None:
     time.sleep(0.01)
@@ -367,6 +375,25 @@ def test_a_build_during_which_the_file_is_edited_leaves_no_stamp(fakes: Space, m
     monkeypatch.setattr(FakeRunner, "_answer", answer_late)
     assert fakes.command("build", runner=FakeRunner()).code == 0
     assert is_fresh(str(fakes.root)) is None
+
+
+def test_nor_does_one_from_python_that_reads_the_workspace_itself(fakes: Space) -> None:
+    """It plans with the file as it was, and would stamp the file as it is."""
+    runner, workspace = FakeRunner(), fakes.open()
+    append("workloads.toml", "# edited\n")(fakes)
+    linkers = dict.fromkeys(("cpu", "cuda"), FakeLinker())
+    done = api.run_build(workspace, (), api.Options(), lambda _: None, runners=lambda: contextlib.nullcontext(runner), linkers=linkers)
+    assert not done.failures
+    assert is_fresh(str(fakes.root)) is None
+    assert quick_plan(fakes.root) is None
+
+
+def test_a_stamp_is_of_kerneldecl_as_it_was_when_the_build_began(built: Space) -> None:
+    with api.frozen_workspace(built.root) as now:
+        for workspace, entries in ((dataclasses.replace(now, surroundings="another version"), None), (now, 3)):
+            linkers = dict.fromkeys(("cpu", "cuda"), FakeLinker())
+            assert not api.run_build(workspace, (), api.Options(), lambda _: None, linkers=linkers).failures
+            assert is_fresh(str(built.root)) == entries
 
 
 def test_a_build_of_some_entries_leaves_no_stamp(fakes: Space) -> None:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.fakes import RULE, FakeRunner
+from support.fakes import POLICY, RULE, FakeRunner
 from support.spaces import ENTRIES, HEAD, Space
 
 
@@ -47,7 +47,10 @@ def test_a_new_entry_in_a_clone_has_no_record(clone: Space) -> None:
     assert reasons(clone, "lower") == {"new": "no record of new yet"}
 
 
-@pytest.mark.parametrize("lock", ["", "entry = 3", "[[entry]]\nname = 3\n", '[[entry]]\nname = "small@box"\nkey = 3\n', "\udc80"])
+NO_LOCKS = ("", "entry = 3", "[[entry]]\nname = 3\n", '[[entry]]\nkey = "0"\n', '[[entry]]\nname = "small@box"\nkey = 3\n', "\udc80")
+
+
+@pytest.mark.parametrize("lock", [*NO_LOCKS, f"entry = {'[' * 5000}"], ids=lambda lock: lock[:40])
 def test_a_lock_that_is_none_tells_nothing(clone: Space, lock: str) -> None:
     (clone.root / "workloads.lock").write_bytes(lock.encode(errors="surrogateescape"))
     clone.edit("workloads.toml", "n = 64", "n = 65")
@@ -85,6 +88,40 @@ def test_what_a_plug_in_imports_is_named(fakes: Space) -> None:
     fakes.build()
     fakes.edit("rules/_shapes.py", "2 * n", "n * 2")
     assert reasons(fakes, "lower")["small"] == "rules/_shapes.py: function twice"
+
+
+def told_of(space: Space) -> str:
+    space.build()
+    return space.command("why", "small").out
+
+
+def test_what_a_policy_proposes_is_told_by_its_number(fakes: Space) -> None:
+    fakes.build()
+    fakes.write({"policies/simple.py": POLICY.replace("(1, 2, 4, 8)", "(2, 4)")})
+    fakes.edit("workloads.toml", 'policy = "plain"', 'policy = "simple"')
+    told = told_of(fakes)
+    assert "candidates: of plain 3 -> (none)\n" in told
+    assert "candidates: of simple (none) -> 2\n" in told
+    fakes.edit("policies/simple.py", "(2, 4)", "(4, 2)")
+    assert "candidates: others of simple, as many\n" in told_of(fakes)
+
+
+def test_of_an_edited_rule_each_action_is_told_what_it_depends_on(fakes: Space) -> None:
+    fakes.build()
+    fakes.edit("rules/scale.py", "return self.n", "return 1 * self.n")
+    fakes.edit("rules/scale.py", "return x *", "return 1 * x *")
+    assert "lower: rules/scale.py: function Scale.flops\n  tune: rules/scale.py: function Scale.reference\n" in told_of(fakes)
+
+
+def test_a_computation_that_changes_for_no_reason_that_is_known_is_told_as_another(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rule looks at what no rule should."""
+    monkeypatch.setenv("WORD", "a")
+    fakes.edit("rules/scale.py", 'return f"Y[i]', 'import os\n        return os.environ["WORD"] + f"Y[i]')
+    fakes.build()
+    monkeypatch.setenv("WORD", "b")
+    for path in fakes.records("lower"):
+        path.unlink()
+    assert "tune: computation: another one\n" in told_of(fakes)
 
 
 def test_a_plan_tells_what_a_tuning_takes(fakes: Space) -> None:

@@ -5,6 +5,7 @@ Knows nothing of how records came about.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import tomli
 from support.fakes import ARCH, FakeRunner
 from support.spaces import Space
 
+from kerneldecl import api
 from kerneldecl.hardware.arch_file import read_arch
 from kerneldecl.model import Candidate, Workload
 from kerneldecl.planning.lockfile import lock_text, unmeasured_keys, unsettled_keys
@@ -140,6 +142,19 @@ def test_check_stale_tells_of_a_lock_that_was_not_committed(fakes: Space) -> Non
     stale = fakes.command("check", "--stale")
     assert stale.code == 3
     assert "workloads.lock is out of date" in stale.err
+
+
+def test_check_stale_asks_what_a_build_would_and_keeps_none_of_it(fakes: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.command("build", runner=FakeRunner())
+    fakes.edit("workloads.toml", "n = 64", "n = 65")
+    runner, before = FakeRunner(), {path: path.read_bytes() for path in fakes.records("*")}
+    monkeypatch.setattr(api, "LocalRunner", lambda *_, **__: contextlib.nullcontext(runner))
+    for _ in range(2):
+        stale = fakes.command("check", "--stale")
+        assert stale.code == 3
+        assert "large@box" in stale.out
+        assert {path: path.read_bytes() for path in fakes.records("*")} == before
+    assert set(runner.counts) == {"lower", "propose"}
 
 
 @pytest.mark.parametrize("edit", ["workloads.lock", "workloads.toml"])

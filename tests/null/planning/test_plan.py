@@ -124,6 +124,7 @@ def test_an_entry_with_candidates_is_to_be_tuned() -> None:
     assert states(made)["tune"] == (False, "these candidates were never measured")
     assert states(made)["build"] == (False, "waits for tune")
     assert made.entries[0].action("tune").key != ""
+    assert "names" not in made.entries[0].action("tune").manifest, "its lower record does not tell of any"
 
 
 def test_a_tuned_entry_is_to_be_linked() -> None:
@@ -135,6 +136,7 @@ def test_a_tuned_entry_is_to_be_linked() -> None:
 def test_a_complete_workspace_has_nothing_to_do() -> None:
     made = World().complete().plan()
     assert made.misses == ()
+    assert [action.kind for action in made.actions] == ["lower", "propose", "tune", "build", "link"]
     assert {action.reason for action in made.actions} == {""}
     assert all(entry.is_done for entry in made.entries)
 
@@ -197,6 +199,13 @@ def test_each_setting_of_the_search_is_a_reason_to_tune(change: Callable[[World,
     assert tune.reason.startswith(f"tune: {line} ")
 
 
+def test_an_attribute_that_leaves_the_computation_as_it_was_may_be_one_of_the_inputs() -> None:
+    world, scaled = World().complete(), replace(WORKLOAD, attrs=(("n", 8), ("input_scale", 1e-3)))
+    made = world.do("lower", scaled).plan(scaled)
+    assert [action.kind for action in made.misses] == ["tune", "build", "link"]
+    assert [name for name, _, _ in made.entries[0].action("tune").changed] == ["search.reference"]
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -248,6 +257,15 @@ def test_what_an_artifact_says_and_holds_of_an_entry_is_linked_anew(kind: str, f
     assert isinstance(before, Record)
     world.records[place] = before._replace(result={**before.result, **fields})
     assert [action.kind for action in world.plan().misses] == ["link"]
+
+
+def test_an_artifact_tells_figures_by_their_names() -> None:
+    world = World().complete()
+    (place,) = [place for place in world.records if place[0] == "lower"]
+    for name in ("flops", "least_bytes"):
+        world.records[place] = Record(place[1], "", {**LOWERED, name: 9.0})
+        assert [action.kind for action in world.plan().misses] == ["link"]
+        world.do("link")
 
 
 def test_a_tolerance_is_judged_and_linked_anew() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import finfo
 from support.repository import REPOSITORY
 
 from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
@@ -112,6 +113,33 @@ def test_special_values_stay_apart_in_each_dtype(dtype: str) -> None:
     assert len(set(values)) == len(values) - 1, "0 and -0 alone are equal"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+def test_tiny_numbers_are_the_smallest_normal_ones_and_subnormal_ones(dtype: str) -> None:
+    info, values = finfo(numpy_dtype(dtype)), {abs(value) for value in small(dtype)} - {0.0}
+    normal = float(info.smallest_normal)
+    assert {-value for value in small(dtype)} == set(small(dtype)), "each with both signs"
+    if dtype == "bfloat16":
+        assert values == {normal}, "GPUs flush its subnormal numbers to zero"
+    elif "float8" in dtype:
+        assert values == {float(info.smallest_subnormal)}
+    else:
+        assert max(values) == normal
+        assert float(info.smallest_subnormal) <= min(values) < normal / 100
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_of_a_huge_number_the_third_power_is_finite_and_the_sixth_is_not(dtype: str) -> None:
+    *infinities, huge = large(dtype, math.inf)
+    assert infinities == [math.inf, -math.inf]
+    largest = float(finfo(numpy_dtype(dtype)).max)
+    assert largest ** (1 / 6) < huge <= largest ** (1 / 3)
+
+
+def test_eight_bits_have_no_huge_number_and_one_form_of_them_no_infinity() -> None:
+    assert large("float8_e5m2", math.inf) == (math.inf, -math.inf)
+    assert large("float8_e4m3fn", math.inf) == ()
+
+
 def test_huge_numbers_are_at_most_what_a_rule_takes() -> None:
     assert large("float32", 32.0) == (math.inf, -math.inf, 32.0)
     assert large("float16", 1e9) == large("float16", math.inf)
@@ -133,6 +161,18 @@ def test_results_beyond_the_outputs_range_are_infinite() -> None:
     expected = np.array([1.0, 65504.0, 7e4, -7e4, np.nan])
     np.testing.assert_array_equal(in_range(expected, "float16"), [1.0, 65504.0, np.inf, -np.inf, np.nan])
     np.testing.assert_array_equal(in_range(expected, "bfloat16"), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e5m2"])
+def test_the_largest_number_of_an_output_is_finite_and_any_over_it_is_not(dtype: str) -> None:
+    largest = float(finfo(numpy_dtype(dtype)).max)
+    over = np.nextafter(largest, np.inf)
+    np.testing.assert_array_equal(in_range(np.array([[largest, over], [-largest, -over]]), dtype), [[largest, np.inf], [-largest, -np.inf]])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float8_e4m3fn"])
+def test_results_of_a_dtype_without_infinity_stay_as_they_are(dtype: str) -> None:
+    np.testing.assert_array_equal(in_range(np.array([1e9, -1e9]), dtype), [1e9, -1e9])
 
 
 def test_a_standard_rule_may_compute_nothing() -> None:

@@ -9,8 +9,10 @@ import _thread
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kerneldecl.model import Limits
@@ -23,7 +25,7 @@ class HeldWorker:
     """A fake worker: it blocks until `go` is set, and answers with the number of its earlier answers."""
 
     def __init__(self, environment: Mapping[str, str], *modules: str, **limits: int) -> None:
-        del environment, modules, limits
+        self.environment, self.modules, self.limits = environment, modules, limits
         self.is_started = threading.Event()
         self.go = threading.Event()
         self._is_stopped = False
@@ -170,3 +172,74 @@ def test_what_needs_a_prepared_process_is_for_the_search_to_try_again(monkeypatc
     monkeypatch.setattr(local, "Worker", TransientWorker)
     with LocalRunner(1, 1) as runner:
         assert "failure" in runner.measure({"action": "verify", "device": "cpu", "model": "", "spec": {}}, 60)
+
+
+class AnsweringWorker(HeldWorker):
+    """A fake worker that answers at once: with the limit that it was given, and with what it printed if it is to print."""
+
+    def call(self, request: Mapping[str, Any], limit_secs: float) -> Answer:
+        printed = {"printed": request["prints"]} if "prints" in request else {}
+        return {"limit_secs": limit_secs, **printed}
+
+
+LIMITS = {
+    "build_secs": ("lower", "build", "describe", "specialize"),
+    "propose_secs": ("propose", "propose_next"),
+    "prepare_secs": ("prepare", "prepare_next"),
+    "verify_secs": ("verify",),
+    "sample_secs": ("sample",),
+    "": ("run a model",),
+}
+
+
+@pytest.mark.parametrize(("field", "action"), [(field, action) for field, actions in LIMITS.items() for action in actions])
+def test_a_declared_limit_replaces_the_callers_where_it_bounds_the_action(monkeypatch: pytest.MonkeyPatch, field: str, action: str) -> None:
+    monkeypatch.setattr(local, "Worker", AnsweringWorker)
+    declared = Limits(**dict(zip(filter(None, LIMITS), range(1, 6), strict=True)))
+    for limits in (declared, None):
+        with LocalRunner(1, 1, limits=limits) as runner:
+            (answer,) = in_order(runner.run_all([{"action": action}], 60), 1)
+            assert answer["limit_secs"] == (getattr(limits, field) if limits and field else 60)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(memory_gib=2.5, output_mib=3), {"memory_bytes": 5 << 29, "output_bytes": 3 << 20}),
+        (None, {"memory_bytes": psutil.virtual_memory().total * 3 // 4, "output_bytes": 256 << 20}),
+    ],
+)
+def test_workers_have_the_declared_memory_or_most_of_the_machines(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits | None, expected: Mapping[str, int]
+) -> None:
+    monkeypatch.setattr(local, "Worker", AnsweringWorker)
+    with LocalRunner(2, 1, limits=limits) as runner:
+        workers: list[HeldWorker] = [*runner._builders, *runner._measurers.values()]  # type: ignore[list-item]
+        assert all(worker.limits == pytest.approx(expected, rel=1e-3) for worker in workers)
+
+
+def test_kernels_have_every_core_and_compilers_and_policies_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Worker", AnsweringWorker)
+    with LocalRunner(1, 6) as runner:
+        for device in ("cpu", "policy"):
+            runner.measure({"action": "propose", "device": device, "model": "of no matter here"}, 60)
+        workers: list[HeldWorker] = [*runner._builders, runner._measurers["policy", ""], runner._measurers["cpu", ""]]  # type: ignore[list-item]
+        assert [worker.environment["TVM_NUM_THREADS"] for worker in workers] == ["1", "1", "6"]
+        assert {Path(worker.environment["TMPDIR"]).is_dir() for worker in workers} == {True}
+        assert len(runner._measurers) == 2
+    assert {Path(worker.environment["TMPDIR"]).exists() for worker in workers} == {False}
+
+
+def test_what_a_request_prints_is_heard_with_what_it_was_and_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Worker", AnsweringWorker)
+    heard: list[tuple[str, str]] = []
+    candidate = {"candidate": {"template": "tiled", "params": {}}}
+    requests = [
+        {"action": "lower", "rule": "matmul", "prints": "a"},
+        {"action": "build", "spec": {"rule": "gemv"}, **candidate, "prints": "b"},
+        {"action": "describe", "rule": "silent"},
+    ]
+    with LocalRunner(1, 1, heard=lambda *what: heard.append(what)) as runner:
+        answers = in_order(runner.run_all(requests, 60), 3)
+    assert heard == [("lower matmul", "a"), ("build gemv tiled", "b")]
+    assert all("printed" not in answer for answer in answers)

@@ -5,6 +5,8 @@ Knows nothing of how the snapshot is taken.
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def unused():
 FILES = {
     "own/small.py": OWN,
     "own/_words.py": "WORD = 'by hand'\n",
-    "near/more.py": "MORE = 1\n",
+    "near/more.py": "MORE = 1\n\n\ndef unused():\n    import own.small\n",
     "rules/_factors.py": "ONE = 1\n",
     "rules/scale.py": "from ._factors import ONE\n" + FAKES["rules/scale.py"].replace("{self.factor}", "{ONE * self.factor}"),
 }
@@ -154,8 +156,36 @@ def test_the_snapshot_is_of_what_a_build_reads_and_of_nothing_else(edited: Space
     assert not sources.exists()
 
 
-def test_a_mistake_is_told_as_without_a_snapshot(fakes: Space) -> None:
-    fakes.edit("workloads.toml", '"table.txt"', '"tabel.txt"')
+def test_no_snapshot_is_of_what_lies_outside(fakes: Space) -> None:
+    outside = fakes.root.parent / f"{uuid.uuid4()}.txt"
+    outside.write_text("secret")
+    names = [f"../{outside.name}", str(outside), "a\0b", "a" * 300]
+    fakes.edit("workloads.toml", 'name = "small"\n', f'name = "small"\ntags = {json.dumps(names)}\n')
+    before = outside.stat().st_mtime_ns
+    with snapshot(fakes.root) as sources:
+        assert (sources / "table.txt").is_file()
+        assert not (sources.parent / outside.name).exists()
+        assert outside.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"table.txt"', '"tabel.txt"', "table.txt"),  # the nearest file's name is a hint
+        ('"table.txt"', "[" * 5000 + "]" * 5000, "nested"),
+        ('"table.txt"', "1" * 5000, "digits"),
+    ],
+    ids=["name", "nest", "number"],
+)
+def test_a_mistake_is_told_as_without_a_snapshot(fakes: Space, old: str, new: str, says: str) -> None:
+    fakes.edit("workloads.toml", old, new)
     checked, built = fakes.command("check"), fakes.command("build")
     assert (built.code, built.err) == (checked.code, checked.err)
-    assert "table.txt" in built.err, "the nearest file's name is a hint"
+    assert says in built.err
+
+
+def test_a_folder_without_declarations_is_its_own_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    with snapshot(tmp_path) as sources:
+        assert sources == tmp_path
+    assert (tmp_path / "rules").is_dir()

@@ -298,6 +298,7 @@ def test_what_a_gpu_would_have_to_measure_is_told_and_accepted_once_it_is_in_the
     assert measured.command("build", "--locked", runner=FakeRunner()).code == 3
     measured.build()
     clone = measured.copy_of(measured.root / "clone", "cache/record", "workloads.lock")
+    assert measured.command("check", "--stale").out.count(" of 4 candidates measured\n") == 3
     for space in (measured, clone):
         found = space.command("check", "--stale")
         assert found.code == 0, found.err

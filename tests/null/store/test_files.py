@@ -5,6 +5,7 @@ Knows nothing of what the files are for.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import psutil
 import pytest
 from support.spaces import clean_environment
 
 from kerneldecl.null_build.memo import MEMO, Memo, Row, load_memo, still_holding, write_memo
 from kerneldecl.null_build.stamp import context, is_fresh, write_stamp
-from kerneldecl.store.files import ignore_results, remove_parts, write_whole
+from kerneldecl.store.files import ignore_results, locked_file, remove_parts, write_whole
 
 WRITERS = 8
 ROUNDS = 20
@@ -166,3 +168,22 @@ def test_a_memo_of_another_form_does_not_hold(tmp_path: Path) -> None:
     write_memo(tmp_path, document, Memo({"table": [("too", "short")]}, {}, {}), context(str(tmp_path), []), [], [])  # type: ignore[dict-item]
     fields = load_memo(tmp_path)
     assert fields is None or still_holding(tmp_path, fields, document) is None
+
+
+def test_a_lock_that_somebody_else_took_first_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sweeps what the dead have left may lock a new file before its maker does."""
+    real, calls = fcntl.flock, list[int]()
+
+    def flock(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            raise BlockingIOError
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = psutil.Process().num_fds()
+    descriptor, path = locked_file(tmp_path, "worker-", ".lock")
+    assert path.exists()
+    os.close(descriptor)
+    assert len(calls) == 2
+    assert psutil.Process().num_fds() == before

@@ -5,6 +5,7 @@ Knows nothing of actions or of where keys are used.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,6 +145,12 @@ def test_all_that_an_artifact_says_and_holds_is_in_its_key() -> None:
     other: dict[str, Any] = {"name": "o", "version": "2", "target": "b", "entries": {"a": "other"}, "missing": {"b": "it failed"}}
     texts = [keys.link_manifest(**{**said, name: value}) for name, value in other.items()]
     assert len({keys.link_manifest(**said), *texts}) == len(other) + 1
+
+
+def test_names_in_a_computation_are_in_its_objects_key() -> None:
+    """They are in the text of a CUDA kernel, and in the messages of one for a CPU."""
+    build = functools.partial(keys.build_manifest, "s", "kd_0", arch(), TOOLCHAIN)
+    assert len({build(), build("a"), build("b")}) == 3
 
 
 def test_cuda_is_in_no_key_of_a_cpu() -> None:

@@ -56,6 +56,16 @@ def without(name: str) -> Damage:
     return damage
 
 
+def retold(old: str, new: str) -> Damage:
+    """Edit a record by hand, and keep the form in which records are written."""
+
+    def damage(path: Path) -> None:
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return damage
+
+
 def as_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -82,6 +92,8 @@ DEFECTS: dict[str, tuple[Damage, str]] = {
     "manifest of numbers": (edited("manifest", [1, 2]), "another manifest"),
     "other schema": (edited("schema", 99), "schema 99"),
     "other kind": (edited("kind", "lower"), "lower record"),
+    "other kind in the written form": (retold('"kind": "link"', '"kind": "lower"'), "lower record"),
+    "other manifest in the written form": (retold('"manifest": [', '"manifest": ["b = 1",'), "another manifest"),
     "no result": (without("result"), "lacks fields"),
     "no manifest": (without("manifest"), "lacks fields"),
     "a folder": (as_folder, "is no regular file"),
@@ -103,7 +115,7 @@ def test_every_defect_of_a_record_is_a_miss_with_a_reason(store: LocalStore, def
     found = read(store)
     assert isinstance(found, Miss)
     assert reason in found.reason
-    assert path.name in found.reason
+    assert found.reason.startswith(f"{store.root.name}/record/link/{path.name} ")
     assert len(store_stats(store)["damaged"]) == 1
 
 

@@ -78,6 +78,8 @@ def test_an_error_is_judged_by_the_tolerance_of_now() -> None:
 
 def test_by_another_reference_a_time_stays_and_a_verdict_does_not() -> None:
     assert judged(trial(**TIMED), 1e-4, is_same_reference=False) == replace(trial(**TIMED), error=None)
+    refused = trial(**{**TIMED, "failure": "wrong: by a stricter tolerance"})
+    assert judged(refused, 1e-4, is_same_reference=False) == replace(trial(**TIMED), error=None)
     assert judged(trial(**WRONG), 1e-4, is_same_reference=False) is None
     failed = trial(failure="the template does not apply")
     assert judged(failed, 1e-4, is_same_reference=False) == failed, "it was never compared"
@@ -89,10 +91,15 @@ def test_what_another_list_has_found_is_known() -> None:
     assert known(record(timed, trial("b", failure="took more than 20 s"))).trials(1e-4) == {timed.candidate: timed}
 
 
-@pytest.mark.parametrize("now", [{"computation": "d" * 64}, {"generation": 1}, {"tvm": "2"}, {"templates": {"a": "2"}}], ids=str)
-def test_what_other_kernels_have_found_is_not(now: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("now", "may_be_of_this_code"),
+    [({"computation": "d" * 64}, False), ({"generation": 1}, False), ({"tvm": "2"}, True), ({"templates": {"a": "2"}}, True)],
+    ids=str,
+)
+def test_what_other_kernels_have_found_is_not(now: dict[str, Any], may_be_of_this_code: bool) -> None:
     found = known(record(trial(**TIMED)), **now)
     assert found.trials(1e-4) == {}
+    assert found.is_of_other_code == may_be_of_this_code
     assert found.source(trial()) is None
     assert found.winner(trial()) is None
 
@@ -114,8 +121,8 @@ def test_of_two_findings_of_equal_worth_the_first_stays() -> None:
 
 
 def test_code_is_known_by_its_schedule_whatever_template_made_it() -> None:
-    made, unbuilt, scheduled = trial(**TIMED), trial("b"), trial("b", schedule_digest="s")
-    found = known(record(made, unbuilt, scheduled), templates={"a": "2", "b": "2"})
+    made, others = trial(**TIMED), (trial("b"), trial("b", schedule_digest="s"), trial("b", code_digest="d"))
+    found = known(record(made, *others), templates={"a": "2", "b": "2"})
     assert [each.candidate for each in found.built] == [made.candidate]
     assert found.is_of_other_code
     assert known(record(made), tvm="2").built == []

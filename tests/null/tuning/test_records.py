@@ -19,7 +19,7 @@ from kerneldecl.plugins.load import load_arch
 from kerneldecl.serial import trial_from_json
 from kerneldecl.store.keys import key, manifest
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.results import BLOBS, Lowered, groups_from_json, groups_to_json
+from kerneldecl.store.results import BLOBS, Lowered, TuneResult, groups_from_json, groups_to_json
 from kerneldecl.tuning import records
 from kerneldecl.tuning.records import Device, measured_here, write_result
 from kerneldecl.tuning.search import Outcome
@@ -147,3 +147,15 @@ def test_the_device_that_measured_is_told() -> None:
     assert (told["gpu"], told["host"], told["kernel"]) == ("NVIDIA H200", os.uname().nodename, os.uname().release)
     assert len(told["date"].split("-")) == 3
     assert "host" in measured_here({}).fields["provenance"]
+
+
+@pytest.mark.parametrize(
+    ("is_measured", "measured", "error", "coverage", "is_settled"),
+    [(True, 25, 0.0, "", True), (True, 20, 0.0, "20 of 25", False), (True, 25, None, "", False), (False, 0, None, "", False)],
+    ids=["settled", "in part", "not verified", "guessed"],
+)
+def test_a_record_is_settled_where_all_is_measured_and_its_winner_verified(
+    is_measured: bool, measured: int, error: float | None, coverage: str, is_settled: bool
+) -> None:
+    found = TuneResult("key", {"is_measured": is_measured, "measured": measured, "wanted": 25, "error": error})
+    assert (found.coverage, found.is_settled) == (coverage, is_settled)
