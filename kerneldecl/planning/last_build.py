@@ -42,15 +42,15 @@ def read_state(path: Path) -> State:
 
 def _is_whole(state: State) -> bool:
     """Say whether the fields have their types: the file may be of another version, or nobody's."""
-    texts = all(isinstance(value, str) for found in state.keys.values() for value in found.values())
+    texts = all({*map(type, found.values())} <= {str} for found in state.keys.values())
     failed = all(isinstance(found["key"], str) and isinstance(found["reason"], str) for found in state.failed.values())
     failed = failed and all(not misfit(trials_from_json(found["trials"]), tuple[Trial, ...], "") for found in state.failed.values())
     return texts and failed and all(_is_action(action) for actions in state.why.values() for action in actions)
 
 
 def _is_action(action: dict[str, Any]) -> bool:
-    lines = ((line, size) for name, size in (("changed", 3), ("causes", 4)) for line in action[name])
-    are_lines = all(len(line) == size and all(part is None or isinstance(part, str) for part in line) for line, size in lines)
+    lines = [(line, size) for name, size in (("changed", 3), ("causes", 4)) for line in action[name]]
+    are_lines = not lines or all(len(line) == size and all(part is None or isinstance(part, str) for part in line) for line, size in lines)
     return are_lines and isinstance(action["kind"], str) and isinstance(action["reason"], str)
 
 
