@@ -196,8 +196,7 @@ class Arch:
 
     def __post_init__(self) -> None:
         if (self.cpu is not None, self.gpu is not None) != (self.kind == "cpu", self.kind == "cuda"):
-            wanted = "cpu" if self.kind == "cpu" else "gpu"
-            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {wanted} and nothing else")
+            raise ValueError(f"arch {self.name} is of kind {self.kind}; it must have {'cpu' if self.kind == 'cpu' else 'gpu'} alone")
 
     @property
     def device(self) -> Cpu | Gpu:
