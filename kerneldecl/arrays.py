@@ -9,16 +9,16 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-import ml_dtypes
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kerneldecl.hardware.blas_threads import one_thread
+from kerneldecl.lazy import ml_dtypes, np
 from kerneldecl.model import Arg
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+else:
+    Array = Any
 Result = TypeVar("Result")
 
 ALIGNMENT_BYTES = 64
@@ -137,6 +137,8 @@ def by_rows(out: Array, function: Callable[[slice], Array], row_elements: int) -
 
 
 def _on_all_cores(function: Callable[[int], Result], items: Sequence[int]) -> list[Result]:
+    from concurrent.futures import ThreadPoolExecutor  # as much as a rule's import takes without it
+
     cores = len(os.sched_getaffinity(0))
     # Where every core runs its own GEMM, more threads per GEMM would only compete for the cores.
     with ThreadPoolExecutor(cores) as pool, one_thread() if len(items) >= cores else contextlib.nullcontext():

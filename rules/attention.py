@@ -3,16 +3,17 @@
 Knows nothing of tiles, targets or how it is scheduled.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from kerneldecl.analysis.band import Band
 from kerneldecl.arrays import Array, numpy_dtype, random_array
+from kerneldecl.lazy import np
 from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Extent, Rule, Signature, Size
 

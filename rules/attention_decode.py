@@ -4,14 +4,15 @@ Knows nothing of tiles, targets or how it is scheduled. Nothing of a cache is re
 the cache and entries of the page table there may be anything.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array, random_array
+from kerneldecl.lazy import np
 from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Extent, Rule, Signature, Size
 

@@ -3,14 +3,15 @@
 Knows nothing of tiles, targets or how the convolution is scheduled.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array, by_rows, random_array
+from kerneldecl.lazy import np
 from kerneldecl.model import dtype_bytes
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 

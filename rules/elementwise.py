@@ -3,14 +3,15 @@
 Knows nothing of how many elements a schedule takes at a time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array, by_rows, numpy_dtype
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.pointwise import OPERATIONS, cast, lower, stage

@@ -3,13 +3,14 @@
 Knows nothing of how the weights came to be quantised.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kerneldecl.arrays import Array, by_rows, numpy_dtype
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from .shared.epilogue import Epilogue

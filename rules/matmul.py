@@ -3,14 +3,15 @@
 Knows nothing of tiles, targets or how it is scheduled.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import PERIOD, Array, distinct, random_array, repeated, widened
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature, Size
 
 from .shared.epilogue import Epilogue, RowStep, Step

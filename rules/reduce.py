@@ -3,14 +3,15 @@
 Knows nothing of how a schedule divides a reduction.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.axes import axes_problems, positions

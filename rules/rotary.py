@@ -3,14 +3,15 @@
 Knows nothing of how the tables of cosines and sines come about.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array, numpy_dtype, random_array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from .shared.precision import accum_dtype

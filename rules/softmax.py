@@ -3,14 +3,15 @@
 Knows nothing of how many passes over its input a schedule makes.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from .shared.axes import axes_problems, positions

@@ -3,6 +3,8 @@
 Knows nothing of what they compute. Only this rule's `signature` needs TVM, since it is in the file; attributes and problems do not.
 """
 
+from __future__ import annotations
+
 import functools
 import runpy
 from collections.abc import Iterator, Sequence
@@ -10,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kerneldecl.arrays import Array, integers_between, random_array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Rule, Signature, WorkspaceFile
 
 NO_FILE = WorkspaceFile("")

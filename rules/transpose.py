@@ -3,13 +3,14 @@
 Knows nothing of how a schedule keeps both sides' accesses contiguous.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Dtype, Extent, Rule, Signature
 
 from .shared.axes import axes_problems, positions

@@ -3,6 +3,8 @@
 Knows nothing of what is accumulated.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 from collections import Counter
@@ -11,9 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array, random_array
+from kerneldecl.lazy import np
 from kerneldecl.model import Arg
 
 from .pointwise import OPERATIONS, cast, lower, stage

@@ -3,6 +3,8 @@
 Knows nothing of shapes, attributes or which rule applies them.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import operator
@@ -10,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 
 Reader = Callable[..., Any]
 """A TE tensor, or a function that takes indices to an expression just as a tensor does."""
@@ -33,8 +34,12 @@ class Pointwise:
 
 _STEPS = 64
 """Points per unit in the table of erf; where |x| > 6, erf is 1 to the last bit."""
-_POINTS = np.arange(-6 * _STEPS, 6 * _STEPS + 1) / _STEPS
 _ORDER = 7
+
+
+@functools.cache
+def _points() -> Array:
+    return np.asarray(np.arange(-6 * _STEPS, 6 * _STEPS + 1) / _STEPS)
 
 
 @functools.cache
@@ -43,19 +48,20 @@ def _erf_terms() -> Array:
 
     The derivatives are 2 / sqrt(pi) * (-1)^n * H_n(x) * exp(-x^2), with the Hermite polynomials H_n.
     """
-    hermite = [np.ones_like(_POINTS), 2 * _POINTS]
+    points = _points()
+    hermite = [np.ones_like(points), 2 * points]
     for n in range(1, _ORDER - 1):
-        hermite.append(2 * _POINTS * hermite[n] - 2 * n * hermite[n - 1])
-    slope = 2 / math.sqrt(math.pi) * np.exp(-np.square(_POINTS))
+        hermite.append(2 * points * hermite[n] - 2 * n * hermite[n - 1])
+    slope = 2 / math.sqrt(math.pi) * np.exp(-np.square(points))
     rest = [slope * (-1) ** n * h / math.factorial(n + 1) for n, h in enumerate(hermite)]
-    return np.stack([np.vectorize(math.erf)(_POINTS), *rest])
+    return np.stack([np.vectorize(math.erf)(points), *rest])
 
 
 def _erf(x: Array) -> Array:
     """Return erf with an error of at most 1e-15. NumPy has none, and math.erf for each element would take seconds."""
     near = np.clip(x, -6, 6)
     at = np.nan_to_num(np.rint(near * _STEPS)).astype(np.intp) + 6 * _STEPS
-    distance = near - _POINTS[at]
+    distance = near - _points()[at]
     *lower, highest = _erf_terms()
     value = highest[at]
     for terms in lower[::-1]:
@@ -79,20 +85,29 @@ def _gelu_tanh(x: Array) -> Array:
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))))
 
 
+def _numpy(name: str) -> Callable[..., Array]:
+    """Return NumPy's function of a name, which is looked for when it is called."""
+
+    def function(*operands: Array) -> Array:
+        return np.asarray(getattr(np, name)(*operands))
+
+    return function
+
+
 OPERATIONS = {
-    "copy": Pointwise(1, 0, np.positive),
-    "add": Pointwise(2, 1, np.add),
-    "sub": Pointwise(2, 1, np.subtract),
-    "mul": Pointwise(2, 1, np.multiply),
-    "div": Pointwise(2, 1, np.divide, is_float_only=True),
-    "maximum": Pointwise(2, 1, np.maximum),
-    "minimum": Pointwise(2, 1, np.minimum),
-    "neg": Pointwise(1, 1, np.negative),
-    "abs": Pointwise(1, 1, np.abs),
+    "copy": Pointwise(1, 0, _numpy("positive")),
+    "add": Pointwise(2, 1, _numpy("add")),
+    "sub": Pointwise(2, 1, _numpy("subtract")),
+    "mul": Pointwise(2, 1, _numpy("multiply")),
+    "div": Pointwise(2, 1, _numpy("divide"), is_float_only=True),
+    "maximum": Pointwise(2, 1, _numpy("maximum")),
+    "minimum": Pointwise(2, 1, _numpy("minimum")),
+    "neg": Pointwise(1, 1, _numpy("negative")),
+    "abs": Pointwise(1, 1, _numpy("abs")),
     "relu": Pointwise(1, 1, _relu),
-    "sqrt": Pointwise(1, 1, np.sqrt, is_float_only=True),
-    "exp": Pointwise(1, 1, np.exp, is_float_only=True, is_rounded=True),
-    "tanh": Pointwise(1, 1, np.tanh, is_float_only=True, is_rounded=True),
+    "sqrt": Pointwise(1, 1, _numpy("sqrt"), is_float_only=True),
+    "exp": Pointwise(1, 1, _numpy("exp"), is_float_only=True, is_rounded=True),
+    "tanh": Pointwise(1, 1, _numpy("tanh"), is_float_only=True, is_rounded=True),
     "sigmoid": Pointwise(1, 1, _sigmoid, is_float_only=True, is_rounded=True),
     "gelu": Pointwise(1, 5, lambda x: 0.5 * x * (1.0 + _erf(x * 0.5**0.5)), is_float_only=True, is_rounded=True),
     "gelu_tanh": Pointwise(1, 9, _gelu_tanh, is_float_only=True, is_rounded=True),

@@ -3,13 +3,14 @@
 Knows nothing of any one operator.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
-
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 from kerneldecl.rule import dtype_tolerance
 
 OperandDtype = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]

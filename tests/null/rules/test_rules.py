@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.repository import REPOSITORY
+from support.spaces import clean_environment
 
 from kerneldecl.arrays import ALIGNMENT_BYTES, PERIOD, aligned, random_array
 from kerneldecl.model import Arg
@@ -469,3 +470,18 @@ def test_scales_are_float32_for_all_elements_for_columns_or_for_rows() -> None:
         ("bias", (3,), "float16"),
         ("row_scales", (5, 2), "float32"),
     ]
+
+
+IMPORTING = """
+import sys
+from kerneldecl.declare.rule_attributes import rule_attributes
+from kerneldecl.plugins.find import STANDARD, plugin_names
+for name in plugin_names("rules", STANDARD):
+    rule_attributes(STANDARD, name)
+print(sorted({"numpy", "ml_dtypes", "tvm"} & sys.modules.keys()))
+"""
+
+
+def test_a_plan_that_knows_the_attributes_of_all_standard_rules_has_imported_no_numpy() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTING], env=clean_environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
