@@ -29,7 +29,7 @@ Read = Callable[[str, str, bool], Record | Miss]
 
 MEASURING: Mapping[str, str] = {"cpu": "cpu-warm-1", "cuda": "cuda-graph-cold-3"}
 """Protocol of timing by kind of arch (runners/, tuning/race): it rises where times are no longer comparable."""
-VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-1", "seed": 20}
+VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-2", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
 
 
