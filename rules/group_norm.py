@@ -3,15 +3,17 @@
 Knows nothing of how many passes over its input a schedule makes.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from annotated_types import Gt
 
 from kerneldecl.arrays import Array
+from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from .shared.pointwise import OPERATIONS

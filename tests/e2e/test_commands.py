@@ -131,14 +131,13 @@ def test_the_doctor_looks_at_tools_and_machine(shown: Space) -> None:
     assert detect().model in rows["host"]["found"]
 
 
-def test_modules_in_the_working_folder_are_not_imported(real: Space) -> None:
+def test_the_doctor_imports_nothing_from_the_working_folder(real: Space) -> None:
     """A clone may hold a tvm.py; `-P` is what the installed command does, which Python starts by its own path."""
     trap = "import pathlib; pathlib.Path('trapped').touch(); raise SystemExit(__name__)\n"
     real.write({f"{name}.py": trap for name in ("tvm", "tvm_ffi", "numpy", "ml_dtypes", "psutil", "pydantic")})
     environment = {**clean_environment(), "PYTHONSAFEPATH": ""}
-    for command in (["doctor"], ["build", "relu"]):
-        done = subprocess.run([sys.executable, "-P", "-m", "kerneldecl", *command], cwd=real.root, env=environment, check=False)
-        assert done.returncode == 0
+    done = subprocess.run([sys.executable, "-P", "-m", "kerneldecl", "doctor"], cwd=real.root, env=environment, check=False)
+    assert done.returncode == 0
     assert not (real.root / "trapped").exists()
 
 
@@ -184,6 +183,7 @@ def test_it_works_from_anywhere(shown: Space, command: list[str], tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet_and_colour_is_for_terminals(real: Space) -> None:
     real.edit("workloads.toml", "shape = [[24, 32], [7, 9]]", "shape = [[24, 32], [7, 10]]")
     quiet = real.run("build", "-q", FORCE_COLOR="")

@@ -17,7 +17,7 @@ from support.spaces import FAKES, Space
 
 from kerneldecl.errors import ExitCode
 from kerneldecl.store.local import LocalStore, Record
-from kerneldecl.store.record_text import record_text
+from kerneldecl.store.record_text import record_bytes
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def slow_down(space: Space, entry: str, factor: float) -> None:
     old_us = result["run_secs"] * 1e6
     result["run_secs"] = float(f"{result['run_secs'] * factor:.4g}")
     result["trials"][0]["samples"] = [secs * factor for secs in result["trials"][0]["samples"]]
-    store.record_path("tune", key, is_local=False).write_text(record_text("tune", record.manifest, result))
+    store.record_path("tune", key, is_local=False).write_bytes(record_bytes("tune", record.manifest, result))
     changed = block.replace(f"time_us = {old_us:.4g}", f"time_us = {result['run_secs'] * 1e6:.4g}")
     assert changed != block
     space.write({"workloads.lock": lock.replace(block, changed)})

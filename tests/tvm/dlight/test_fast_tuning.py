@@ -247,6 +247,7 @@ def test_functions_are_left_where_none_can_be_tuned() -> None:
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_winners_are_ranked_where_the_gpu_is_not_and_a_warning_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     a, b, k = te.placeholder((128, 128), "float16", "A"), te.placeholder((128, 128), "float16", "B"), te.reduce_axis((0, 128), "k")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tvm
 from support.spaces import REAL, Space, clean_environment
+from support.thinned import at
 from tvm import relax, te
 from tvm.script import ir as I  # noqa: N812
 from tvm.script import relax as R  # noqa: N812
@@ -197,7 +198,7 @@ def test_what_cannot_be_called_as_a_kernel_gets_its_schedule(built: Space) -> No
     assert dict(after["f0"].attrs) == {**dict(mod["f0"].attrs), "tirx.is_scheduled": True}
 
 
-@pytest.mark.parametrize("form", ["schedule", "binary"])
+@pytest.mark.parametrize("form", at({0}, ["schedule", "binary"]))
 def test_functions_without_a_kernel_are_left_to_the_passes_that_follow(built: Space, form: Any, tmp_path: Path) -> None:
     @I.ir_module
     class Wider:

@@ -13,7 +13,7 @@ import pytest
 from emulation import Kernel
 from support.compilers import needs_nvcc
 from support.repository import REPOSITORY
-from support.thinned import only
+from support.thinned import at, only
 from support.wgmma_cases import PLAIN
 
 from kerneldecl.arrays import relative_error
@@ -117,7 +117,7 @@ EMULATED: dict[str, tuple[str, dict[str, Any], str, dict[str, Value]]] = {
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.parametrize("name", at({1, 2}, EMULATED))
 def test_prefetches_are_within_the_arguments(name: str) -> None:
     """The emulator checks every prefetch."""
     kind, attrs, template, params = EMULATED[name]
