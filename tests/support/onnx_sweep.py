@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from support.onnx_nodes import cases
+from support.repository import REPOSITORY
 
 CHUNK = 80
 """Cases that share a workspace: a process and a command take seconds, whatever they do."""
@@ -75,7 +77,9 @@ def _chunk(names: Sequence[str], folder: Path) -> Found:
     """Return the verdicts of cases; where something ends that is no case's own, those of each half."""
     folder.mkdir(parents=True)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-m", "support.onnx_chunk", str(folder), *names], check=False, timeout=LIMIT_SECS)
+        path = os.pathsep.join(filter(None, (str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", ""))))
+        command = [sys.executable, "-m", "support.onnx_chunk", str(folder), *names]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, timeout=LIMIT_SECS)
     lines = [json.loads(line) for line in (folder / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()]
     found = _found(names, lines)
     is_shared = any(verdict.outcome in {"crash", "failed"} for verdict in found.verdicts)

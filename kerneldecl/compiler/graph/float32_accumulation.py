@@ -24,7 +24,7 @@ WIDE = frozenset(
 """Operators that TVM would compute in half precision throughout: sums, and functions that round more than once. TVM's layer_norm,
 rms_norm, group_norm, instance_norm and erf widen by themselves."""
 
-NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm", "relax.nn.rms_norm"})
+_NORMS = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm", "relax.nn.layer_norm", "relax.nn.rms_norm"})
 """TVM 0.27 lowers these for float16 and float32 alone: bfloat16 ones are cast here."""
 
 
@@ -38,7 +38,7 @@ class AccumulateInFloat32(Rewriter):
 
     def rewritten(self, call: relax.Call, operator: str) -> relax.Expr:
         half = next((dtype for arg in call.args if (dtype := dtype_of(arg)) in HALF), "")
-        return widened(self.builder_, call, half) if half and operator in (WIDE | NORMS if half == "bfloat16" else WIDE) else call
+        return widened(self.builder_, call, half) if half and operator in (WIDE | _NORMS if half == "bfloat16" else WIDE) else call
 
 
 def dtype_of(expr: Any) -> str:

@@ -13,7 +13,7 @@ from tvm import relax
 
 from kerneldecl.compiler.graph.batch_norm import FoldBatchNorm
 from kerneldecl.compiler.graph.constants import FoldConstants
-from kerneldecl.compiler.graph.float32_accumulation import NORMS, WIDE, dtype_of, widened
+from kerneldecl.compiler.graph.float32_accumulation import WIDE, dtype_of, widened
 
 HalfDtype = Literal["float16", "bfloat16"]
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
@@ -28,8 +28,8 @@ _CONTRACTIONS = frozenset(
         "relax.nn.conv3d_transpose",
     }
 )
-
-
+_FLOAT16_ALONE = frozenset({"relax.nn.group_norm", "relax.nn.instance_norm"})
+"""Norms that TVM 0.27 has in float16 and float32, not in bfloat16."""
 _IN_FLOAT32 = (relax.transform.CanonicalizeBindings(), FoldConstants(), FoldBatchNorm())
 """Passes that come first: weights are rounded once, after a batch norm was folded into them."""
 
@@ -100,7 +100,7 @@ class _HalfPrecision(relax.PyExprMutator):  # type: ignore[misc]  # TVM is untyp
             product = self.builder_.emit(relax.Call(call.op, args, _with_out_dtype(call.attrs), call.ty_args))
             return relax.op.astype(product, self._dtype)
         narrow = relax.Call(call.op, args, call.attrs, call.ty_args)
-        if name in (WIDE | NORMS if self._dtype == "bfloat16" else WIDE):
+        if name in (WIDE | _FLOAT16_ALONE if self._dtype == "bfloat16" else WIDE):
             return widened(self.builder_, narrow, self._dtype)
         result = self.builder_.normalize(narrow)
         return relax.op.astype(self.builder_.emit(result), self._dtype) if dtype_of(result) == "float32" else result
