@@ -182,12 +182,15 @@ def _lines(folder: str, *, is_deep: bool = False) -> Iterator[str]:
     except FileNotFoundError:
         return
     for entry in entries:
-        if entry.name != "__pycache__":
+        if entry.name == "__pycache__":
+            continue
+        if is_deep and entry.is_dir():
+            # Its files say what changed in it. Its own times also change when a first build has Python put bytecode there.
+            yield from _lines(entry.path, is_deep=True)
+        else:
             status = entry.stat()
             # ctime, the time of the inode's last change, cannot be set back by those who set a file's own time.
             yield f"{folder}/{entry.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
-            if is_deep and entry.is_dir():
-                yield from _lines(entry.path, is_deep=True)
 
 
 def _machine() -> bytes:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 from support import kills
-from support.spaces import REAL, Space
+from support.repository import REPOSITORY
+from support.spaces import REAL, Space, clean_environment
 from support.thinned import at
 
 COMPUTATIONS = 4
@@ -192,3 +195,17 @@ def test_records_of_a_declared_arch_travel_and_are_locked(fresh: Space, tmp_path
     stale = clone.run("build", "--locked", code=3)
     assert "workloads.lock would change: gemm@host would be tuned" in stale.stderr
     assert json.loads((clone.artifact() / "manifest.json").read_text())["arch"]["name"] == "x86-64-v3"
+
+
+@pytest.mark.slow
+def test_the_first_build_of_an_installation_without_bytecode_goes_through(fresh: Space, tmp_path: Path) -> None:
+    """It makes the bytecode of what it imports, beside modules that it watches for edits."""
+    installed = tmp_path / "installed"
+    for folder in ("kerneldecl", "rules"):
+        shutil.copytree(REPOSITORY / folder, installed / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**clean_environment(), "PYTHONPATH": str(installed)}
+    del environment["PYTHONDONTWRITEBYTECODE"]
+    command = [sys.executable, "-m", "kerneldecl", "build", "relu"]
+    done = subprocess.run(command, cwd=fresh.root, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(installed.rglob("*.pyc"))

@@ -273,6 +273,25 @@ def test_another_machine_is_seen_and_another_reading_of_the_same_one_is_not(monk
     assert machine(monkeypatch, limit="100000 100000") != before
 
 
+def test_bytecode_is_no_change_of_the_package_and_each_edit_of_a_file_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python puts bytecode beside modules when they are first imported, which happens while a first build runs."""
+    monkeypatch.setattr("kerneldecl.null_build.stamp._PACKAGE", str(tmp_path))
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "module.py").write_text("a = 1\n")
+    before = surroundings()
+    for folder in (tmp_path, tmp_path / "room"):
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "module.pyc").write_bytes(b"")
+    assert surroundings() == before
+    (tmp_path / "room" / "module.py").write_text("a = 2\n")
+    edited = surroundings()
+    (tmp_path / "room" / "other.py").touch()
+    added = surroundings()
+    (tmp_path / "room" / "other.py").unlink()
+    assert len({before, edited, added}) == 3
+    assert surroundings() == edited
+
+
 def test_a_new_stamp_is_not_given_for_a_new_lock(built: Space) -> None:
     """The command knows then that the text declares what it did; it does not know what became of the lock."""
     append("workloads.lock")(built)
