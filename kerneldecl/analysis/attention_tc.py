@@ -14,8 +14,7 @@ from kerneldecl.analysis.tensor_cores import FRAGMENT, K_BYTES
 from kerneldecl.model import Candidate, Gpu, dtype_bytes
 
 DTYPES = ("float16", "bfloat16")
-"""Of queries, keys and values. Not float32: sums of products of TF32 that replace it are NaN where one factor is infinite, for the parts of
-the other may differ in sign."""
+"""Of Q, K and V. Not float32: 3xTF32 gives NaN where one operand is infinite, since the two TF32 parts of the other may differ in sign."""
 OUT_DTYPES = (*DTYPES, "float32")
 MAX_HEAD_DIM = 256
 HEAD_MULTIPLE = 8

@@ -40,7 +40,7 @@ class Quantity(click.ParamType[float]):
         except (ValueError, KeyError):
             found = -1.0
         if not 0 <= found < float("inf"):
-            self.fail(f"{text!r} is no number with a unit ({', '.join(self._units)})", param, ctx)
+            self.fail(f"{text!r} is not a number with a unit ({', '.join(self._units)})", param, ctx)
         return found
 
 

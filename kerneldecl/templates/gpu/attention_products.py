@@ -1,4 +1,4 @@
-"""Owns the products of attention on mma.sync: scores and results of a warp's fragments.
+"""Owns both GEMMs of attention on mma.sync: a warp's fragments of QK and of PV.
 
 Knows nothing of when blocks of keys and values are in shared memory.
 """

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from support.fakes import FakeRunner
+from support.git import git
 from support.spaces import FAKES, Space
 
 from kerneldecl.errors import ExitCode
@@ -38,11 +39,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Space:
 def space(pristine: Space, tmp_path: Path) -> Space:
     subprocess.run(["cp", "-r", str(pristine.root), str(tmp_path / "space")], check=True)
     return Space(tmp_path / "space")
-
-
-def git(space: Space, *arguments: str) -> None:
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *who, *arguments], cwd=space.root, check=True, capture_output=True)
 
 
 def slow_down(space: Space, entry: str, factor: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.fakes import DieRunner, FakeRunner
+from support.git import git
 from support.spaces import FAKES, Space
 
 from kerneldecl.errors import ExitCode
@@ -45,11 +46,6 @@ def space(pristine: Space, tmp_path: Path) -> Space:
     for index, path in enumerate(files(Space(tmp_path / "space"))):
         used(path, days_ago=100 + index)
     return Space(tmp_path / "space")
-
-
-def git(space: Space, *arguments: str) -> None:
-    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", *who, *arguments], cwd=space.root, check=True, capture_output=True)
 
 
 def files(space: Space) -> list[Path]:
@@ -148,7 +144,7 @@ def test_files_of_others_stay(space: Space) -> None:
 def test_wrong_limits_are_sentences(option: str, tmp_path: Path) -> None:
     done = Space(tmp_path).command("cache", "gc", option)
     assert done.code == ExitCode.USAGE
-    assert "is no number with a unit" in done.err
+    assert "is not a number with a unit" in done.err
 
 
 def test_an_empty_folder_has_nothing_to_remove(tmp_path: Path) -> None:
