@@ -26,7 +26,7 @@ SMEM_DTYPES = ("float16", "bfloat16")
 
 
 class TileOperand(NamedTuple):
-    """An auxiliary operand with the result's shape, strides and dtype, such as a residual: TMA can load its tiles where it stores results."""
+    """An auxiliary operand with the result's shape and dtype, such as a residual: TMA can load its tiles where it stores results."""
 
     number: int
     """Which of the auxiliary operands it is."""

@@ -20,7 +20,15 @@ from kerneldecl.templates.hopper.mainloop import Consumer, finish_first_mma_tile
 from kerneldecl.templates.hopper.pack import packed
 from kerneldecl.templates.hopper.producer import prefetch_k_tiles, produce
 from kerneldecl.templates.hopper.split_k import reduce_partials, send_partials
-from kerneldecl.templates.hopper.store import StoreContext, TileOperandLoads, load_aux, load_tile_operand, store_chunks, store_tile, wait_for_stores
+from kerneldecl.templates.hopper.store import (
+    StoreContext,
+    TileOperandLoads,
+    load_aux,
+    load_tile_operand,
+    store_chunks,
+    store_tile,
+    wait_for_stores,
+)
 from kerneldecl.templates.hopper.stream_k import Workspace, add_partials, store_partials
 from kerneldecl.templates.hopper.tile_scheduler import TileScheduler
 from kerneldecl.templates.hopper.tma import ENCODE

@@ -152,11 +152,18 @@ def load_tile_operand(context, at):
 
 
 @T.inline
-def wait_for_tile_operand(context, consumer):
-    """Have a warpgroup wait until its part of the tile operand is in shared memory."""
+def _wait_for_buffer(context, chunk, consumer):
+    """Have a warpgroup wait until it may write a chunk: TMA has read what was there, or loaded the tile operand."""
     loads = T.meta_var(context.tile_operand)
-    loads.barrier.wait(consumer, loads.state.phase)
-    loads.state.advance()
+    if loads is not None:
+        if chunk == 0:
+            loads.barrier.wait(consumer, loads.state.phase)
+            loads.state.advance()
+    else:
+        if context.epilogue.map is not None:
+            if (context.lanes[0] == 0) & (context.lanes[1] == 0):
+                T.ptx.cp.async_.bulk.wait_group.read(context.plan.buffers - 1)
+        T.cuda.warpgroup_sync(1 + consumer)
 
 
 @T.inline
@@ -270,14 +277,7 @@ def store_chunks(context, at, begin, end):
                 load_aux(context, chunk + 1, at)
         else:
             load_aux(context, chunk, at)
-        if epilogue.is_streaming:
-            if chunk == 0:
-                wait_for_tile_operand(context, consumer)
-        else:
-            if epilogue.map is not None:
-                if (warp == 0) & (lane == 0):
-                    T.ptx.cp.async_.bulk.wait_group.read(buffers - 1)
-            T.cuda.warpgroup_sync(1 + consumer)
+        _wait_for_buffer(context, chunk, consumer)
         _fill(context, acc, StagingChunk(staging, consumer, buffer), chunk, (batch, x, y))
         if epilogue.map is not None:
             T.ptx.fence.proxy.async_.shared__cta()

@@ -59,6 +59,8 @@ OF_EACH_KIND = (
     "odd sizes, tt",
     "gelu behind the second MMA tile, staggered",
     "three consumers",
+    "residual, staggered",
+    "residual, swapped",
     "split-K, swapped",
     "scales of int8",
     "float16 accumulators, nn",
