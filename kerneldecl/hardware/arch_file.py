@@ -80,7 +80,7 @@ def _read(key: str, value: Any) -> Any:
 
 
 def _mistakes(table: Mapping[str, Any]) -> Iterator[Mistake]:
-    kind = table.get("kind")
+    kind = table.get("kind", "")
     if kind not in _DEVICES:
         # What else a file must have depends on it.
         wrong = f"unknown kind {show(kind)}" if "kind" in table else "kind is missing"
