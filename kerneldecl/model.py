@@ -6,8 +6,8 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kerneldecl.errors import TuningError
@@ -65,6 +65,8 @@ class Workload:
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
     nan: str = ""
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
+    timing: str = "cool"
+    """By which protocol winners are chosen (`kerneldecl.timing`)."""
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -346,6 +348,10 @@ class Proposal:
     predicted_secs: float
 
 
+Timings = tuple[tuple[str, tuple[float, ...]], ...]
+"""Samples by protocol, in seconds."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What became of one candidate: how far it got, and its samples if it got to the end."""
@@ -366,7 +372,9 @@ class Trial:
     error: float | None = None
     """Largest relative error against the reference; None if it never ran."""
     samples: tuple[float, ...] = ()
-    """Seconds of one call each; empty unless the error is within the tolerance."""
+    """Seconds of one call each, by the protocol that winners are chosen by; empty unless the error is within the tolerance."""
+    timings: Timings = ()
+    """Of a finalist: seconds of one call each under the other protocols of its device (`kerneldecl.timing`)."""
     is_traceless: bool = False
     """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
@@ -375,8 +383,17 @@ class Trial:
     @property
     def run_secs(self) -> float:
         """Median of the samples."""
-        ranked, middle = sorted(self.samples), len(self.samples) // 2
-        return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+        return median(self.samples)
+
+    def failed(self, failure: str) -> Trial:
+        """Return the trial of a candidate that does not compete any more."""
+        return replace(self, samples=(), timings=(), failure=failure)
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the middle of samples, or the mean of the two that are: as `statistics.median`, which null builds do without."""
+    ranked, middle = sorted(samples), len(samples) // 2
+    return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
 
 
 def _shown(value: Value) -> str:

@@ -76,7 +76,7 @@ def judged(trial: Trial, tolerance: float, *, is_same_reference: bool) -> Trial 
     if not is_same_reference:
         return replace(trial, error=None, failure="") if trial.samples else None
     if not trial.error <= tolerance:
-        return replace(trial, samples=(), failure=why_wrong(trial.error, tolerance))
+        return trial.failed(why_wrong(trial.error, tolerance))
     return replace(trial, failure="") if trial.samples else None
 
 

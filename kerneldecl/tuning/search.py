@@ -124,7 +124,7 @@ def _with_own_code(task: Task, outcome: Outcome, runner: Runner) -> Outcome:
         (built,) = build_all(task, [Proposal(winner.candidate, winner.predicted_secs)], runner, lambda *_: None)
         is_same = built.schedule_digest == winner.schedule_digest
         why = built.failure or f"template {winner.candidate.template} depends on names in the computation, which are others now"
-        now = replace(winner, code_digest=built.code_digest) if is_same else replace(winner, samples=(), failure=why)
+        now = replace(winner, code_digest=built.code_digest) if is_same else winner.failed(why)
         trials, tied = ranking([now, *others])
         outcome = Outcome(trials, tied, outcome.policy if trials[0].samples else "")
     return outcome

@@ -16,11 +16,11 @@ from support.repository import REPOSITORY
 
 from kerneldecl.errors import ToolchainError
 from kerneldecl.model import Arch, Candidate, Trial, Workload
-from kerneldecl.planning.plan import MEASURING
 from kerneldecl.plugins.load import load_arch
 from kerneldecl.runners.process import Answer
 from kerneldecl.store.local import LocalStore
 from kerneldecl.store.results import Lowered, groups_from_json, groups_to_json
+from kerneldecl.timing import measuring
 from kerneldecl.tuning import search
 from kerneldecl.tuning.measure import Preparation, measure, measured_on, verify
 from kerneldecl.tuning.task import Task
@@ -78,7 +78,7 @@ def task_in(folder: Path, arch: Arch = H200) -> Task:
         groups=(),
         lowered=Lowered(LOWERED),
         tolerance=1e-3,
-        protocol=MEASURING[arch.kind],
+        protocol=measuring(arch.kind),
         seed=20,
         reference_digest="reference",
         toolchain={},
