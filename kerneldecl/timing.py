@@ -48,7 +48,12 @@ def raced(kind: str, timing: str) -> tuple[Protocol, ...]:
     return next((protocol,) for protocol in (timing, "steady") if protocol in PROTOCOLS[kind])
 
 
+def timing_in_words(kind: str, timing: str) -> str:
+    """Return what a timing is called on a kind of device: a protocol that it has, or "both"."""
+    return timing if timing == "both" else raced(kind, timing)[0]
+
+
 def timing_of(kind: str, name: str) -> str:
-    """Return the timing that a key's text stands for, in the words of its device; empty for one of another version."""
-    found = [timing for timing, text in _MEASURING.get(kind, {}).items() if text == name]
-    return next((timing for timing in reversed(found) if timing in (*PROTOCOLS[kind], "both")), "")
+    """Return what the timing is called that a key's text stands for; empty for one of another version."""
+    found = (timing for timing, text in _MEASURING.get(kind, {}).items() if text == name)
+    return next((timing_in_words(kind, timing) for timing in found), "")

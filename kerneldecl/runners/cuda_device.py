@@ -17,6 +17,7 @@ import numpy as np
 
 from kerneldecl.analysis.gpu_limits import FIRST_PDL_CAPABILITY
 from kerneldecl.arrays import Array
+from kerneldecl.artifact.graph_starts import plain_starts
 from kerneldecl.hardware.cuda_driver import open_driver
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -183,7 +184,10 @@ class Device:
         self._call("cuLaunchKernelEx", ctypes.byref(config), function, _pointers(arguments), None)
 
     def timed_graph(self, work: Callable[[], None]) -> Graph:
-        """Return what `work` launches on the stream as a graph that records its own beginning and end."""
+        """Return what `work` launches on the stream as a graph that records its own beginning and end.
+
+        Kernels start in it as `plain_starts` has them start in a graph of anybody's.
+        """
         self._call("cuStreamBeginCapture_v2", self.stream, _CAPTURE_RELAXED)
         try:
             self._call("cuEventRecordWithFlags", self._events[0], self.stream, _RECORD_EXTERNAL)
@@ -194,6 +198,7 @@ class Device:
             status = self._driver.cuStreamEndCapture(self.stream, ctypes.byref(captured))
         if status != 0:
             raise self._error(status)
+        plain_starts(captured.value or 0)
         graph = self._handle("cuGraphInstantiateWithFlags", captured, 0)
         self._call("cuGraphDestroy", captured)
         self._call("cuGraphUpload", graph, self.stream)

@@ -98,7 +98,7 @@ class _Neighbours:
     def __init__(self, gpu: Device) -> None:
         self._gpu, self._memory = gpu, gpu.allocate(2 * NEIGHBOUR_BYTES)
         gpu.fill(self._memory, 0, 2 * NEIGHBOUR_BYTES)
-        self._early = gpu.functions(EARLY_COPY.read_bytes(), ["early_copy"])["early_copy"] if gpu.has_dependent_launch else None
+        self._early = gpu.functions(EARLY_COPY.read_bytes(), ["kd_early_copy"])["kd_early_copy"] if gpu.has_dependent_launch else None
 
     def foreign(self) -> None:
         checks().copy(self._memory, self._memory + NEIGHBOUR_BYTES, NEIGHBOUR_BYTES)
