@@ -176,11 +176,11 @@ class Device:
         """Launch a kernel over a one-dimensional grid; arguments are ctypes values."""
         self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, _pointers(arguments), None)
 
-    def launch_early(self, function: c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Launch as `launch` does, with programmatic dependent launch: before the kernel ahead has ended, if that one allows it."""
+    def launch_early(self, function: c_void_p, threads: int, arguments: Sequence[Any], stream: c_void_p | None = None) -> None:
+        """Launch one block with programmatic dependent launch: before the kernel ahead has ended, if that one allows it."""
         attribute = _LaunchAttribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
-        extents = (c_uint * 6)(blocks, 1, 1, threads, 1, 1)
-        config = _LaunchConfig(extents, 0, self.stream, ctypes.addressof(attribute), 1)
+        extents = (c_uint * 6)(1, 1, 1, threads, 1, 1)
+        config = _LaunchConfig(extents, 0, stream or self.stream, ctypes.addressof(attribute), 1)
         self._call("cuLaunchKernelEx", ctypes.byref(config), function, _pointers(arguments), None)
 
     def timed_graph(self, work: Callable[[], None]) -> Graph:

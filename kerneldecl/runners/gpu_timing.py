@@ -9,12 +9,11 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from ctypes import c_ulonglong
-from pathlib import Path
 
-from kerneldecl.runners.cuda_device import Device, Graph, device
-from kerneldecl.runners.gpu_arguments import Loaded, OnGpu, checks
+from kerneldecl.runners.cuda_device import Graph
+from kerneldecl.runners.gpu_arguments import Loaded, OnGpu
 from kerneldecl.runners.memory_layout import most_calls
+from kerneldecl.runners.neighbours import BEFORE
 from kerneldecl.timing import Protocol
 
 IDLE_SECS = 0.05
@@ -25,10 +24,6 @@ HEAT_SECS, MOST_HEAT_SECS, IS_STEADY = 0.05, 0.5, 0.005
 """Time of the replays of which the last tells the clock; most of it altogether; difference of two such times that is none."""
 LEAST_SECS = 1e-9
 """Time of a kernel that takes less than its neighbour's time varies by: behind one that lets it start early, all of it may be hidden."""
-NEIGHBOUR_BYTES = 4096
-EARLY_COPY = Path(__file__).with_name("early_copy.ptx")
-Neighbour = Callable[[], None]
-"""Launches the kernel that stands in front of one under test."""
 _LAST: dict[str, float] = {}
 """When the kernel that was launched last, by the path of its library, had done its last steady sample."""
 
@@ -75,49 +70,16 @@ def _burst(on_gpu: OnGpu, graph: Graph, secs: float) -> float:
     return graph.finished()
 
 
-def _behind(neighbour: Neighbour, on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
+def _behind(neighbour: Callable[[], None], on_gpu: OnGpu, kernel: Loaded, count: int) -> float:
     """Take the time of a graph in which the neighbour runs before each launch, without that of a graph of the neighbour alone."""
     both = on_gpu.graph(kernel, count, before=neighbour)
     alone = on_gpu.graph(None, count, before=neighbour)
     return max(LEAST_SECS, (on_gpu.secs(both) - on_gpu.secs(alone)) / count)
 
 
-def _foreign() -> None:
-    """Launch a copy of 4 KB as any library would: nothing may begin before it has ended."""
-    _neighbours().foreign()
-
-
-def _own() -> None:
-    """Launch a copy of 4 KB that lets the next kernel start early; one that does not on GPUs without dependent launches."""
-    _neighbours().own()
-
-
-class _Neighbours:
-    """The kernels that stand in front of one under test, with memory of their own."""
-
-    def __init__(self, gpu: Device) -> None:
-        self._gpu, self._memory = gpu, gpu.allocate(2 * NEIGHBOUR_BYTES)
-        gpu.fill(self._memory, 0, 2 * NEIGHBOUR_BYTES)
-        self._early = gpu.functions(EARLY_COPY.read_bytes(), ["kd_early_copy"])["kd_early_copy"] if gpu.has_dependent_launch else None
-
-    def foreign(self) -> None:
-        checks().copy(self._memory, self._memory + NEIGHBOUR_BYTES, NEIGHBOUR_BYTES)
-
-    def own(self) -> None:
-        if self._early is None:
-            self.foreign()
-            return
-        self._gpu.launch_early(self._early, 1, 256, [c_ulonglong(self._memory), c_ulonglong(self._memory + NEIGHBOUR_BYTES)])
-
-
-@functools.cache
-def _neighbours() -> _Neighbours:
-    return _Neighbours(device())
-
-
 _SAMPLERS: Mapping[Protocol, Callable[[OnGpu, Loaded, int], float]] = {
     "cool": _cool,
     "steady": _steady,
-    "isolated": functools.partial(_behind, _foreign),
-    "chained": functools.partial(_behind, _own),
+    "isolated": functools.partial(_behind, BEFORE["isolated"]),
+    "chained": functools.partial(_behind, BEFORE["chained"]),
 }
