@@ -6,11 +6,12 @@ Knows nothing of TOML, TVM, NumPy, files, devices or the order of the stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from kerneldecl.errors import TuningError
+from kerneldecl.timing import DEFAULT_TIMING, Timings, median
 
 Scalar = bool | int | float | str
 Value = Scalar | tuple["Value", ...]
@@ -65,8 +66,7 @@ class Workload:
     """Path in the workspace of a file that gives functions of the user's own; empty where there is none."""
     nan: str = ""
     """ "ignore" where maxima and minima of NaN may be anything; empty where they are NaN."""
-    timing: str = "cool"
-    """By which protocol winners are chosen (`kerneldecl.timing`)."""
+    timing: str = DEFAULT_TIMING
 
     @property
     def nan_field(self) -> Mapping[str, str]:
@@ -80,7 +80,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What a policy may know of a CPU. Rates are of one core."""
+    """What a policy may know of a CPU. Rates are of one core, and so are the sizes of L1 and L2."""
 
     cores: int
     vector_bytes: int
@@ -89,9 +89,7 @@ class Cpu:
     fma_per_cycle: float
     """Fused multiply-adds of a full vector that one core starts in a cycle."""
     l1d_bytes: int
-    """Per core."""
     l2_bytes: int
-    """Per core."""
     l3_bytes: int
     """Size of the last-level cache; 0 where there is none."""
     line_bytes: int
@@ -348,10 +346,6 @@ class Proposal:
     predicted_secs: float
 
 
-Timings = tuple[tuple[str, tuple[float, ...]], ...]
-"""Samples by protocol, in seconds."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """What became of one candidate: how far it got, and its samples if it got to the end."""
@@ -374,7 +368,6 @@ class Trial:
     samples: tuple[float, ...] = ()
     """Seconds of one call each, by the protocol that winners are chosen by; empty unless the error is within the tolerance."""
     timings: Timings = ()
-    """Of a finalist: seconds of one call each under the other protocols of its device (`kerneldecl.timing`)."""
     is_traceless: bool = False
     """Whether no schedule's trace leads to the kernel."""
     failure: str = ""
@@ -384,16 +377,6 @@ class Trial:
     def run_secs(self) -> float:
         """Median of the samples."""
         return median(self.samples)
-
-    def failed(self, failure: str) -> Trial:
-        """Return the trial of a candidate that does not compete any more."""
-        return replace(self, samples=(), timings=(), failure=failure)
-
-
-def median(samples: Sequence[float]) -> float:
-    """Return the middle of samples, or the mean of the two that are: as `statistics.median`, which null builds do without."""
-    ranked, middle = sorted(samples), len(samples) // 2
-    return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
 
 
 def _shown(value: Value) -> str:

@@ -11,7 +11,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Timings, Trial, frozen
+from kerneldecl.model import Access, Arch, Arg, Axis, Block, Candidate, Cpu, Gpu, IterSpace, Signature, Trial, frozen
+from kerneldecl.timing import Timings
 
 
 def to_json(value: Any) -> Any:

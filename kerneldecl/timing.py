@@ -14,9 +14,11 @@ Knows nothing of how a sample is taken, of races or of records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+Timings = tuple[tuple[str, tuple[float, ...]], ...]
+"""Seconds of one call each, by protocol: of a finalist, under those of its device that have not chosen it."""
 Protocol = Literal["cool", "steady", "isolated", "chained"]
 PROTOCOLS: Mapping[str, tuple[Protocol, ...]] = {"cpu": ("steady", "isolated"), "cuda": ("cool", "steady", "isolated", "chained")}
 """The protocols of each kind of arch; their times stand in records, those of finalists under all of them."""
@@ -34,6 +36,12 @@ _MEASURING: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Names of protocols in keys, by kind of arch and timing: one rises where its times are no longer comparable."""
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the middle of samples, or the mean of the two that are: as `statistics.median`, which null builds do without."""
+    ranked, middle = sorted(samples), len(samples) // 2
+    return ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
 
 
 def measuring(kind: str, timing: str = DEFAULT_TIMING) -> str:

@@ -13,13 +13,13 @@ from kerneldecl.cli.steps import Steps
 from kerneldecl.cli.summary import TRY_AGAIN
 from kerneldecl.cli.table import folded, table, wrapped
 from kerneldecl.diagnostics.units import amount, counted, duration
-from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial, median
+from kerneldecl.model import SPECIALIZE, Cpu, Gpu, Trial
 from kerneldecl.planning import last_build
 from kerneldecl.planning.action import Action, State
 from kerneldecl.planning.causes import Cause
 from kerneldecl.planning.plan import EntryPlan
 from kerneldecl.store.results import Lowered
-from kerneldecl.timing import PROTOCOLS, timing_in_words
+from kerneldecl.timing import PROTOCOLS, median, timing_in_words
 
 SCHEMA = 1
 _MOST_CAUSES = 20

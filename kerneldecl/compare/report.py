@@ -12,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 
 from kerneldecl.compare.verdict import Comparison, Measured, Verdict
 from kerneldecl.errors import printable
-from kerneldecl.model import median
+from kerneldecl.timing import median
 
 _ORDER = (Verdict.SLOWER, Verdict.MISSING, Verdict.UNVERIFIED, Verdict.UNSURE, Verdict.FASTER, Verdict.NEW, Verdict.SAME)
 _HEAD = ("verdict", "entry", "before", "after", "change", "noise", "otherwise", "winner", "code", "reason")

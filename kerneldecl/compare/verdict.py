@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kerneldecl.model import Timings, median
 from kerneldecl.store.keys import changed_lines
+from kerneldecl.timing import Timings, median
 
 BUDGET = 0.02
 """Slowdown that a gate lets pass by default."""

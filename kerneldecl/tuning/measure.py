@@ -23,7 +23,7 @@ from kerneldecl.store.local import Record
 from kerneldecl.store.protocol import Store
 from kerneldecl.timing import PROTOCOLS, Protocol, raced
 from kerneldecl.tuning import earlier
-from kerneldecl.tuning.race import budget_of, calls_in, finalists, race, ranking
+from kerneldecl.tuning.race import budget_of, calls_in, excluded, finalists, race, ranking
 from kerneldecl.tuning.task import PREPARE_SECS, VERIFY_SECS, OnProgress, Runner, Task
 
 SPILLING_SECS = 1.0
@@ -172,7 +172,7 @@ def _confirmed(task: Task, raced: Sequence[Trial], runner: Runner) -> list[Trial
             break
         place = next(at for at, trial in enumerate(trials) if trial is winner)
         error = winner.error if "error" in answer else None  # one that crashed is not kept
-        trials[place] = replace(winner, error=error).failed(f"after the race: {failure}")
+        trials[place] = excluded(replace(winner, error=error), f"after the race: {failure}")
         prepare(task, runner)
     return trials
 
@@ -214,9 +214,9 @@ def verify(task: Task, trial: Trial, preparation: Preparation, runner: Runner) -
     """Return a candidate that was timed before with a verdict by the reference of now; its library is in the task's folder."""
     answer = preparation.answer()
     if "failure" in answer:
-        return trial.failed(f"inputs or reference: {answer['failure']}")
+        return excluded(trial, f"inputs or reference: {answer['failure']}")
     verdict, _ = _verdict(task, trial, runner)
-    return verdict.failed(verdict.failure) if verdict.failure else verdict
+    return excluded(verdict, verdict.failure) if verdict.failure else verdict
 
 
 def _kernel(task: Task, trial: Trial) -> dict[str, str]:

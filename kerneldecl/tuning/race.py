@@ -106,8 +106,13 @@ def _admitted(places: Sequence[int], secs: Sequence[float], rules: Round) -> lis
 def _sampled(trial: Trial, expected_secs: float, sample: Sampler, sample_secs: float) -> Trial:
     answer = sample(trial, calls_in(sample_secs, expected_secs))
     if isinstance(answer, str):
-        return trial.failed(answer)
+        return excluded(trial, answer)
     return replace(trial, samples=(*trial.samples, *answer))
+
+
+def excluded(trial: Trial, failure: str) -> Trial:
+    """Return the trial of a candidate that does not compete any more."""
+    return replace(trial, samples=(), timings=(), failure=failure)
 
 
 def calls_in(sample_secs: float, call_secs: float) -> int:

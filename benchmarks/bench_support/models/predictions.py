@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from kerneldecl.model import median
 from kerneldecl.store.local import LocalStore, Record
 from kerneldecl.store.results import TuneResult
-from kerneldecl.timing import PROTOCOLS, timing_of
+from kerneldecl.timing import PROTOCOLS, median, timing_of
 
 Row = dict[str, Any]
 Secs = Mapping[str, float]
