@@ -374,7 +374,7 @@ def test_patterns_select(patterns: list[str], chosen: list[int] | None) -> None:
 
 
 def test_a_pattern_without_match_names_the_nearest(golden: Callable[[str, str], None]) -> None:
-    patterns = ["qvk", "gat@gpu", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
+    patterns = ["qvk", "gat@gpu", "gta@hots", "gate@gpu", "rule:gemm", "tag:hut", "nothing_like_it"]
     with pytest.raises(PatternError, match="qvk") as caught:
         select(ENTRIES, patterns)
     golden("pattern", f"{caught.value}\n")
