@@ -6,6 +6,7 @@ Knows nothing of TVM or of which parameters are fast.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kerneldecl.analysis.band import Band
@@ -14,11 +15,12 @@ from kerneldecl.analysis.hopper_limits import (
     MAX_TMA_BOX,
     MMA_TILE_ROWS,
     RESERVED_SMEM_BYTES,
+    SM_REGISTERS,
     SM_SMEM_BYTES,
     SYSTEM_SMEM_BYTES,
     WARPGROUP_THREADS,
 )
-from kerneldecl.model import Block, Candidate, IterSpace, dtype_bytes
+from kerneldecl.model import Access, Block, Candidate, IterSpace, dtype_bytes
 
 ITEM_BYTES = 2
 """Bytes of an element of 16 bits, in which places in shared memory are counted, whatever is there."""
@@ -41,6 +43,8 @@ OTHER_REGISTERS = 32
 """Registers of a consumer thread besides scores, powers and results: addresses, barriers, rows' maxima and sums, temporaries."""
 
 
+INSTRUCTION_REGISTERS = 26
+"""Registers that ptxas needs to compile one wgmma besides its accumulators: 138 for m64n224 (CUDA 13.0)."""
 BIAS_REGISTERS = 24
 """Those that softcap and slopes take besides: with fewer, heads of 128 with blocks of 192 keys spill."""
 MASK_REGISTERS = 48
@@ -142,6 +146,11 @@ class WgmmaAttentionParams(NamedTuple):
         """Return the registers of a producer thread and of a consumer thread; 0 leaves them as they are."""
         return MULTICAST_MAXNREG if (self.consumers, self.cluster) == (2, 2) else SETMAXNREG[self.consumers, self.ctas_per_sm]
 
+    @property
+    def launch_registers(self) -> int:
+        """Return the registers of each thread as a kernel is launched, before setmaxnreg: each instruction must do with them."""
+        return min(MAX_REGISTERS, SM_REGISTERS // (self.ctas_per_sm * self.threads) // 8 * 8)
+
     def registers(self, value_dim: int, item_bytes: int = ITEM_BYTES) -> int:
         """Return the registers of a consumer thread that hold scores, powers and results."""
         return self.block_n // 2 * (2 if self.overlap == 2 else 1) + self.block_n * item_bytes // 8 + value_dim // 2
@@ -172,6 +181,7 @@ class WgmmaAttentionParams(NamedTuple):
             and (self.cluster == 1 or self.ctas_per_sm == 1)
             and 0 <= self.fma_powers <= 8
             and self.registers(value_dim, item_bytes) + OTHER_REGISTERS + bias_registers <= (self.maxnreg[1] or MAX_REGISTERS)
+            and max(self.block_n, value_dim) // 2 + INSTRUCTION_REGISTERS <= self.launch_registers
             and self.smem_bytes(head_dim, value_dim, item_bytes) <= MAX_CTA_SMEM_BYTES
             and self.ctas_per_sm * (self.smem_bytes(head_dim, value_dim, item_bytes) + SYSTEM_SMEM_BYTES) <= SM_SMEM_BYTES
         )
@@ -212,7 +222,8 @@ def attention_of(space: IterSpace) -> AttentionSizes | None:
     value_dim = weighted.axes[3].extent
     is_packed = k.operand == q.operand
     kv_elements = math.prod(k.shape) // (batch * keys * head_dim)
-    biases = _biases(biased, scores.writes[0].operand, has_scales=q.dtype.startswith("float8"))
+    others = sorted((read for read in biased.reads if read.operand in space.inputs), key=lambda read: space.inputs.index(read.operand))
+    biases = _biases(biased, others, has_scales=q.dtype.startswith("float8"))
     if biases is None or (v.operand != k.operand and math.prod(v.shape) * head_dim != math.prod(k.shape) * value_dim):
         return None
     return AttentionSizes(
@@ -254,12 +265,12 @@ class _Biases(NamedTuple):
     has_softcap: bool
 
 
-def _biases(biased: Block, scores: str, *, has_scales: bool) -> _Biases | None:
-    """Read what a block does to scores from what else it reads, and from its operations; None where it reads something else.
+def _biases(biased: Block, arguments: Sequence[Access], *, has_scales: bool) -> _Biases | None:
+    """Read what a block does to scores from the arguments that it reads, in order, and from its operations; None where it reads others.
 
     A scale takes one operation (none if it is 1), scales of Q and K two, a cap three, slopes two, and a mask that is added one.
     """
-    others = [read for read in biased.reads if read.operand != scores][2 if has_scales else 0 :]
+    others = list(arguments[2 if has_scales else 0 :])
     slopes = others.pop(0) if others and len(others[0].shape) == 1 else None
     mask = others.pop(0) if others else None
     if others or (mask is not None and len(mask.shape) not in {2, 4}):

@@ -28,7 +28,7 @@ Before = Callable[[str, Kind, str], str]
 Read = Callable[[str, str, bool], Record | Miss]
 """Reads a record: kind, key, and whether it belongs to this kind of machine alone."""
 
-VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-2", "seed": 20}
+VERIFYING: Mapping[str, str | int] = {"protocol": "several-calls-3", "seed": 20}
 """Protocol of verification, and the seed of inputs: it rises where kernels are to be verified again, and timed no more."""
 
 

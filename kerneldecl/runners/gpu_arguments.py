@@ -73,8 +73,7 @@ class OnGpu:
         self.restore()
         self._checksums = [[self.checks.checksum(*at) for at in self._places(each)] for each in range(len(self.data.sets))]
         expected = zip(self._held[0][len(self.data.inputs) :], self.data.expected, strict=True)
-        rms = ((want, self.checks.rms(address, want.dtype.name, want.size)) for address, want in expected)
-        self._scales = [self.data.scales(*each) for each in rms]
+        self._scales = self.data.all_scales([self.checks.rms(address, want.dtype.name, want.size) for address, want in expected])
         self._shifted = [self._arguments_at([self._base + shift + at for at in self.placement.offsets]) for shift in (0, SHIFT_BYTES)]
         self._sets = self._shifted[:1]
 
@@ -149,7 +148,7 @@ class OnGpu:
     def error(self, call: Call) -> float:
         """Return the largest relative error of all outputs of a call."""
         each, shift = self.data.sets[call.data], 0 if call.at_end else SHIFT_BYTES
-        expected = zip(self._held[call.data][len(self.data.inputs) :], each.expected, self._scales, strict=True)
+        expected = zip(self._held[call.data][len(self.data.inputs) :], each.expected, self._scales[call.data], strict=True)
         return max(
             self.checks.relative_error((got, arg.dtype), (at, want.dtype.name), want.size, scales, any_for_nan=each.any_for_nan)
             for (got, arg), (at, want, scales) in zip(self._outputs(shift), expected, strict=True)

@@ -55,9 +55,15 @@ class ReferenceData:
     rows_vary: bool = False
     """Whether errors are relative to the size of their row, where that is larger than that of all results."""
 
-    def scales(self, want: Array, rms: float) -> Array:
-        """Return what errors of an expected output, of which the root mean square is given, are relative to: of all rows, or of each."""
-        return row_scales(want, rms) if self.rows_vary else np.array([rms])
+    def all_scales(self, rms: Sequence[float]) -> list[list[Array]]:
+        """Return what errors of each set's expected outputs are relative to, given the root mean squares of the first set's.
+
+        Those count for all sets, or for each row where its own is not larger: a huge number makes results of its row large.
+        """
+        return [
+            [row_scales(want, one) if self.rows_vary else np.array([one]) for want, one in zip(each.expected, rms, strict=True)]
+            for each in self.sets
+        ]
 
     @property
     def sets(self) -> tuple[DataSet, ...]:
@@ -156,7 +162,12 @@ def _other_sets(rule: Rule, signature: Signature, seed: int, *, ignores_nan: boo
     if not is_large and all(has_infinity(arg.dtype) for arg in signature.outputs):
         says, most = " where inputs hold infinities and huge numbers", rule.largest_input()
         limits = [min(most, REPEATED_HUGE) if max(arg.shape, default=0) > PERIOD else most for arg in signature.inputs]
-        yield with_special(seed + 3, lambda at, dtype: large(dtype, limits[at]), says, any_for_nan=True)
+
+        def infinite(at: int, dtype: str) -> tuple[float, ...]:
+            # An infinite scale would multiply the sign of what rounding leaves of zero.
+            return large(dtype, limits[at]) if first.inputs[at].size > 1 else ()
+
+        yield with_special(seed + 3, infinite, says, any_for_nan=True)
 
 
 def _is_mostly_nan(arrays: Sequence[Array]) -> bool:

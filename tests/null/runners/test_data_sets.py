@@ -12,7 +12,7 @@ import pytest
 from ml_dtypes import finfo
 from support.repository import REPOSITORY
 
-from kerneldecl.arrays import PERIOD, distinct, numpy_dtype, repeated
+from kerneldecl.arrays import PERIOD, distinct, finite_rms, numpy_dtype, repeated
 from kerneldecl.runners.reference_data import ReferenceData, make_reference_data
 from kerneldecl.runners.special_values import in_range, large, small, sprinkled
 
@@ -185,3 +185,23 @@ def test_huge_numbers_that_repeat_are_small_enough_not_to_cancel() -> None:
     attrs = {"m": 4, "n": 8, "k": 3072}
     last = make_reference_data({"root": str(REPOSITORY), "rule": "matmul", "attrs": attrs, "seed": 0}).sets[-1]
     assert all(np.abs(array[np.isfinite(array)]).max() == 32.0 for array in last.inputs)
+
+
+def test_a_scale_of_all_results_is_never_infinite() -> None:
+    """It would multiply the sign of what rounding leaves of zero, which no kernel can know."""
+    attrs = {"m": 4, "n": 8, "k": 16, "epilogue": ["scale", "add"]}
+    data = make_reference_data({"root": str(REPOSITORY), "rule": "matmul", "attrs": attrs, "seed": 0})
+    scales = [each.inputs[2] for each in data.sets]
+    assert all(scale.size == 1 for scale in scales)
+    assert np.isfinite(scales[-1]).all()
+    assert any(np.isinf(array).any() for array in data.sets[-1].inputs)
+    assert any(np.isnan(scale).any() for scale in scales)
+
+
+def test_rows_of_each_set_are_judged_by_their_own_size_where_that_is_larger() -> None:
+    """One query may see a huge score in one set alone: its results are as large as values then."""
+    attrs = {"batch": 1, "heads": 1, "queries": 8, "keys": 600, "head_dim": 16, "mask": True}
+    data = make_reference_data({"root": str(REPOSITORY), "rule": "attention", "attrs": attrs, "seed": 0})
+    first, *_, last = (scales[0] for scales in data.all_scales([finite_rms(want) for want in data.expected]))
+    assert len(first) == len(last) == 8
+    assert last.max() > 4 * first.max()

@@ -47,6 +47,7 @@ SPECS = [
         {"softcap": 30.0},
         {"softcap": 30.0, "scale": 1.0, "has_logsumexp": True},
         {"dtype": "float8_e4m3fn"},
+        {"dtype": "float8_e4m3fn", "mask": (5, 7), "mask_dtype": "bool"},
         {"dtype": "float8_e4m3fn", "out_dtype": "float16", "softcap": 2.0, "alibi": 0, "mask": (5, 7), "band": Band(-1, 3)},
         {"layout": "packed", "keys": 5, "value_dim": 8, "kv_heads": 4},
         {"layout": "packed", "keys": 5, "value_dim": 8, "has_logsumexp": True},
