@@ -149,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="what the operators follow from")
     parser.add_argument("--count", type=int, default=60, help="operators")
     parser.add_argument("--rules", default=",".join(DRAWN), metavar="RULE,…", help=f"rules that are drawn; default: {', '.join(DRAWN)}")
+    parser.add_argument("--entries", type=Path, metavar="FILE", help="compare what this workloads.toml declares for --arch instead")
     parser.add_argument("--arch", default="h200", help="an arch of this machine's GPU, or host for its CPU")
     parser.add_argument("--top-k", type=int, default=20, help="candidates that are built and timed for each entry")
     parser.add_argument("--rounds", type=int, default=9, help="replays of each contender in each protocol")
@@ -178,8 +179,11 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
     os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, TVM_NUM_THREADS=threads)  # before torch and TVM start threads
     arch = load_arch(root, given.arch)
     root.mkdir(parents=True, exist_ok=True)
-    operators = drawn(given.seed, given.count, given.rules, arch.kind)
-    (root / "workloads.toml").write_text(toml_of(operators, given.arch, given.top_k), encoding="utf-8")
+    if given.entries:
+        text = given.entries.read_text(encoding="utf-8")
+    else:
+        text = toml_of(drawn(given.seed, given.count, given.rules, arch.kind), given.arch, given.top_k)
+    (root / "workloads.toml").write_text(text, encoding="utf-8")
     from kerneldecl.declare.document import declare
 
     entries = [Entry(root, workload, arch) for workload in declare(root).workloads]
@@ -187,7 +191,7 @@ def ran(given: argparse.Namespace, root: Path) -> Row:
     about: Row = machine() | (gpu.ask(gpu_described) if arch.gpu else {})
     show_machine(about)
     kernels, failures, tuning_secs = tuned(root, given.arch, given.jobs)
-    print(f"{given.count} operators of seed {given.seed} built in {tuning_secs:.0f} s, {tuning_secs / given.count:.2f} s each", flush=True)
+    print(f"{len(entries)} operators built in {tuning_secs:.0f} s, {tuning_secs / len(entries):.2f} s each", flush=True)
     rows = rows_of(entries, kernels, failures, given.rounds, gpu)
     tables = {protocol: by_rule(rows, lambda row, protocol=protocol: ratio_of(row, protocol)) for protocol in PROTOCOLS}
     for protocol, table in tables.items():

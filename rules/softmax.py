@@ -15,8 +15,6 @@ from kerneldecl.lazy import np
 from kerneldecl.rule import Arg, Extent, FloatDtype, Rule, Signature
 
 from .shared.axes import axes_problems, positions
-from .shared.pointwise import cast
-from .shared.precision import accum_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,27 +41,10 @@ class Softmax(Rule):
         return Signature((Arg("X", self.shape, self.dtype),), (Arg("Y", self.shape, self._out_dtype),))
 
     def lower(self) -> list[Any]:
-        from tvm import te
+        from kerneldecl.compiler.rowwise import softmax
 
-        accum = accum_dtype(self.dtype)
         (axis,) = positions([self.axis], len(self.shape))
-        rows = self.shape[:axis] + self.shape[axis + 1 :]
-        x = te.placeholder(self.shape, self.dtype, "X")
-        wide = cast(x, accum)
-
-        def along(combine: Any, read: Any) -> Any:
-            k = te.reduce_axis((0, self.shape[axis]), "k")
-            return lambda *row: combine(read(*row[:axis], k, *row[axis:]), axis=k)
-
-        def row_of(i: tuple[Any, ...]) -> tuple[Any, ...]:
-            return i[:axis] + i[axis + 1 :]
-
-        highest = te.compute(rows, along(te.max, wide), name="highest")
-        powers = te.compute(self.shape, lambda *i: te.exp(wide(*i) - highest(*row_of(i))), name="powers")
-        total = te.compute(rows, along(te.sum, powers), name="total")
-        # Relax marks the last block so, and a kernel is found there only if its blocks have the same marks.
-        y = te.compute(self.shape, lambda *i: (powers(*i) / total(*row_of(i))).astype(self._out_dtype), name="Y", attrs={"axis": axis})
-        return [x, y]
+        return softmax(self.shape, axis, self.dtype, self._out_dtype)
 
     def reference(self, *inputs: Array) -> Array:
         x = inputs[0].astype(np.float64)

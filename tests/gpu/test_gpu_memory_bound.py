@@ -9,7 +9,7 @@ from support.gpu_kernels import Case, Checked, proposed
 
 pytestmark = pytest.mark.gpu
 
-POLICIES = proposed("gpu_gemv_i4", "gpu_gemv", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
+POLICIES = proposed("gpu_gemv_i4", "gpu_gemv", "gpu_split_rows", "gpu_rowwise", "gpu_reduce", "gpu_elementwise", "gpu_fallback")
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("elementwise", {"op": "silu", "shape": shape, "dtype": "float16"}) for shape in [(1,), (7,), (5, 37), (3, 64, 50), (300, 72)]),
     *(("elementwise", {"op": "add", "shape": (9, 48), "dtype": dtype}) for dtype in ("bfloat16", "float8_e4m3fn", "int8", "float64")),
@@ -25,6 +25,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *(
         ("softmax", {"shape": shape, "axis": axis})
         for shape, axis in [((4, 5, 33), 1), ((33,), 0), ((5, 1), 1), ((700, 5), 0), ((3, 5000, 2), 1)]
+    ),
+    *(("softmax", {"shape": shape, "dtype": "float16"}) for shape in [(4, 128256), (16, 32000), (1, 1 << 20), (3, 100001), (2, 8, 5000)]),
+    *(("softmax", {"shape": (7, 30000), "dtype": d, "out_dtype": o}) for d, o in [("bfloat16", "float32"), ("float32", "float16")]),
+    *(
+        (norm, {"shape": (3, columns), "dtype": d})
+        for norm in ("layer_norm", "rms_norm")
+        for columns in (65536, 70001)
+        for d in ("float16", "float32")
     ),
     *(("layer_norm", {"shape": shape}) for shape in [(6, 64), (7, 1001), (2, 3, 45), (40, 4096)]),
     *(("rms_norm", {"shape": (2, 31, 5120), "dtype": dtype}) for dtype in ("float16", "bfloat16")),
