@@ -33,15 +33,15 @@ class RowSizes(NamedTuple):
 
     @property
     def most_width(self) -> int:
-        """Return how many neighbours a thread can access at once."""
-        return math.gcd(self.columns, VECTOR_BYTES // max(dtype_bytes(self.dtype), dtype_bytes(self.out_dtype)))
+        """Return how many neighbours a thread can access at once: a power of two."""
+        return VECTOR_BYTES // max(dtype_bytes(self.dtype), dtype_bytes(self.out_dtype))
 
 
 class SplitRowsParams(NamedTuple):
     """The parameters of `gpu_split_rows`."""
 
     width: int
-    """Elements of one access."""
+    """Elements of one access. Rows that it does not divide begin and end within a vector, and are ragged."""
     threads: int
     """Threads of a block, whole warps."""
     parts: int
@@ -53,8 +53,12 @@ class SplitRowsParams(NamedTuple):
     def warps(self) -> int:
         return self.threads // WARP_LANES
 
+    def is_ragged(self, sizes: RowSizes) -> bool:
+        return sizes.columns % self.width != 0
+
     def vectors(self, sizes: RowSizes) -> int:
-        return sizes.columns // self.width
+        """Return how many aligned vectors a row touches, wherever within one it begins."""
+        return -(-(sizes.columns + (self.width - 1 if self.is_ragged(sizes) else 0)) // self.width)
 
     def steps(self, sizes: RowSizes) -> int:
         """Return the vectors of one thread."""

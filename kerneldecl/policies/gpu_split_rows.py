@@ -9,19 +9,20 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.split_rows import MAX_KEPT, RowSizes, SplitRowsParams, max_cluster, row_sizes_of, takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
 from kerneldecl.policies import gpu_rowwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
-from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, access_widths, ranked, rounds
+from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, ranked, rounds
 from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES
 
 TEMPLATES = ("gpu_split_rows", "gpu_rowwise")
 AUTO = {"cuda": 58}
 HAS_TRACES = False
 
-BLOCK_THREADS = (128, 256, 512, 1024)
-CLUSTERS = (2, 4, 8)
+BLOCK_THREADS = (32, 64, 128, 256, 512, 1024)
+CLUSTERS = (1, 2, 4, 8)
 WAVES = (1, 2)
 """Thread blocks of two kernels, by SMs."""
 CLUSTER_SECS = 8e-7
@@ -40,7 +41,7 @@ MOST_ROWS_SHARE = 0.5
 def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     """Return how to split rows, and the best of gpu_rowwise in turns; nothing where rows fill the SMs or splitting promises nothing."""
     sizes, gpu = row_sizes_of(space), arch.the_gpu
-    if sizes is None or not takes(sizes) or sizes.rows > MOST_ROWS_SHARE * gpu.sm_count:
+    if sizes is None or not takes(sizes) or (sizes.rows > MOST_ROWS_SHARE * gpu.sm_count and not is_odd(sizes)):
         return ()
     own = ranked("gpu_split_rows", gpu, (_timed(sizes, params, gpu) for params in choices(sizes, gpu)), top_k)
     whole = gpu_rowwise.propose(space, arch, top_k)
@@ -50,13 +51,18 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     return chosen if any(proposal.candidate.template == "gpu_split_rows" for proposal in chosen) else ()
 
 
+def is_odd(sizes: RowSizes) -> bool:
+    """Say whether vectors that divide rows, as gpu_rowwise has them, are narrower than they could be in rows that busy a warp."""
+    return sizes.columns % sizes.most_width != 0 and sizes.columns >= WARP_LANES * sizes.most_width
+
+
 def choices(sizes: RowSizes, gpu: Gpu) -> Iterator[SplitRowsParams]:
-    """Yield the search space: rows in clusters where the GPU has them, and in two kernels by as many blocks as fill the SMs."""
-    width_of = access_widths(sizes.most_width, max(dtype_bytes(sizes.dtype), dtype_bytes(sizes.out_dtype)))
-    for width, threads in itertools.product(width_of, BLOCK_THREADS):
+    """Yield the search space: rows in clusters where the GPU has them, in two kernels as fill the SMs, and odd rows whole."""
+    widths = {sizes.most_width, math.gcd(sizes.columns, sizes.most_width), math.gcd(sizes.columns, sizes.most_width // 2)}
+    for width, threads in itertools.product(sorted(widths, reverse=True), BLOCK_THREADS):
         fewest = -(-sizes.columns // (threads * MAX_KEPT))
         filling = {max(fewest, -(-waves * gpu.sm_count // sizes.rows)) for waves in WAVES} | {fewest}
-        clusters = [(parts, parts) for parts in CLUSTERS if parts <= max_cluster(gpu)]
+        clusters = [(parts, parts) for parts in CLUSTERS if parts <= max_cluster(gpu) and (parts > 1 or is_odd(sizes))]
         for parts, cluster in (*clusters, *((parts, 1) for parts in sorted(filling) if parts > 1)):
             params = SplitRowsParams(width=width, threads=threads, parts=parts, cluster=cluster)
             if params.fits(sizes, gpu):
@@ -88,7 +94,7 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
         warp_cycles=WARP_CYCLES,
     )
     if params.cluster == params.parts:
-        meeting = CLUSTER_SECS * gpu.clock_hz
+        meeting = CLUSTER_SECS * gpu.clock_hz if params.cluster > 1 else 0.0
         return (
             work._replace(
                 dram_bytes=read_bytes + written_bytes,

@@ -3,7 +3,8 @@
 Knows nothing of how its parameters are chosen, and recognises a function by its computation, never by its names.
 
 Parameters:
-  width    elements of one access: a divisor of 16 bytes' elements, and of the row's
+  width    elements of one access: a divisor of 16 bytes' elements; a row that it does not divide has vectors between its first and its last
+           elements, which are accessed one by one
   threads  threads of a block, whole warps
   parts    thread blocks that share a row; each keeps its part in registers, 32 elements a thread at most
   cluster  as parts, up to 8 on GPUs with clusters: the blocks of a row exchange statistics through shared memory; or 1: two kernels,

@@ -45,9 +45,14 @@ class SplitRowsKernel:
         return self.spec.kind == "softmax"
 
     @property
+    def is_ragged(self) -> bool:
+        """Say whether rows begin and end within aligned vectors."""
+        return self.params.is_ragged(self.sizes)
+
+    @property
     def is_exact(self) -> bool:
-        """Say whether every thread has a vector in every step."""
-        return self.params.parts * self.steps * self.params.threads == self.params.vectors(self.sizes)
+        """Say whether every thread has a whole vector in every step."""
+        return not self.is_ragged and self.params.parts * self.steps * self.params.threads == self.params.vectors(self.sizes)
 
 
 class Args(NamedTuple):
@@ -93,15 +98,34 @@ class Part(NamedTuple):
     def warp(self) -> Any:
         return self.thread // WARP_LANES
 
+    @property
+    def first(self) -> Any:
+        """Return the offset of the row's first element."""
+        return self.row * self.kernel.sizes.columns
+
     def vector(self, step: int) -> Any:
-        """Return which of the row's vectors the thread takes in a step: neighbours take neighbours."""
+        """Return which of the vectors that the row touches the thread takes in a step: neighbours take neighbours."""
         return (self.part * self.kernel.steps + step) * self.kernel.params.threads + self.thread
 
-    def has(self, step: int) -> Any:
-        return T.bool(True) if self.kernel.is_exact else self.vector(step) < self.kernel.params.vectors(self.kernel.sizes)
-
     def column(self, step: int) -> Any:
-        return self.vector(step) * self.kernel.params.width
+        """Return the column of the thread's first element in a step; before the row's first one where that is within a vector."""
+        width = self.kernel.params.width
+        return self.vector(step) * width - self.first % width if self.kernel.is_ragged else self.vector(step) * width
 
     def offset(self, step: int) -> Any:
-        return self.row * self.kernel.sizes.columns + self.column(step)
+        """Return the offset of the thread's first element in a step, a multiple of the width: written so that TVM sees it."""
+        width = self.kernel.params.width
+        return (self.first // width + self.vector(step)) * width if self.kernel.is_ragged else self.first + self.column(step)
+
+    def is_whole(self, step: int) -> Any:
+        """Say whether the thread has a whole vector of the row in a step."""
+        is_within = self.column(step) <= self.kernel.sizes.columns - self.kernel.params.width
+        return T.And(self.column(step) >= 0, is_within) if self.kernel.is_ragged else is_within
+
+    def has(self, step: int, w: int) -> Any:
+        """Say whether an element of the thread's vector in a step is one of the row's."""
+        return T.And(self.column(step) + w >= 0, self.column(step) + w < self.kernel.sizes.columns)
+
+    def weight(self, step: int, w: int) -> Any:
+        """Return the place of an element's weight, of any where there is no such element."""
+        return T.max(T.min(self.column(step) + w, self.kernel.sizes.columns - 1), 0)

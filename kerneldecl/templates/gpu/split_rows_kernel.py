@@ -60,20 +60,53 @@ def _cells(kernel: SplitRowsKernel) -> Any:
     return cells
 
 
+def _first(part: Part) -> Any:
+    """Return what distances are counted from: the row's first element, for a root mean square zero."""
+    is_layer_norm = part.kernel.spec.kind == "layer_norm"
+    return T.cast(part.args.x[part.first], "float32") if is_layer_norm else T.float32(0)
+
+
+def _neutral(part: Part) -> Any:
+    """Return an element that changes no statistic: a power of zero, or a distance of zero."""
+    return T.cast(_lowest() if part.kernel.is_softmax else _first(part), part.kernel.spec.dtype)
+
+
+@T.inline
+def _load_ends(part, registers, s):
+    """Load what a row has of a vector in which it begins or ends; elsewhere there are neutral elements."""
+    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+    for w in T.unroll(width):
+        registers.held[s * width + w] = _neutral(part)
+        if kernel.is_ragged:
+            if part.has(s, w):
+                registers.held[s * width + w] = part.args.x[part.offset(s) + w]
+
+
+@T.inline
+def _load_weights(part, weights, registers, s):
+    """Load the weights of a thread's columns; those of ragged rows are no vectors."""
+    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+    if weights is not None:
+        if kernel.is_ragged:
+            for w in T.unroll(width):
+                registers[s * width + w] = weights[part.weight(s, w)]
+        elif part.is_whole(s):
+            for w in T.vectorized(width):
+                registers[s * width + w] = weights[part.column(s) + w]
+
+
 @T.inline
 def _load(part, registers):
     """Load a thread's elements, and what belongs to their columns."""
-    width = T.meta_var(part.kernel.params.width)
-    for s in T.unroll(part.kernel.steps):
-        if part.has(s):
+    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+    for s in T.unroll(kernel.steps):
+        if T.Or(kernel.is_exact, part.is_whole(s)):
             for w in T.vectorized(width):
                 registers.held[s * width + w] = part.args.x[part.offset(s) + w]
-            if part.args.gamma is not None:
-                for w in T.vectorized(width):
-                    registers.gamma[s * width + w] = part.args.gamma[part.column(s) + w]
-            if part.args.beta is not None:
-                for w in T.vectorized(width):
-                    registers.beta[s * width + w] = part.args.beta[part.column(s) + w]
+        else:
+            _load_ends(part, registers, s)
+        _load_weights(part, part.args.gamma, registers.gamma, s)
+        _load_weights(part, part.args.beta, registers.beta, s)
 
 
 @T.inline
@@ -103,24 +136,18 @@ def _highest_of_warp(value):
 @T.inline
 def _to_powers(part, registers, reference):
     """Compute the powers of a thread's elements as distances to a reference; the second statistic is their sum."""
-    width = T.meta_var(part.kernel.params.width)
     registers.stats[1] = T.float32(0)
-    for s in T.unroll(part.kernel.steps):
-        if part.has(s):
-            for w in T.unroll(width):
-                registers.powers[s * width + w] = _power(T.cast(registers.held[s * width + w], "float32"), reference)
-                registers.stats[1] = registers.stats[1] + registers.powers[s * width + w]
+    for i in T.unroll(part.kernel.kept):
+        registers.powers[i] = _power(T.cast(registers.held[i], "float32"), reference)
+        registers.stats[1] = registers.stats[1] + registers.powers[i]
 
 
 @T.inline
 def _find_powers(part, registers):
     """Find the maximum of a warp's elements, and their powers."""
-    width = T.meta_var(part.kernel.params.width)
     registers.own[0] = _lowest()
-    for s in T.unroll(part.kernel.steps):
-        if part.has(s):
-            for w in T.unroll(width):
-                registers.own[0] = T.max(registers.own[0], T.cast(registers.held[s * width + w], "float32"))
+    for i in T.unroll(part.kernel.kept):
+        registers.own[0] = T.max(registers.own[0], T.cast(registers.held[i], "float32"))
     _highest_of_warp(registers.own)
     registers.stats[0] = registers.own[0]
     _to_powers(part, registers, _reference(registers.own[0]))
@@ -130,26 +157,18 @@ def _find_powers(part, registers):
     registers.stats[1] = total[0]
 
 
-def _first(part: Part) -> Any:
-    """Return what distances are counted from: the row's first element, for a root mean square zero."""
-    is_layer_norm = part.kernel.spec.kind == "layer_norm"
-    return T.cast(part.args.x[part.row * part.kernel.sizes.columns], "float32") if is_layer_norm else T.float32(0)
-
-
 @T.inline
 def _find_sums(part, registers):
     """Add up a warp's elements and their squares, as distances; of a root mean square, the squares alone."""
-    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+    kernel = T.meta_var(part.kernel)
     first: T.float32 = _first(part)
     for k in T.unroll(kernel.statistics):
         registers.stats[k] = T.float32(0)
-    for s in T.unroll(kernel.steps):
-        if part.has(s):
-            for w in T.unroll(width):
-                distance: T.float32 = T.cast(registers.held[s * width + w], "float32") - first
-                registers.stats[kernel.statistics - 1] = registers.stats[kernel.statistics - 1] + distance * distance
-                if kernel.statistics == 2:
-                    registers.stats[0] = registers.stats[0] + distance
+    for i in T.unroll(kernel.kept):
+        distance: T.float32 = T.cast(registers.held[i], "float32") - first
+        registers.stats[kernel.statistics - 1] = registers.stats[kernel.statistics - 1] + distance * distance
+        if kernel.statistics == 2:
+            registers.stats[0] = registers.stats[0] + distance
     _sum_of_stats(kernel, registers.stats)
 
 
@@ -232,25 +251,35 @@ def _exchange_all(part, cells, registers, rank):
 
 
 @T.inline
-def _store(part, registers, factors):
-    """Compute a thread's results and store them; a result is (element - first) * scale + shift, or of softmax a power times scale."""
-    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+def _result(part, registers, factors, at, value):
+    """Compute a result: (element - first - mean) * scale * gamma + beta, or of softmax a power times scale."""
     scale, first, mean = meta_vars(factors)
+    if part.kernel.is_softmax:
+        value[0] = registers.powers[at] * scale
+    else:
+        distance = T.meta_var(T.cast(registers.held[at], "float32") - first - mean)
+        value[0] = distance * scale * T.cast(registers.gamma[at], "float32")
+        if part.args.beta is not None:
+            value[0] = value[0] + T.cast(registers.beta[at], "float32")
+
+
+@T.inline
+def _store(part, registers, factors):
+    """Compute a thread's results and store them."""
+    kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
     out = T.alloc_local((kernel.params.width,), kernel.spec.out_dtype)
     value = T.alloc_local((1,), "float32")
     for s in T.unroll(kernel.steps):
-        if part.has(s):
-            for w in T.unroll(width):
-                if kernel.is_softmax:
-                    value[0] = registers.powers[s * width + w] * scale
-                else:
-                    distance = T.meta_var(T.cast(registers.held[s * width + w], "float32") - first - mean)
-                    value[0] = distance * scale * T.cast(registers.gamma[s * width + w], "float32")
-                    if part.args.beta is not None:
-                        value[0] = value[0] + T.cast(registers.beta[s * width + w], "float32")
-                out[w] = T.cast(value[0], kernel.spec.out_dtype)
+        for w in T.unroll(width):
+            _result(part, registers, factors, s * width + w, value)
+            out[w] = T.cast(value[0], kernel.spec.out_dtype)
+        if part.is_whole(s):
             for w in T.vectorized(width):
                 part.args.y[part.offset(s) + w] = out[w]
+        elif kernel.is_ragged:
+            for w in T.unroll(width):
+                if part.has(s, w):
+                    part.args.y[part.offset(s) + w] = out[w]
 
 
 @T.inline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.repository import REPOSITORY
 
 from kerneldecl.analysis.split_rows import SplitRowsParams, max_cluster, row_sizes_of
 from kerneldecl.arrays import relative_error
-from kerneldecl.compiler import canonical
+from kerneldecl.compiler import canonical, cuda
 from kerneldecl.compiler.cuda import compile_cuda_object
 from kerneldecl.compiler.iter_space import iter_space
 from kerneldecl.compiler.rowwise import read_rowwise
@@ -100,6 +101,21 @@ def test_proposals_fit_every_gpu_and_use_clusters_where_it_has_them(name: str, a
         assert (own[0]["cluster"] > 1) == (max_cluster(arch.the_gpu) > 1)
 
 
+def test_odd_rows_are_read_in_vectors_however_many_they_are() -> None:
+    for shape in ((482, 925), (12721, 3767)):
+        mod = canonical.lower(rule_of("layer_norm", {"shape": shape, "dtype": "float16"}))
+        own = [
+            dict(one.candidate.params) for one in policy.propose(iter_space(mod), H200, 20) if one.candidate.template == "gpu_split_rows"
+        ]
+        wide = next(chosen for chosen in own if chosen["width"] == 8)
+        kernel = template.apply(mod, wide, H200)
+        assert kernel is not None
+        source = (
+            cuda._generated(kernel["main"].with_attr("global_symbol", "kernel"), "kernel", H200).library.imports[0].inspect_source("cuda")
+        )
+        assert re.search(r"= \*\(uint4\*\)\(X_ptr", source)
+
+
 def test_parameters_that_do_not_fit_are_none() -> None:
     mod = canonical.lower(rule_of("softmax", {"shape": (4, 32000), "dtype": "float16"}))
     fitting = params(8, 512, 4, 4)
@@ -118,6 +134,11 @@ EMULATED: list[tuple[str, Attrs, dict[str, int]]] = [
     ("layer_norm", {"shape": (2, 768), "dtype": "bfloat16"}, params(8, 32, 3, 1)),
     ("rms_norm", {"shape": (1, 2, 768), "dtype": "float16"}, params(8, 32, 3, 3)),
     ("rms_norm", {"shape": (2, 768)}, params(2, 64, 3, 1)),
+    # Rows that begin and end within vectors.
+    ("softmax", {"shape": (5, 1001), "dtype": "float16"}, params(8, 64, 2, 2)),
+    ("layer_norm", {"shape": (3, 333), "dtype": "float16"}, params(8, 64, 1, 1)),
+    ("rms_norm", {"shape": (5, 777)}, params(4, 32, 3, 1)),
+    ("softmax", {"shape": (5, 3)}, params(4, 32, 1, 1)),
 ]
 
 
