@@ -234,6 +234,7 @@ def test_traced_asks_all_policies_but_those_of_kernels_without_a_trace() -> None
         "wgmma_attention",
         "gpu_group_norm",
         "gpu_split_rows",
+        "gpu_flat_elementwise",
         "gpu_matmul",
         "gpu_gemv_i4",
     }
