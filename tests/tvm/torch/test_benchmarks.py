@@ -6,8 +6,10 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -89,3 +91,15 @@ def test_random_operators_are_built_and_compared_on_this_cpu(tmp_path: Path) -> 
         # torch has no GEMV of 4-bit weights on CPUs: a row without a ratio.
         assert (row["ratio"]["steady"] is None) == (row["rule"] == "gemv_i4")
     assert [table[0]["compared"] for table in found["summary"].values()] == [1, 1]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "packed"])
+def test_the_reference_of_attention_in_float8_multiplies_by_its_scales(layout: str) -> None:
+    sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "queries": 9, "head_dim": 16}
+    rule = load_rule(REPOSITORY, "attention").of(REPOSITORY, {**sizes, "dtype": "float8_e4m3fn", "causal": True, "layout": layout})
+    attrs = asdict(rule)
+    inputs = inputs_of("attention", rule, attrs, "cpu")
+    arrays = [x.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn) if x.dtype.itemsize == 1 else x.numpy() for x in inputs]
+    want = rule.reference(*arrays)
+    got = reference("attention", attrs, [*inputs, None])
+    np.testing.assert_allclose(got.numpy(), np.asarray(want, "float64"), rtol=1e-9)
