@@ -67,15 +67,17 @@ def first_element(part: Part) -> Any:
 
 def _neutral(part: Part) -> Any:
     """Return an element that changes no statistic: a power of zero, or a distance of zero."""
-    return T.cast(_lowest() if part.kernel.is_softmax else first_element(part), part.kernel.spec.dtype)
+    return _lowest() if part.kernel.is_softmax else first_element(part)
 
 
 @T.inline
 def _load_ends(part, registers, s):
     """Load what a row has of a vector in which it begins or ends; elsewhere there are neutral elements."""
     kernel, width = T.meta_var((part.kernel, part.kernel.params.width))
+    neutral = T.alloc_local((1,), "float32")  # a constant of bfloat16 would be written as none that CUDA knows
+    neutral[0] = _neutral(part)
     for w in T.unroll(width):
-        registers.held[s * width + w] = _neutral(part)
+        registers.held[s * width + w] = T.cast(neutral[0], kernel.spec.dtype)
         if kernel.is_ragged:
             if part.has(s, w):
                 registers.held[s * width + w] = part.args.x[part.offset(s) + w]

@@ -130,6 +130,8 @@ EMULATED: list[tuple[str, Attrs, dict[str, int]]] = [
     ("softmax", {"shape": (2, 1000), "dtype": "float16"}, params(8, 64, 2, 2)),  # threads without a vector
     ("softmax", {"shape": (3, 1000), "dtype": "float16", "out_dtype": "float32"}, params(4, 32, 4, 1)),
     ("softmax", {"shape": (2, 512)}, params(4, 64, 2, 2)),  # all threads have one
+    ("softmax", {"shape": (2, 1000), "dtype": "bfloat16", "out_dtype": "float32"}, params(4, 64, 2, 2)),
+    ("softmax", {"shape": (1, 8192)}, params(4, 32, 64, 1)),  # more parts than threads
     ("layer_norm", {"shape": (2, 777)}, params(1, 64, 3, 3)),  # an odd extent, several steps
     ("layer_norm", {"shape": (2, 768), "dtype": "bfloat16"}, params(8, 32, 3, 1)),
     ("rms_norm", {"shape": (1, 2, 768), "dtype": "float16"}, params(8, 32, 3, 3)),
@@ -181,7 +183,13 @@ def test_a_mean_far_from_zero_costs_no_precision() -> None:
 @needs_nvcc
 @pytest.mark.parametrize(
     ("name", "attrs", "gpu"),
-    [(*LONG[0], "h200"), (*LONG[0], "t4"), (*LONG[2], "a100-80gb"), pytest.param(*LONG[3], "h200", marks=pytest.mark.slow)],
+    [
+        (*LONG[0], "h200"),
+        (*LONG[1], "h200"),
+        (*LONG[0], "t4"),
+        (*LONG[2], "a100-80gb"),
+        pytest.param(*LONG[3], "h200", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_no_candidate_spills(name: str, attrs: Attrs, gpu: str, tmp_path: Path) -> None:
