@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 from kerneldecl.analysis.gpu_limits import FIRST_CLUSTER_CAPABILITY, MAX_CLUSTER, VECTOR_BYTES, WARP_LANES
 from kerneldecl.model import Gpu, IterSpace, dtype_bytes
 
-RowKind = Literal["softmax", "layer_norm", "rms_norm"]
-STATISTICS: dict[RowKind, int] = {"softmax": 2, "layer_norm": 2, "rms_norm": 1}
-"""Numbers that a part of a row leaves: the maximum and the sum of powers; sums of elements and of their squares; the sum of squares."""
+RowKind = Literal["softmax", "layer_norm", "rms_norm", "reduce"]
+STATISTICS: dict[RowKind, int] = {"softmax": 2, "layer_norm": 2, "rms_norm": 1, "reduce": 1}
+"""Numbers that a part of a row leaves: the maximum and the sum of powers; two sums; the sum of squares; what is reduced."""
 MAX_OFFSET = 2**31
 """Elements that 32-bit offsets address."""
 MAX_KEPT = 32
@@ -96,12 +96,25 @@ def takes(sizes: RowSizes) -> bool:
     return {sizes.dtype, sizes.out_dtype} <= dtypes and sizes.rows * sizes.columns < MAX_OFFSET
 
 
+def _reduced(space: IterSpace) -> RowSizes | None:
+    """Return the sizes of a reduction over the last axes."""
+    reduction, result = space.blocks[0], space.blocks[-1].writes[0]
+    read, extents = reduction.reads[0], tuple(axis.extent for axis in reduction.axes)
+    rows = [axis.extent for axis in reduction.axes if axis.kind == "spatial"]
+    is_in_order = read.index == tuple(((at, 1),) for at in range(len(extents))) and extents[: len(rows)] == tuple(rows)
+    if len(reduction.reads) != 1 or read.shape != extents or not is_in_order or result.shape != tuple(rows):
+        return None
+    return RowSizes("reduce", math.prod(rows), math.prod(extents[len(rows) :]), read.dtype, result.dtype)
+
+
 def row_sizes_of(space: IterSpace) -> RowSizes | None:
     """Return the sizes of the function of rows that an iteration space may be, None where it is none; the template reads it in full.
 
     Its blocks are those of `compiler.rowwise`.
     """
     kinds, inputs = tuple(block.is_reduction for block in space.blocks), len(space.inputs)
+    if kinds in {(True,), (True, False)} and inputs == 1:
+        return _reduced(space)
     kind: RowKind
     if kinds == (True, False, True, False) and inputs == 1:
         kind = "softmax"

@@ -1,4 +1,4 @@
-"""Owns softmax and normalisations of rows as computations: their canonical TensorIR, and the recognition of a function that is one.
+"""Owns softmax, norms and reductions of rows as computations: their canonical TensorIR, and the recognition of a function that is one.
 
 Knows nothing of schedules, targets, or who declares them. A function is recognised as `compiler.group_norm` does it, by its canonical
 text. So what is written here and what is recognised cannot differ. 16-bit elements are computed in float32.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tvm
 import tvm_ffi
@@ -19,6 +19,8 @@ from kerneldecl.analysis.split_rows import RowKind, RowSizes
 from kerneldecl.compiler.canonical import canonical_module, canonical_text, signature_of
 
 Shape = tuple[int, ...]
+Op = Literal["sum", "mean", "max", "min"]
+OPS: tuple[Op, ...] = ("sum", "mean", "max", "min")
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,22 @@ class RowSpec:
     dtype: str
     out_dtype: str
     eps: float = 0.0
+    op: Op = "sum"
+    """Of a reduction."""
+    reduced: int = 1
+    """Axes of a row: a reduction may have several, the last ones."""
 
     @property
     def sizes(self) -> RowSizes:
         """Return what policies see of it."""
-        return RowSizes(self.kind, math.prod(self.shape[:-1]), self.shape[-1], self.dtype, self.out_dtype)
+        rows, columns = (math.prod(part) for part in (self.shape[: -self.reduced], self.shape[-self.reduced :]))
+        return RowSizes(self.kind, rows, columns, self.dtype, self.out_dtype)
 
     def lowered(self) -> list[Any]:
         """Return the computation in TE: inputs, then the result."""
+        if self.kind == "reduce":
+            axes = range(len(self.shape) - self.reduced, len(self.shape))
+            return reduction(self.op, self.shape, tuple(axes), keepdims=False, dtype=self.dtype)
         if self.kind == "softmax":
             return softmax(self.shape, len(self.shape) - 1, self.dtype, self.out_dtype)
         return (layer_norm if self.kind == "layer_norm" else rms_norm)(self.shape, self.eps, self.dtype)
@@ -116,6 +126,30 @@ def rms_norm(shape: Shape, eps: float, dtype: str) -> list[Any]:
     return [*inputs, te.compute(shape, _wide(wide, dtype), name="Y")]
 
 
+def reduction(op: Op, shape: Shape, axes: Shape, *, keepdims: bool, dtype: str) -> list[Any]:
+    """Return a reduction over some axes, in order; sums of narrow floating-point dtypes are accumulated in float32."""
+    is_sum = op in {"sum", "mean"}
+    accum = accum_dtype(dtype) if is_sum and dtype.startswith(("float", "bfloat")) else dtype
+    if is_sum and dtype in {"int8", "uint8", "int16"}:
+        accum = "int32"
+    kept = [axis for axis in range(len(shape)) if keepdims or axis not in axes]
+    out = [1 if axis in axes else shape[axis] for axis in kept]
+    x = te.placeholder(shape, dtype, "X")
+    combine = {"sum": te.sum, "mean": te.sum, "max": te.max, "min": te.min}[op]
+
+    def element(*i: Any) -> Any:
+        over = {axis: te.reduce_axis((0, shape[axis]), f"k{axis}") for axis in axes}
+        place = dict(zip(kept, i, strict=True))
+        index = (over.get(axis, place.get(axis)) for axis in range(len(shape)))
+        return combine(x(*index).astype(accum), axis=list(over.values()))
+
+    if not is_sum or (op == "sum" and accum == dtype):
+        return [x, te.compute(out, element, name="Y")]
+    total = te.compute(out, element, name="total")
+    count = tirx.const(math.prod(shape[axis] for axis in axes), accum)
+    return [x, te.compute(out, lambda *i: (total(*i) / count if op == "mean" else total(*i)).astype(dtype), name="Y")]
+
+
 def read_rowwise(mod: tvm.IRModule) -> RowSpec | None:
     """Return the function of rows that a canonical module's `main` computes, None if it is none."""
     candidates = list(_candidates(mod["main"]))
@@ -136,6 +170,8 @@ def _candidates(func: Any) -> Iterator[RowSpec]:
     except (TypeError, ValueError):
         return
     (shape, dtype), (out_shape, out_dtype) = args[0], args[-1]
+    if len(args) == 2 and len(out_shape) < len(shape) and shape[: len(out_shape)] == out_shape and dtype == out_dtype:
+        yield from (RowSpec("reduce", shape, dtype, dtype, op=op, reduced=len(shape) - len(out_shape)) for op in OPS)
     if not shape or shape != out_shape:
         return
     if len(args) == 2:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from kerneldecl.analysis.gpu_limits import WARP_LANES
 from kerneldecl.analysis.split_rows import MAX_KEPT, RowSizes, SplitRowsParams, max_cluster, row_sizes_of, takes
 from kerneldecl.model import Arch, Gpu, IterSpace, Proposal, dtype_bytes
-from kerneldecl.policies import gpu_rowwise
+from kerneldecl.policies import gpu_reduce, gpu_rowwise
 from kerneldecl.policies.gpu.gemm_tiles import interleaved
 from kerneldecl.policies.gpu.time_model import ACCESS_FLOPS, LINE_BYTES, WARP_CYCLES, Timed, Work, ranked, rounds
 from kerneldecl.policies.gpu_rowwise import INSTRUCTION_CYCLES, INSTRUCTION_FLOPS, OTHER_REGISTERS, SHUFFLE_CYCLES
 
-TEMPLATES = ("gpu_split_rows", "gpu_rowwise")
+TEMPLATES = ("gpu_split_rows", "gpu_rowwise", "gpu_reduce")
 AUTO = {"cuda": 58}
 HAS_TRACES = False
 
@@ -27,7 +27,7 @@ WAVES = (1, 2)
 """Thread blocks of two kernels, by SMs."""
 CLUSTER_SECS = 8e-7
 """Seconds in which the thread blocks of a cluster begin together and exchange statistics: as those of `gpu_attention_decode`."""
-ELEMENT_INSTRUCTIONS = {"softmax": 6.0, "layer_norm": 8.0, "rms_norm": 5.0}
+ELEMENT_INSTRUCTIONS = {"softmax": 6.0, "layer_norm": 8.0, "rms_norm": 5.0, "reduce": 2.0}
 """Instructions for an element: converted, compared or added, a power, scaled."""
 SHUFFLES = 20
 """Shuffles of a warp: five for each of two statistics, before the exchange and after it."""
@@ -44,7 +44,7 @@ def propose(space: IterSpace, arch: Arch, top_k: int) -> tuple[Proposal, ...]:
     if sizes is None or not takes(sizes) or (sizes.rows > MOST_ROWS_SHARE * gpu.sm_count and not is_odd(sizes)):
         return ()
     own = ranked("gpu_split_rows", gpu, (_timed(sizes, params, gpu) for params in choices(sizes, gpu)), top_k)
-    whole = gpu_rowwise.propose(space, arch, top_k)
+    whole = (gpu_reduce if sizes.kind == "reduce" else gpu_rowwise).propose(space, arch, top_k)
     first, second = sorted((own, whole), key=lambda found: min((proposal.predicted_secs for proposal in found), default=math.inf))
     rivals = [proposal for proposal in second if proposal.predicted_secs <= RIVAL_SLOWDOWN * first[0].predicted_secs] if first else []
     chosen = tuple(interleaved(first, rivals))[:top_k]
@@ -76,7 +76,7 @@ def _timed(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> Timed:
 def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ...]:
     """Return the work of one kernel, or of the statistics and the results."""
     element, elements = dtype_bytes(sizes.dtype), sizes.rows * sizes.columns
-    read_bytes, written_bytes = elements * element, elements * dtype_bytes(sizes.out_dtype)
+    read_bytes, written_bytes = elements * element, (sizes.rows if sizes.kind == "reduce" else elements) * dtype_bytes(sizes.out_dtype)
     kept = params.steps(sizes) * params.width
     waste = params.parts * params.threads * kept / sizes.columns
     instructions = ELEMENT_INSTRUCTIONS[sizes.kind]
@@ -102,6 +102,9 @@ def _works(sizes: RowSizes, params: SplitRowsParams, gpu: Gpu) -> tuple[Work, ..
                 serial_cycles=work.serial_cycles + meeting,
             ),
         )
+    if sizes.kind == "reduce":
+        combining = Work(blocks=sizes.rows, threads=params.threads, l2_bytes=4 * sizes.rows * params.parts, barriers=1)
+        return work._replace(dram_bytes=read_bytes, l2_bytes=read_bytes * waste * lines), combining
     again = read_bytes if read_bytes > gpu.l2_bytes / 2 else 0
     return (
         work._replace(dram_bytes=read_bytes, l2_bytes=read_bytes * waste * lines),

@@ -1,4 +1,4 @@
-"""Owns softmax, layer norms and root-mean-square norms of few long rows on GPUs: several thread blocks share a row.
+"""Owns softmax, norms and reductions of few long rows on GPUs: several thread blocks share a row.
 
 Knows nothing of how its parameters are chosen, and recognises a function by its computation, never by its names.
 

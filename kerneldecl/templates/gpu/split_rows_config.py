@@ -41,6 +41,10 @@ class SplitRowsKernel:
         return STATISTICS[self.spec.kind]
 
     @property
+    def has_weights(self) -> bool:
+        return self.spec.kind in {"layer_norm", "rms_norm"}
+
+    @property
     def is_softmax(self) -> bool:
         return self.spec.kind == "softmax"
 

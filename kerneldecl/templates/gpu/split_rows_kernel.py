@@ -91,6 +91,27 @@ def _begin(kernel):
 
 
 @T.inline
+def _finish_reduced(part, registers):
+    """Have one thread of a row store its result."""
+    kernel = T.meta_var(part.kernel)
+    factor = T.meta_var(1 / kernel.sizes.columns if kernel.spec.op == "mean" else 1.0)
+    if T.And(part.part == 0, part.thread == 0):
+        part.args.y[part.row] = T.cast(registers.stats[0] * T.float32(factor), kernel.spec.out_dtype)
+
+
+@T.inline
+def _reduced_rows_kernel(kernel, args, workspace, ids):
+    """Reduce what all parts of a row have left."""
+    row, rank, thread = meta_vars(ids)
+    cells, registers = meta_vars((cells_of(kernel), registers_of(kernel)))
+    part = T.meta_var(Part(kernel, args, row, 0, thread))
+    _begin(kernel)
+    combine(kernel, lambda k, at: workspace[row, k, at], (thread, kernel.params.threads), kernel.params.parts, registers.stats)
+    exchange_all(part, cells, registers, rank)
+    _finish_reduced(part, registers)
+
+
+@T.inline
 def _one_kernel(kernel, args, _, ids):
     """Compute a thread block's part of a row; its cluster has the others."""
     block, rank, thread = meta_vars(ids)
@@ -100,7 +121,10 @@ def _one_kernel(kernel, args, _, ids):
     load(part, registers)
     find(part, registers)
     exchange_all(part, cells, registers, rank)
-    _finish(part, registers)
+    if kernel.spec.kind == "reduce":
+        _finish_reduced(part, registers)
+    else:
+        _finish(part, registers)
 
 
 @T.inline
@@ -138,8 +162,8 @@ def _results_kernel(kernel, args, workspace, ids):
 
 
 def _body(kernel: SplitRowsKernel, buffers: dict[str, Any], workspace: Any, work: Any) -> Any:
-    """Return the body of a kernel that does some work."""
-    grid, params = kernel.sizes.rows * kernel.params.parts, kernel.params
+    """Return the body of a kernel that does some work: thread blocks for parts, or for rows where only their results are left to do."""
+    grid, params = kernel.sizes.rows * (1 if work is _reduced_rows_kernel else kernel.params.parts), kernel.params
 
     @T.prim_func(check_well_formed=False)
     def main():
@@ -163,7 +187,8 @@ def build(kernel: SplitRowsKernel, arguments: list[tuple[str, tuple[int, ...], s
         body = _body(kernel, buffers, None, _one_kernel)
     else:
         workspace = tirx.decl_buffer((kernel.sizes.rows, kernel.statistics, kernel.params.parts), "float32", "part_statistics")
-        kernels = [_body(kernel, buffers, workspace, work) for work in (_statistics_kernel, _results_kernel)]
+        second = _reduced_rows_kernel if kernel.spec.kind == "reduce" else _results_kernel
+        kernels = [_body(kernel, buffers, workspace, work) for work in (_statistics_kernel, second)]
         body = tirx.SeqStmt([tirx.AllocBuffer(workspace), *kernels])
     func = tirx.PrimFunc(list(buffers.values()), body).with_attr({"global_symbol": "main", "tirx.noalias": True})
     return tvm.IRModule({"main": func})

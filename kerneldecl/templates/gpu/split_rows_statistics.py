@@ -40,7 +40,7 @@ def power(value: Any, reference: Any) -> Any:
 
 def registers_of(kernel: SplitRowsKernel) -> Registers:
     """Return a thread's registers, allocated."""
-    dtype, weights = kernel.spec.dtype, 1 if kernel.is_softmax else kernel.kept
+    dtype, weights = kernel.spec.dtype, kernel.kept if kernel.has_weights else 1
     return Registers(
         held=T.alloc_local((kernel.kept,), dtype),
         gamma=T.alloc_local((weights,), dtype),
@@ -67,7 +67,21 @@ def first_element(part: Part) -> Any:
 
 def _neutral(part: Part) -> Any:
     """Return an element that changes no statistic: a power of zero, or a distance of zero."""
+    if part.kernel.spec.kind == "reduce":
+        return _nothing(part.kernel)
     return _lowest() if part.kernel.is_softmax else first_element(part)
+
+
+def _nothing(kernel: SplitRowsKernel) -> Any:
+    """Return what a reduction of no element is."""
+    return {"max": _lowest(), "min": tirx.const(float("inf"), "float32")}.get(kernel.spec.op, T.float32(0))
+
+
+def _merged(kernel: SplitRowsKernel, one: Any, other: Any) -> Any:
+    """Return the reduction of two results of a reduction."""
+    if kernel.spec.op in {"max", "min"}:
+        return (T.max if kernel.spec.op == "max" else T.min)(one, other)
+    return one + other
 
 
 @T.inline
@@ -174,9 +188,27 @@ def _find_sums(part, registers):
 
 
 @T.inline
+def _merge_lanes(kernel, stats):
+    """Reduce over the lanes of a warp."""
+    for bit in T.unroll(5):
+        stats[0] = _merged(kernel, stats[0], T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), stats[0], 1 << bit, 32, 32))
+
+
+@T.inline
+def _find_reduced(part, registers):
+    """Reduce a warp's elements."""
+    registers.stats[0] = _nothing(part.kernel)
+    for i in T.unroll(part.kernel.kept):
+        registers.stats[0] = _merged(part.kernel, registers.stats[0], T.cast(registers.held[i], "float32"))
+    _merge_lanes(part.kernel, registers.stats)
+
+
+@T.inline
 def find(part, registers):
     """Find the statistics of a warp's elements."""
-    if part.kernel.is_softmax:
+    if part.kernel.spec.kind == "reduce":
+        _find_reduced(part, registers)
+    elif part.kernel.is_softmax:
         _find_powers(part, registers)
     else:
         _find_sums(part, registers)
@@ -212,9 +244,21 @@ def _combine_sums(kernel, read, lanes, count, stats):
 
 
 @T.inline
+def _combine_reduced(kernel, read, lanes, count, stats):
+    first, stride = meta_vars(lanes)
+    stats[0] = _nothing(kernel)
+    for i in T.unroll(-(-count // stride)):
+        if first + i * stride < count:
+            stats[0] = _merged(kernel, stats[0], read(0, first + i * stride))
+    _merge_lanes(kernel, stats)
+
+
+@T.inline
 def combine(kernel, read, lanes, count, stats):
     """Combine the statistics that `read` has, of which each lane takes every so-many-th; all lanes of a warp get those of the warp."""
-    if kernel.is_softmax:
+    if kernel.spec.kind == "reduce":
+        _combine_reduced(kernel, read, lanes, count, stats)
+    elif kernel.is_softmax:
         _combine_powers(read, lanes, count, stats)
     else:
         _combine_sums(kernel, read, lanes, count, stats)

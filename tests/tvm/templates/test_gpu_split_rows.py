@@ -33,6 +33,7 @@ LONG: list[tuple[str, Attrs]] = [
     ("softmax", {"shape": (1, 1 << 22)}),
     ("layer_norm", {"shape": (3, 100001)}),
     ("rms_norm", {"shape": (1, 65536), "dtype": "float16"}),
+    ("reduce", {"op": "mean", "shape": (4, 3, 25448), "axes": (1, 2), "dtype": "float16"}),
 ]
 
 
@@ -66,7 +67,9 @@ OTHERS: list[tuple[str, Attrs]] = [
     ("softmax", {"shape": (4, 3, 40000), "axis": 1}),
     ("softmax", {"shape": (4, 40000), "dtype": "float64"}),
     ("group_norm", {"shape": (2, 8, 5000), "groups": 1}),
-    ("reduce", {"op": "sum", "shape": (4, 40000), "axes": (1,)}),
+    ("reduce", {"op": "sum", "shape": (4, 40000), "axes": (1,), "keepdims": True}),
+    ("reduce", {"op": "sum", "shape": (40000, 4), "axes": (0,)}),
+    ("reduce", {"op": "max", "shape": (4, 40000), "axes": (1,), "dtype": "int8"}),
     ("elementwise", {"op": "add", "shape": (4, 40000)}),
 ]
 
@@ -136,6 +139,10 @@ EMULATED: list[tuple[str, Attrs, dict[str, int]]] = [
     ("layer_norm", {"shape": (2, 768), "dtype": "bfloat16"}, params(8, 32, 3, 1)),
     ("rms_norm", {"shape": (1, 2, 768), "dtype": "float16"}, params(8, 32, 3, 3)),
     ("rms_norm", {"shape": (2, 768)}, params(2, 64, 3, 1)),
+    ("reduce", {"op": "mean", "shape": (3, 1000), "axes": (1,), "dtype": "float16"}, params(8, 64, 2, 2)),
+    ("reduce", {"op": "max", "shape": (3, 1000), "axes": (1,)}, params(4, 32, 4, 1)),
+    ("reduce", {"op": "min", "shape": (3, 7, 11), "axes": (1, 2), "dtype": "bfloat16"}, params(4, 32, 1, 1)),
+    ("reduce", {"op": "sum", "shape": (777,), "axes": (0,)}, params(4, 32, 3, 1)),
     # Rows that begin and end within vectors.
     ("softmax", {"shape": (5, 1001), "dtype": "float16"}, params(8, 64, 2, 2)),
     ("layer_norm", {"shape": (3, 333), "dtype": "float16"}, params(8, 64, 1, 1)),
