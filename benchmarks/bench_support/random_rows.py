@@ -5,7 +5,9 @@ Knows nothing of how operators are drawn or built. Runs in a process of its own 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -73,6 +75,7 @@ def why(entry: Entry, policy: str, candidate: Candidate) -> str:
     from kerneldecl.compiler import canonical
     from kerneldecl.compiler.iter_space import iter_space
     from kerneldecl.plugins.load import load_module, load_rule
+    from kerneldecl.policies.gpu import time_model
 
     rule = load_rule(entry.root, entry.workload.rule).of(entry.root, dict(entry.workload.attrs))
     params = " ".join(f"{name}={value}" for name, value in candidate.params)
@@ -83,15 +86,17 @@ def why(entry: Entry, policy: str, candidate: Candidate) -> str:
 
     def recorded(template: str, gpu: Gpu, timed: Any, top_k: int) -> Any:
         """Note each candidate's work on its way into the ranking."""
-        from kerneldecl.policies.gpu.time_model import ranked
-
         kept = list(timed)
         works.update((Candidate.of(template, given), found) for given, found in kept)
-        return ranked(template, gpu, kept, top_k)
+        return time_model.ranked(template, gpu, kept, top_k)
 
-    if hasattr(module, "ranked"):
-        with mock.patch.object(module, "ranked", recorded):
-            module.propose(iter_space(canonical.lower(rule)), entry.arch, entry.workload.top_k)
+    # A policy may have the candidates of another among its own.
+    ranking = [each for name, each in list(sys.modules.items()) if name.startswith("kerneldecl.policies.") and hasattr(each, "ranked")]
+    with contextlib.ExitStack() as stack:
+        for each in {module, *ranking} - {time_model}:
+            if hasattr(each, "ranked"):
+                stack.enter_context(mock.patch.object(each, "ranked", recorded))
+        module.propose(iter_space(canonical.lower(rule)), entry.arch, entry.workload.top_k)
     found = works.get(candidate)
     text = _of_works(entry.arch.the_gpu, found) if found else _of_tiles(entry, rule, dict(candidate.params))
     return f"{text}; {candidate.template} {params}"

@@ -171,7 +171,9 @@ def _candidates(func: Any) -> Iterator[RowSpec]:
         return
     (shape, dtype), (out_shape, out_dtype) = args[0], args[-1]
     if len(args) == 2 and len(out_shape) < len(shape) and shape[: len(out_shape)] == out_shape and dtype == out_dtype:
-        yield from (RowSpec("reduce", shape, dtype, dtype, op=op, reduced=len(shape) - len(out_shape)) for op in OPS)
+        # Integers have no mean.
+        ops = OPS if dtype.startswith(("float", "bfloat")) else tuple(op for op in OPS if op != "mean")
+        yield from (RowSpec("reduce", shape, dtype, dtype, op=op, reduced=len(shape) - len(out_shape)) for op in ops)
     if not shape or shape != out_shape:
         return
     if len(args) == 2:
